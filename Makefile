@@ -1,0 +1,104 @@
+# make digits   set up, train, and see what it made      make test    set up, and run the tests
+# PYTHON=python3.12 picks the interpreter (3.11 or newer); PROCS=4 the number of processes; SEED=7 another order of the
+# tests and other made-up cases in them.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+PROCS ?= 2
+PYTEST_ARGS ?=
+SEED ?= 1
+DATA ?= data/mnist
+BENCH_ARGS ?=
+PY := .venv/bin/python
+SOURCES := lockstep tests benchmarks examples
+.DEFAULT_GOAL := help
+.PHONY: help digits test test-cluster test-faults check format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+digits: .venv/.installed  ## train the digits recipe on 2 processes, in under a minute after set-up
+	@$(PY) -m lockstep train digits --procs $(PROCS)
+
+test: .venv/.installed-dev  ## run the tests
+	@$(PY) -m pytest --randomly-seed=$(SEED) --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
+
+test-cluster: .venv/.installed-lab  ## real Slurm, MPI, ssh and hosts with links of their own: Debian, as root
+	@tests/lab/install
+	@$(PY) -m pytest tests/cluster tests/lab $(PYTEST_ARGS)
+	@$(PY) -m pytest -m lab tests/e2e tests/faults $(PYTEST_ARGS)
+
+test-faults: .venv/.installed-dev  ## kill ranks at 20 random moments; FAULTS=100 for more, FAULTS_SEED=7 for the same again
+	@FAULTS="$${FAULTS:-20}" $(PY) -m pytest -s tests/faults/test_kill.py $(PYTEST_ARGS)
+
+check: .venv/.installed-dev  ## format, lint, types, import floors
+	@$(PY) -m ruff format --check --quiet $(SOURCES) || { echo "do: make format" >&2; exit 1; }
+	@$(PY) -m ruff check --quiet $(SOURCES)
+	@$(PY) -m mypy --no-error-summary
+	@$(PY) -c "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_logo=True))"
+	@echo "check: format, lint, types and import floors hold"
+
+format: .venv/.installed-dev  ## rewrite the sources as the formatter wants them
+	@$(PY) -m ruff check --quiet --fix $(SOURCES) || true
+	@$(PY) -m ruff format $(SOURCES)
+
+venv: .venv/.installed-dev  ## make .venv with all that is needed to develop
+
+.venv/.installed: pyproject.toml constraints.txt .ci/venv
+	@MAKECMDGOALS="$(MAKECMDGOALS)" .ci/venv "$(PYTHON)" ""
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	@MAKECMDGOALS="$(MAKECMDGOALS)" .ci/venv "$(PYTHON)" "[dev]"
+	@touch $@
+
+.venv/.installed-lab: .venv/.installed-dev
+	@MAKECMDGOALS="$(MAKECMDGOALS)" .ci/venv "$(PYTHON)" "[dev,lab]"
+	@touch $@
+
+bench-mnist-peers: .venv/bench/.installed  ## compare with hand-written DDP, Lightning, Accelerate; DATA=folder with MNIST's .gz files
+	@$(PY) benchmarks/mnist_peers.py --data "$(DATA)" --peers-python .venv/bench/bin/python $(BENCH_ARGS)
+
+bench-exact-cost: .venv/.installed  ## what the same bits cost: a step's time in exact mode beside torch's DDP
+	@$(PY) benchmarks/exact_cost.py
+
+bench-sync-batch-norm: .venv/.installed  ## what batch norm over the global batch costs beside micro and torch's DDP
+	@$(PY) benchmarks/sync_batch_norm.py $(BENCH_ARGS)
+
+bench-precision: .venv/.installed  ## what digits ends with in fp32, bf16 and fp16; BENCH_ARGS="mnist data.root=DIR" for others
+	@$(PY) benchmarks/precision.py $(BENCH_ARGS)
+
+bench-mnist-accuracy: .venv/.installed  ## accuracy after each epoch beside the hand-written job; DATA=folder with MNIST's .gz files
+	@$(PY) benchmarks/mnist_accuracy.py --data "$(DATA)" $(BENCH_ARGS)
+
+bench-checkpoints: .venv/.installed  ## how long a save holds training up, beside a plain torch.save with fsync
+	@$(PY) benchmarks/checkpoints.py $(BENCH_ARGS)
+
+bench-watch: .venv/.installed  ## what it costs that ranks watch each other
+	@$(PY) benchmarks/watch_cost.py $(BENCH_ARGS)
+
+bench-link: .venv/.installed-dev  ## a step over a link held to 100 Mbit/s beside what its bytes say: Linux, as root
+	@$(PY) benchmarks/link.py $(BENCH_ARGS)
+
+bench-pose: .venv/.installed-dev  ## pose: grouping, targets, samples and evaluation beside the reference's algorithms
+	@$(PY) benchmarks/pose.py $(BENCH_ARGS)
+
+bench-faults: .venv/bench/.installed  ## what each tool does about a kill, a hang, a NaN, a full disk and more; half an hour
+	@$(PY) benchmarks/faults.py --peers-python .venv/bench/bin/python $(BENCH_ARGS)
+
+bench-order: .venv/.installed  ## what it costs to know one's samples among 100 million
+	@$(PY) benchmarks/order.py
+
+# The peers live apart, so that they can't change what Lockstep runs with; torch itself is taken from .venv.
+.venv/bench/.installed: .venv/.installed
+	@echo "installing the peers (Lightning, Accelerate) into .venv/bench"
+	@$(PY) -m venv --clear .venv/bench
+	@$(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+	    > "$$(.venv/bench/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/lockstep_venv.pth"
+	@.venv/bench/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) \
+	    -c constraints.txt accelerate lightning
+	@touch $@
+
+clean:  ## remove .venv and the tools' caches; runs/ stays
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

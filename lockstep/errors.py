@@ -1,0 +1,103 @@
+"""Errors for people: what is wrong, its value, where, what is allowed, what to do.
+
+A `LockstepError` prints as one line that says what is wrong, then one indented line for each fact:
+
+    config error: optim.lrr is not a setting
+      given    on the command line: optim.lrr=0.1
+      nearest  optim.lr (float, now 0.05)
+
+Anything else that is raised is a fault of ours, and shows its traceback.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class LockstepError(Exception):
+    """A fault that a person can act on.
+
+    Args:
+        what: One line: what is wrong, with the value that is wrong.
+        facts: What else there is to know, in order: `given`, `where`, `allowed`, `nearest`, `likely`, `do` ...
+            A fact that is None or empty is left out; a fact of several lines is indented below its name.
+    """
+
+    kind: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, **facts: object) -> None:
+        super().__init__(what)
+        self.what = what
+        self.facts = {name: str(value) for name, value in facts.items() if value is not None and str(value)}
+
+    def __str__(self) -> str:
+        width = max((len(name) for name in self.facts), default=0)
+        lines = [f"{self.kind}: {self.what}"]
+        for name, value in self.facts.items():
+            first, *rest = value.splitlines()
+            lines.append(f"  {name:<{width}}  {first}")
+            lines.extend(f"  {'':<{width}}  {line}" for line in rest)
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.what, self.facts))
+
+
+def _rebuild(kind: type[LockstepError], what: str, facts: dict[str, str]) -> LockstepError:
+    return kind(what, **facts)
+
+
+class ConfigError(LockstepError):
+    """A setting, a recipe or a command that can't be."""
+
+    kind = "config error"
+    exit_code = 2
+
+
+class DataError(LockstepError):
+    """A data set that is missing, damaged or not what it claims to be."""
+
+    kind = "data error"
+    exit_code = 3
+
+
+class LaunchError(LockstepError):
+    """A world that can't start, or lost one of its processes."""
+
+    kind = "launch error"
+    exit_code = 4
+
+
+class HangError(LaunchError):
+    """A world in which nothing gets on any more.
+
+    Attributes:
+        ranks: Which hold it up.
+    """
+
+    kind = "hang"
+    ranks: tuple[int, ...] = ()
+
+
+class CheckpointError(LockstepError):
+    """A run folder or checkpoint that can't be written, read or used for this model."""
+
+    kind = "checkpoint error"
+    exit_code = 5
+
+
+class TrainError(LockstepError):
+    """Training itself went wrong: a loss that is not finite, ranks that differ."""
+
+    kind = "training error"
+    exit_code = 6
+
+
+def cannot_write(path: object, error: OSError) -> CheckpointError:
+    """The text for a file that could not be written."""
+    return CheckpointError(
+        f"can't write {path}: {error.strerror or error}",
+        kept="what was saved before is whole",
+        do="make room or give another --run-dir; then go on with --resume auto",
+    )

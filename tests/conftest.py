@@ -1,0 +1,73 @@
+"""Guards around every test, and what tests share.
+
+A test must leave nothing behind: no environment variable, signal handler, process group, thread, child process or file
+in the checkout. What is set up once for several tests (a gang of ranks) is a fixture of a wider scope: it is there
+before the guards look.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import guards
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what it puts in the background with Ctrl-C ignored, and all programs from there inherit it.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.addinivalue_line("markers", "gpu: needs a CUDA device; skipped where there is none")
+    config.addinivalue_line("markers", "slow: takes more than about 10 s")
+    config.addinivalue_line(
+        "markers", "lab: long, with a shorter test of the same beside it; make test-cluster runs it"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    wants_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not wants_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in wants_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    watch = (
+        guards.Environment(),
+        guards.Signals(),
+        guards.Torch(),
+        guards.Threads(),
+        guards.Processes(),
+        guards.Files(request.config.rootpath),
+    )
+    before = [guard.look() for guard in watch]
+    yield
+    # Every guard puts its own things right, so all of them run before the verdict.
+    problems = [problem for guard, seen in zip(watch, before, strict=True) for problem in guard.left(seen)]
+    if problems:
+        pytest.fail("the test left behind: " + "; ".join(problems), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def repo() -> Path:
+    """The root of the checkout."""
+    return _ROOT
+
+
+@pytest.fixture(scope="session")
+def mnist_folder() -> Path:
+    """MNIST's four .gz files: in data/mnist, or in shared/data/mnist beside the checkout."""
+    for folder in (_ROOT / "data" / "mnist", _ROOT.parent / "shared" / "data" / "mnist"):
+        if (folder / "train-images-idx3-ubyte.gz").is_file():
+            return folder
+    pytest.skip("MNIST's files are neither in data/mnist nor in ../shared/data/mnist")

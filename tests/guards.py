@@ -1,0 +1,186 @@
+"""What a test must leave as it found it, and how that is seen.
+
+Each guard is a pair: `look()` before the test, `left(before)` after it, which puts things right and returns what
+was wrong, so that one bad test fails itself and not the ones behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+# Set by libraries when they are first imported, for their own use.
+_LIBRARIES_SET = ("PYTEST_", "KMP_", "TORCH", "TF_", "GRPC_", "COLUMNS", "LINES", "CUDA_MODULE_LOADING")
+# Folders in which tools keep what they like, beside those whose name begins with a dot.
+_TOOLS_FOLDERS = {"__pycache__", "build", "dist"}
+# People write these while tests run; a run leaves records, weights and folders.
+_PEOPLE_WRITE = {".py", ".md", ".toml", ".ini", ".cfg", ".txt", ".lock", ".swp", ""}
+# How long something on its way out may take.
+_GRACE_S = float(os.environ.get("GUARDS_GRACE_S", "5"))
+
+
+class Environment:
+    """`os.environ` and the working directory."""
+
+    def look(self) -> tuple[dict[str, str], str]:
+        return dict(os.environ), os.getcwd()
+
+    def left(self, before: tuple[dict[str, str], str]) -> list[str]:
+        variables, cwd = before
+        problems = []
+        for name in sorted(set(variables) | set(os.environ)):
+            if variables.get(name) == os.environ.get(name) or name.startswith(_LIBRARIES_SET):
+                continue
+            problems.append(f"environment variable {name}: {variables.get(name)!r} became {os.environ.get(name)!r}")
+            if name in variables:
+                os.environ[name] = variables[name]
+            else:
+                del os.environ[name]
+        if os.getcwd() != cwd:
+            problems.append(f"working directory {cwd} became {os.getcwd()}")
+            os.chdir(cwd)
+        return problems
+
+
+class Signals:
+    """Python's handlers of the signals that a run answers to."""
+
+    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+    def look(self) -> dict[signal.Signals, Any]:
+        return {number: signal.getsignal(number) for number in self.watched}
+
+    def left(self, before: dict[signal.Signals, Any]) -> list[str]:
+        problems = []
+        for number, handler in before.items():
+            if signal.getsignal(number) != handler:
+                problems.append(f"handler of {number.name}: {handler} became {signal.getsignal(number)}")
+                signal.signal(number, handler)
+        return problems
+
+
+class Torch:
+    """A process group left open is a fault; settings that change bits are put back without a word."""
+
+    def look(self) -> dict[str, Any]:
+        torch = sys.modules.get("torch")
+        if torch is None or not hasattr(torch, "get_num_threads"):
+            return {}
+        return {
+            "threads": torch.get_num_threads(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "dtype": torch.get_default_dtype(),
+        }
+
+    def left(self, before: dict[str, Any]) -> list[str]:
+        torch = sys.modules.get("torch")
+        if torch is None or not hasattr(torch, "distributed"):
+            return []
+        if before:
+            torch.set_num_threads(before["threads"])
+            torch.use_deterministic_algorithms(before["deterministic"])
+            torch.set_default_dtype(before["dtype"])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+            return ["a torch process group"]
+        return []
+
+
+class Threads:
+    """Python threads that still run."""
+
+    def look(self) -> set[threading.Thread]:
+        return set(threading.enumerate())
+
+    def left(self, before: set[threading.Thread]) -> list[str]:
+        def still() -> list[threading.Thread]:
+            return [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
+
+        _wait_until(lambda: not still())
+        return [f"thread {thread.name}" for thread in still()]
+
+
+# Processes that a fixture of a wider scope keeps, and may start anew during a test.
+KEPT: set[int] = set()
+
+
+class Processes:
+    """Processes below this one, also those whose parent is gone: on Linux they come to us as the subreaper."""
+
+    def __init__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER; other systems lose sight of orphans
+
+    def look(self) -> set[int]:
+        return {process.pid for process in psutil.Process().children(recursive=True)}
+
+    def left(self, before: set[int]) -> list[str]:
+        _wait_until(lambda: not list(self._running(before)))
+        problems = []
+        for process in self._running(before):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                problems.append(f"process {process.pid}: {' '.join(process.cmdline())[:120]}")
+                process.kill()
+        return problems
+
+    def _running(self, before: set[int]) -> Iterator[psutil.Process]:
+        for process in psutil.Process().children(recursive=True):
+            if process.pid in before | KEPT or process.pid in _kept_by_python():
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+
+
+class Files:
+    """Files and folders in the checkout."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def look(self) -> set[str]:
+        return set(self._walk(str(self.root), deep=True))
+
+    def left(self, before: set[str]) -> list[str]:
+        new = sorted(self.look() - before)
+        return [f"file {path}" for path in new if os.path.splitext(path)[1] not in _PEOPLE_WRITE or _is_folder(path)]
+
+    def _walk(self, folder: str, deep: bool) -> Iterator[str]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                name = entry.name
+                if name in _TOOLS_FOLDERS or name.startswith(".") or name.endswith((".egg-info", ".pyc", "~")):
+                    continue
+                yield entry.path
+                # Of runs/ and data/ the names at the top will do: they can hold very many files.
+                if deep and entry.is_dir(follow_symlinks=False):
+                    yield from self._walk(entry.path, deep=name not in ("runs", "data", "logs"))
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not any(name.endswith(".py") for name in os.listdir(path))
+
+
+def _kept_by_python() -> set[int | None]:
+    """multiprocessing starts these once and keeps them until this process ends."""
+    return {
+        getattr(forkserver._forkserver, "_forkserver_pid", None),
+        getattr(resource_tracker._resource_tracker, "_pid", None),
+    }
+
+
+def _wait_until(done: Callable[[], bool], limit_s: float = _GRACE_S) -> None:
+    end = time.monotonic() + limit_s
+    while not done() and time.monotonic() < end:
+        time.sleep(0.02)

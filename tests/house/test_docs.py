@@ -1,0 +1,128 @@
+"""What the documents point to is there, and they have the form that was agreed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
+NAMED_FILE = re.compile(r"`((?:lockstep|tests|docs|benchmarks|examples)/[\w./-]+\.\w+|\.ci/\w+)`")
+MAKE = re.compile(r"(?<!lockstep data )\bmake ([a-z][a-z-]+)")  # `lockstep data make` is no target
+ADR_SECTIONS = ["Question", "Choice", "Refused", "How we would know we were wrong"]
+
+
+def documents(root: Path) -> Iterator[Path]:
+    yield from sorted(root.glob("*.md"))
+    for folder in ("docs", "lockstep", "benchmarks", "examples", "tests"):
+        yield from sorted((root / folder).rglob("*.md"))
+
+
+def anchors(text: str) -> set[str]:
+    """The names by which a page's headings are linked."""
+    headings = re.findall(r"^#+\s+(.*)$", _without_code(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(root: Path) -> list[str]:
+    """Relative links whose file or heading is not there; pages on the web are not asked for."""
+    problems = []
+    for page in documents(root):
+        for target in LINK.findall(_without_code(page.read_text())):
+            if re.match(r"[a-z]+:", target):
+                continue
+            name, _, anchor = target.partition("#")
+            file = (page.parent / name) if name else page
+            if not file.exists():
+                problems.append(f"{page.relative_to(root)}: {target} is not there")
+            elif anchor and file.suffix == ".md" and anchor not in anchors(file.read_text()):
+                problems.append(f"{page.relative_to(root)}: {target}: no such heading")
+    return problems
+
+
+def gone_files(root: Path) -> list[str]:
+    """Files named in `backticks` that are not there; the change log may speak of what was."""
+    return [
+        f"{page.relative_to(root)}: `{name}` is not there"
+        for page in documents(root)
+        if page.name != "CHANGELOG.md"
+        for name in NAMED_FILE.findall(page.read_text())
+        if not (root / name).exists()
+    ]
+
+
+def gone_targets(root: Path) -> list[str]:
+    """`make` targets in the documents that the Makefile does not have."""
+    known = set(re.findall(r"^([a-z][a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE))
+    problems = []
+    for page in documents(root):
+        code = "\n".join(re.findall(r"```.*?```|`[^`\n]+`|^    .*$", page.read_text(), re.DOTALL | re.MULTILINE))
+        problems += [f"{page.relative_to(root)}: make {name}" for name in MAKE.findall(code) if name not in known]
+    return problems
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"```.*?```|`[^`\n]+`", "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("check", [dead_links, gone_files, gone_targets])
+def test_documents_point_to_what_is_there(repo: Path, check: object) -> None:
+    assert callable(check)
+    assert check(repo) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "text", "says"),
+    [
+        (dead_links, "[a](gone.md)", "gone.md is not there"),
+        (dead_links, "![a](pictures/gone.png)", "gone.png is not there"),
+        (dead_links, "# One\n[a](#two)", "#two: no such heading"),
+        (gone_files, "see `lockstep/gone.py`", "`lockstep/gone.py` is not there"),
+        (gone_targets, "    make gone", "make gone"),
+    ],
+)
+def test_a_dead_pointer_is_noticed(tmp_path: Path, check: object, text: str, says: str) -> None:
+    assert callable(check)
+    (tmp_path / "Makefile").write_text("test:\n")
+    page = tmp_path / "README.md"
+    page.write_text(
+        "# Two words\n[a](#two-words) [b](README.md#two-words) [c](https://example.org) `[d](e)`\n    make test\n"
+    )
+    assert check(tmp_path) == []
+    page.write_text(text)
+    (problem,) = check(tmp_path)
+    assert says in problem
+
+
+def test_every_decision_says_what_was_refused_and_how_it_could_be_wrong(repo: Path) -> None:
+    decisions = sorted((repo / "docs/adr").glob("[0-9]*.md"))
+    assert decisions
+    assert [int(path.name[:4]) for path in decisions] == list(range(1, len(decisions) + 1))
+    for path in decisions:
+        text = path.read_text()
+        assert text.startswith(f"# {int(path.name[:4])}. "), path.name
+        assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ADR_SECTIONS, path.name
+        assert len(text.splitlines()) <= 70, f"{path.name}: a decision fits on a page"
+
+
+def test_the_change_log_begins_with_what_is_unreleased(repo: Path) -> None:
+    headings = re.findall(r"^## \[(.*?)\]", (repo / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings
+    assert headings[0] == "Unreleased"
+
+
+def test_the_tree_in_the_readme_names_every_room(repo: Path) -> None:
+    readme = (repo / "README.md").read_text()
+    rooms = {path.parent.name for path in (repo / "lockstep").glob("*/__init__.py")}
+    rooms |= {path.parent.name for path in (repo / "lockstep/recipes").glob("*/__init__.py")}
+    missing = {room for room in rooms if not re.search(rf"^\s*{room}/\s+\S", readme, re.MULTILINE)}
+    assert not missing
+
+
+def test_the_licence_is_whole(repo: Path) -> None:
+    text = (repo / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text

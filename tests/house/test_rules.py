@@ -1,0 +1,139 @@
+"""The checkout keeps the rules of the house, and every rule notices when it is broken."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.house import rules
+
+Rule = Callable[[Path], list[str]]
+
+# rule -> (file, text that breaks it, what the report has to say)
+BROKEN: dict[Rule, list[tuple[str, str, str]]] = {
+    rules.long_files: [("lockstep/data/x.py", "x = 1\n" * 401, "x.py: 401 lines")],
+    rules.long_functions: [
+        ("tests/test_x.py", "def test_x():\n" + "    x = 1\n" * 60, "test_x has 61 lines"),
+        ("lockstep/x.py", "class A:\n    async def go(self):\n" + "        x = 1\n" * 70, "go has 71 lines"),
+    ],
+    rules.long_pages: [
+        ("lockstep/engine/loop.py", "x = 1\n" * 81, "loop.py: 81 lines of code"),
+        ("lockstep/other.py", "", "step.py: not there"),
+    ],
+    rules.full_inits: [("lockstep/data/__init__.py", "from lockstep.data.order import Order\n", "not empty")],
+    rules.nameless_places: [
+        ("lockstep/utils/x.py", "", "utils says nothing"),
+        ("lockstep/data/helpers.py", "", "helpers says nothing"),
+    ],
+    rules.ranks_asked_for: [
+        ("lockstep/engine/x.py", "import torch.distributed as dist\nr = dist.get_rank()\n", "x.py:2: asks"),
+        ("lockstep/data/x.py", "from torch.distributed import get_world_size\n", "x.py:1: asks"),
+    ],
+    rules.ranks_read_from_environment: [
+        ("lockstep/engine/x.py", "import os\nr = os.environ['RANK']\n", "reads RANK"),
+        ("lockstep/engine/x.py", "import os\nr = os.environ.get('LOCAL_RANK', 0)\n", "reads LOCAL_RANK"),
+        ("lockstep/cluster/world.py", "import os\nr = os.getenv('SLURM_PROCID')\n", "reads SLURM_PROCID"),
+        ("lockstep/cli/x.py", "import os\nr = 'WORLD_SIZE' in os.environ\n", "reads WORLD_SIZE"),
+    ],
+    rules.stray_speech: [
+        ("lockstep/engine/x.py", "print('hello')\n", "x.py:1: speaks"),
+        ("lockstep/data/x.py", "import sys\nsys.stderr.write('hello')\n", "x.py:2: speaks"),
+    ],
+    rules.borrowed_names: [
+        ("lockstep/engine/x.py", "from lockstep.errors import ClassVar\n", "does not define ClassVar"),
+        ("tests/test_x.py", "from lockstep.gone import Thing\n", "does not define Thing"),
+    ],
+    rules.missing_docstrings: [
+        ("lockstep/x.py", "x = 1\n", "the module has no docstring"),
+        ("lockstep/x.py", '"""X."""\ndef f(): ...\n', "x.py:2: f has no docstring"),
+        ("lockstep/x.py", '"""X."""\nclass A:\n    """A."""\n    def f(self): ...\n', "x.py:4: f has no docstring"),
+    ],
+    rules.old_words: [
+        ("lockstep/x.py", "max_iter = 1\n", "max_iter; say step"),
+        ("lockstep/x.py", "def train(num_iterations): ...\n", "num_iterations; say step"),
+    ],
+    rules.machine_paths: [
+        ("lockstep/x.py", f"x = '/{'home'}/anna/data'\n", f"/{'home'}/anna/data is a path"),
+        ("docs/x.md", f"see /{'tmp'}/x\n", "docs/x.md:1"),
+        ("notes.txt", f"/{'root'}/x\n", "notes.txt:1"),
+    ],
+}
+
+# What looks like a breach and is none.
+ALLOWED: dict[Rule, list[tuple[str, str]]] = {
+    rules.long_functions: [("lockstep/x.py", 'def f():\n    """Why.\n' + "    more\n" * 80 + '    """\n')],
+    rules.full_inits: [("lockstep/__init__.py", "x = 1\n")],
+    rules.ranks_asked_for: [("lockstep/cluster/world.py", "import torch.distributed as dist\nr = dist.get_rank()\n")],
+    rules.ranks_read_from_environment: [
+        ("lockstep/cluster/env.py", "import os\nr = os.environ['RANK']\n"),
+        ("lockstep/cluster/launch.py", "import os\nos.environ['RANK'] = '1'\n"),
+        ("lockstep/cli/x.py", "import os\nr = os.environ.get('LOCKSTEP_DEBUG')\n"),
+    ],
+    rules.stray_speech: [("lockstep/report/x.py", "print('hello')\n"), ("tests/test_x.py", "print('hello')\n")],
+    rules.borrowed_names: [
+        ("lockstep/x.py", "from lockstep.errors import LockstepError\nfrom lockstep import errors\n")
+    ],
+    rules.missing_docstrings: [("lockstep/x.py", '"""X."""\ndef _f(): ...\n'), ("tests/test_x.py", "def f(): ...\n")],
+    rules.old_words: [("lockstep/x.py", "class A:\n    def __iter__(self): return iter([])\n")],
+    rules.machine_paths: [("docs/x.md", "https://x.org/home/a and file:///tmp/store and ~/work/a\n")],
+}
+
+
+@pytest.mark.parametrize("rule", rules.ALL, ids=lambda rule: rule.__name__)
+def test_the_checkout_keeps_the_rule(repo: Path, rule: Rule) -> None:
+    assert rule(repo) == []
+
+
+def test_files_are_short_enough_to_read(repo: Path) -> None:
+    for problem in rules.long_files(repo, limit=rules.SOFT_LIMIT_LINES):
+        warnings.warn(f"{problem} (hard limit {rules.HARD_LIMIT_LINES})", stacklevel=1)
+    over = len(rules.long_files(repo, limit=rules.SOFT_LIMIT_LINES))
+    assert over <= 3, "files over 300 lines are the exception: split some"
+
+
+def _cases(table: dict[Rule, list]) -> list:
+    return [
+        pytest.param(rule, *case, id=f"{rule.__name__}-{case[0]}") for rule, cases in table.items() for case in cases
+    ]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A small house that keeps every rule."""
+    for name, text in {
+        "lockstep/__init__.py": "",
+        "lockstep/errors.py": '"""E."""\nfrom typing import ClassVar\nclass LockstepError(Exception):\n    """E."""\n',
+        "lockstep/engine/loop.py": '"""L."""\n',
+        "lockstep/engine/step.py": '"""S."""\n',
+    }.items():
+        _write(tmp_path / name, text)
+    for rule in rules.ALL:
+        assert rule(tmp_path) == [], rule.__name__
+    return tmp_path
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(("rule", "name", "text", "says"), _cases(BROKEN))
+def test_a_broken_rule_is_noticed(house: Path, rule: Rule, name: str, text: str, says: str) -> None:
+    _write(house / name, text)
+    if says.endswith("not there"):
+        (house / "lockstep/engine/step.py").unlink()
+    problems = rule(house)
+    assert any(says in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(("rule", "name", "text"), _cases(ALLOWED))
+def test_what_only_looks_like_a_breach_is_let_be(house: Path, rule: Rule, name: str, text: str) -> None:
+    _write(house / name, text)
+    assert rule(house) == []
+
+
+def test_every_rule_is_broken_on_purpose() -> None:
+    assert set(BROKEN) == set(rules.ALL)

@@ -1,0 +1,122 @@
+"""Setting up and the two commands: what a person meets before there is a .venv, and when tests fail."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+
+
+@pytest.fixture
+def checkout(repo: Path, tmp_path: Path) -> Path:
+    """The files that set up, in a folder of their own."""
+    for name in ("Makefile", "constraints.txt", ".ci/run", ".ci/venv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy2(repo / name, tmp_path / name)
+    (tmp_path / "pyproject.toml").write_text("")
+    return tmp_path
+
+
+def _script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def _run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    hidden = ("PYTEST_", "MAKE", "MFLAGS", "PYTHON")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    return subprocess.run(command, cwd=folder, env={**environ, **variables}, capture_output=True, text=True, timeout=55)
+
+
+def _old_python(folder: Path) -> Path:
+    """Answers as Python 3.10 would."""
+    code = 'case "$2" in *"%d.%d.%d"*) echo 3.10.13;; *"version_info < (3, 11)"*) exit 1;; *) exit 99;; esac'
+    return _script(folder / "bin" / "python3.10", code)
+
+
+@pytest.mark.parametrize("target", ["digits", "test"])
+def test_an_older_python_is_refused_with_what_to_do(checkout: Path, target: str) -> None:
+    run = _run(checkout, "make", target, f"PYTHON={_old_python(checkout)}")
+    assert run.returncode != 0
+    assert "is Python 3.10.13; Lockstep needs 3.11 or newer" in run.stderr
+    assert f"make {target} PYTHON=" in run.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_python_that_is_not_there_is_named(checkout: Path) -> None:
+    run = _run(checkout, "make", "digits", "PYTHON=python3.99")
+    assert run.returncode != 0
+    assert "setup error: there is no python3.99" in run.stderr
+
+
+def test_what_pip_says_is_shown_when_it_fails(checkout: Path) -> None:
+    _script(checkout / ".venv/bin/python", 'case "$*" in *--version*) exit 0;; esac; echo "no matching torch"; exit 1')
+    run = _run(checkout, "make", "venv", f"PYTHON={sys.executable}")
+    assert run.returncode != 0
+    assert "no matching torch" in run.stderr
+    assert "setup error: pip could not install lockstep" in run.stderr
+    assert not (checkout / ".venv/.installed").exists()
+
+
+@pytest.fixture
+def ready(checkout: Path) -> Path:
+    """As after set-up: a .venv whose Python is the one that runs this, and in which every check but pytest passes."""
+    code = f'case "$*" in "-m pytest"*|"- "*) exec {sys.executable} "$@";; *) exit 0;; esac'
+    _script(checkout / ".venv/bin/python", code)
+    (checkout / ".venv/.installed").touch()
+    (checkout / ".venv/.installed-dev").touch()
+    (checkout / "tests").mkdir()
+    return checkout
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def test_x(): assert False\n", "ci: FAILED: test"),
+        ("", "ci: FAILED: test"),
+        ("import pytest\n@pytest.mark.skip\ndef test_x(): ...\n", "ci: FAILED: count of tests"),
+        ("raise SystemExit(0)\n", "ci: FAILED: test"),
+    ],
+    ids=["one fails", "there is none", "all are skipped", "collection ends the run"],
+)
+def test_continuous_integration_fails_when(ready: Path, text: str, says: str) -> None:
+    (ready / "tests/test_x.py").write_text(text)
+    run = _run(ready, ".ci/run")
+    assert run.returncode != 0, run.stdout
+    assert says in run.stderr
+
+
+def test_continuous_integration_passes_when_tests_pass(ready: Path) -> None:
+    (ready / "tests/test_x.py").write_text("def test_x(): ...\n")
+    run = _run(ready, ".ci/run")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "ci: 1 tests ran" in run.stdout
+
+
+def test_set_up_is_done_once(ready: Path) -> None:
+    (ready / "tests/test_x.py").write_text("def test_x(): ...\n")
+    assert "installing" not in _run(ready, "make", "test").stdout
+
+
+def test_constraints_are_versions_only_and_fit_what_the_package_asks_for(repo: Path) -> None:
+    import tomllib
+
+    from packaging.requirements import Requirement
+
+    lines = [line for line in (repo / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    pinned = dict(line.lower().replace("_", "-").split("==") for line in lines)
+    project = tomllib.loads((repo / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *extras["dev"], *extras["bench"]]:
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(pinned[wanted.name.lower().replace("_", "-")]), text

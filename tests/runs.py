@@ -1,0 +1,95 @@
+"""Runs the `lockstep` command as a person would, in processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ROOT / "tests" / "e2e" / "tiny_recipe.py"
+LOCKSTEP = [sys.executable, "-m", "lockstep"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's variables, with the checkout to be imported from any folder."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "80", **more}
+
+
+def lockstep(*arguments: object, cwd: Path, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and check its exit code."""
+    done = subprocess.run(
+        [*LOCKSTEP, *map(str, arguments)], cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=55
+    )
+    assert done.returncode == code, f"exit code {done.returncode}, not {code}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def start(*arguments: object, cwd: Path, **more: str) -> subprocess.Popen[str]:
+    """Begin a command, in a session of its own, as a terminal gives it one."""
+    return subprocess.Popen(
+        [*LOCKSTEP, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """A run's result.json."""
+    return json.loads((folder / "result.json").read_text())
+
+
+def weights(folder: Path) -> str:
+    """The hash of a run's final weights."""
+    return result(folder)["weights_sha256"]
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """A run's records of one kind, so far."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 40.0) -> Any:
+    """Wait for something to become true, and give it back."""
+    end = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < end, f"still waiting after {timeout_s} s"
+        time.sleep(0.02)
+    return found
+
+
+def processes_with(text: str) -> list[int]:
+    """Processes whose command line or environment names a text, such as a run's folder."""
+    found = []
+    for place in Path("/proc").iterdir():
+        if not place.name.isdigit() or int(place.name) == os.getpid():
+            continue
+        try:
+            known = (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
+            is_zombie = (place / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            continue
+        if text.encode() in known and not is_zombie:
+            found.append(int(place.name))
+    return found
+
+
+def kill_session(process: subprocess.Popen[str]) -> None:
+    """End whatever a test started and did not see end."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
