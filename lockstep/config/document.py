@@ -1,0 +1,181 @@
+"""YAML in and out: values with the line of each key, and a mapping as text.
+
+Plain words are read by the rules of YAML 1.2: `1e-3` is a number, `no` and `on` are text, `010` is ten. A key that is
+given twice, a tag or an alias within itself is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lockstep.errors import ConfigError
+
+KeyPath = tuple[str, ...]
+
+_NULL = "tag:yaml.org,2002:null"
+_BOOL = "tag:yaml.org,2002:bool"
+_INT = "tag:yaml.org,2002:int"
+_FLOAT = "tag:yaml.org,2002:float"
+_TEXT = "tag:yaml.org,2002:str"
+
+# The order counts: the first that matches decides, and every int is also a float.
+_PLAIN_WORDS = {
+    _NULL: (r"(?:~|null|Null|NULL|)", ["~", "n", "N", ""]),
+    _BOOL: (r"(?:true|True|TRUE|false|False|FALSE)", list("tTfF")),
+    _INT: (r"[-+]?[0-9]+", list("-+0123456789")),
+    _FLOAT: (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+}
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - overwrites the rules of YAML 1.1
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that either YAML 1.1 or 1.2 would read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        # Without this, some line ends (U+0085) would be read back as a space.
+        return self.represent_scalar(_TEXT, data, style=None if data.isprintable() else '"')
+
+
+for _tag, (_pattern, _first) in _PLAIN_WORDS.items():
+    for _kind in (_Loader, _Dumper):
+        _kind.add_implicit_resolver(_tag, re.compile(rf"(?:{_pattern})$"), _first)
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A YAML mapping.
+
+    Attributes:
+        values: Plain dicts, lists, strings, numbers, booleans and None.
+        lines: Path of each key -> its line, counted from 1.
+    """
+
+    values: dict[str, Any]
+    lines: dict[KeyPath, int]
+
+
+def read(path: Path, name: str) -> Document:
+    """Read a YAML file that holds a mapping (or nothing); `name` is what errors call it.
+
+    Raises:
+        ConfigError: The file can't be read, or is not such YAML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} is not text in UTF-8", given=f"byte {error.start} of the file") from error
+    except OSError as error:
+        raise ConfigError(f"{name} can't be read: {error.strerror}") from error
+    return parse(text, name)
+
+
+def parse(text: str, name: str) -> Document:
+    """Read YAML that holds a mapping (or nothing); `name` is the file's name in errors.
+
+    Raises:
+        ConfigError: It is not YAML, not a mapping, or a key is given twice.
+    """
+    node = _compose(text, name)
+    lines: dict[KeyPath, int] = {}
+    values = None if node is None else _value(node, (), lines, name, ())
+    if values is None:
+        return Document({}, {})
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} holds no settings", given=_shorten(text), allowed="lines such as epochs: 3")
+    return Document(values, lines)
+
+
+def parse_value(text: str) -> Any:
+    """Read one YAML value: a scalar, a [list] or a {map}.
+
+    Raises:
+        ConfigError: It is not YAML.
+    """
+    node = _compose(text, "the value")
+    return None if node is None else _value(node, (), {}, "the value", ())
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    """A mapping of plain values as YAML, keys in their own order; `parse` reads the same values back."""
+    # `default_flow_style=None`: a list or map of plain values stays on one line.
+    return yaml.dump(
+        dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
+    )
+
+
+def _compose(text: str, name: str) -> yaml.Node | None:
+    try:
+        return yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it can't be read"
+        where = name if mark is None else f"{name}:{mark.line + 1}"
+        line = "" if mark is None else text.splitlines()[mark.line : mark.line + 1]
+        raise ConfigError(
+            f"{name} is not YAML", given=f"{where}: {line[0].strip()}" if line else where, problem=problem
+        ) from error
+
+
+def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str, above: tuple[int, ...]) -> Any:
+    where = f"{name}:{node.start_mark.line + 1}"
+    if id(node) in above:
+        raise ConfigError("a YAML alias stands within itself", given=where)
+    above = (*above, id(node))
+    if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
+        return _mapping(node, path, lines, name, above)
+    if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
+        return [_value(item, (*path, str(place)), {}, name, above) for place, item in enumerate(node.value)]
+    if isinstance(node, yaml.ScalarNode) and node.tag in (*_PLAIN_WORDS, _TEXT):
+        return _scalar(node.tag, node.value)
+    raise ConfigError(f"the YAML tag {node.tag} is not a kind of setting", given=where)
+
+
+def _mapping(
+    node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int], name: str, above: tuple[int, ...]
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key, line = key_node.value, key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ConfigError("a key must be a word", given=f"{name}:{line}")
+        here = (*path, str(key))
+        if key in values:
+            raise ConfigError(
+                f"{'.'.join(here)} is given twice", given=f"{name}:{line}, and before on line {lines[here]}"
+            )
+        lines[here] = line
+        values[key] = _value(value_node, here, lines, name, above)
+    return values
+
+
+def _scalar(tag: str, text: str) -> Any:
+    if tag == _TEXT:
+        return text
+    if tag == _NULL:
+        return None
+    if tag == _BOOL:
+        return text.lower() == "true"
+    if tag == _INT:
+        return int(text)
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:59] + "…"

@@ -1,0 +1,210 @@
+"""Settings in layers: a preset, a person's YAML file, the command line. The later wins, key by key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import PydanticUndefined
+
+from lockstep.config import describe, document
+from lockstep.config.document import KeyPath
+from lockstep.config.explain import explain, is_missing
+from lockstep.config.schema import RunConfig, Settings
+from lockstep.errors import ConfigError
+
+C = TypeVar("C", bound=Settings)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Some settings, and where they were given.
+
+    Attributes:
+        values: Nested plain values.
+        origins: Path of a key -> where it was given: "my.yaml:12".
+        is_preset: Whether it belongs to the recipe; what differs from the presets is the run's own.
+        source: What a person typed to get it, for `lockstep config SOURCE`.
+    """
+
+    values: Mapping[str, Any]
+    origins: Mapping[KeyPath, str] = field(default_factory=dict)
+    is_preset: bool = False
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[C]):
+    """A config that has passed every check.
+
+    Attributes:
+        config: All settings.
+        diff: Nested plain values: what differs from the preset.
+    """
+
+    config: C
+    diff: dict[str, Any]
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """All settings as plain nested values, as `to_yaml` takes them."""
+        return self.config.model_dump(mode="json")
+
+
+def read_layer(path: Path, *, is_preset: bool = False) -> Layer:
+    """A YAML file as a layer.
+
+    Raises:
+        ConfigError: The file can't be read, or is not YAML that holds a mapping.
+    """
+    name = short_path(path)
+    content = document.read(path, name)
+    return Layer(content.values, {keys: f"{name}:{line}" for keys, line in content.lines.items()}, is_preset)
+
+
+def mapping_layer(values: Mapping[str, Any], origin: str, *, is_preset: bool = False) -> Layer:
+    """Settings given in Python as a layer; `origin` says where, in errors."""
+    return Layer(values, {path: origin for path, _ in _every(values)}, is_preset)
+
+
+def load(model: type[C], layers: Sequence[Layer], overrides: Sequence[str] = ()) -> Loaded[C]:
+    """Merge the layers and the overrides, the later over the earlier, and check the result.
+
+    Args:
+        model: The recipe's `Config`.
+        layers: Presets first.
+        overrides: `section.key=value`, with the value as YAML.
+
+    Raises:
+        ConfigError: A key that is no setting, a missing setting, a value that can't be; says where it was given,
+            what is allowed and what was perhaps meant.
+    """
+    merged = _merged(model, layers, overrides)
+    try:
+        config = _check(model, merged.values)
+    except ValidationError as error:
+        raise explain(model, error, merged.values, merged.origins, merged.source) from None
+    return Loaded(config, _difference(merged.base, config.model_dump(mode="json")))
+
+
+def preview(
+    model: type[RunConfig], layers: Sequence[Layer], overrides: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As `load`, for showing: settings that are missing stay out, and only what is given must be right.
+
+    Returns:
+        All values, and what differs from the preset, as plain nested values.
+
+    Raises:
+        ConfigError: As `load`, but not for a missing setting.
+    """
+    merged = _merged(model, layers, overrides)
+    values = merged.values
+    try:
+        values = _check(model, values).model_dump(mode="json")
+    except ValidationError as error:
+        if not all(is_missing(fault) for fault in error.errors()):
+            raise explain(model, error, values, merged.origins, merged.source) from None
+    return values, _difference(merged.base, values)
+
+
+@dataclass(frozen=True)
+class _Merged:
+    values: dict[str, Any]
+    base: dict[str, Any]
+    origins: dict[KeyPath, str]
+    source: str | None
+
+
+def _merged(model: type[Settings], layers: Sequence[Layer], overrides: Sequence[str]) -> _Merged:
+    values, base = describe.defaults(model), describe.defaults(model)
+    origins: dict[KeyPath, str] = {}
+    for layer in (*layers, *(override_layer(model, text) for text in overrides)):
+        values = _merge(values, layer.values)
+        origins.update(layer.origins)
+        if layer.is_preset:
+            base = _merge(base, layer.values)
+    source = next((layer.source for layer in layers if layer.source is not None), values.get("recipe"))
+    return _Merged(values, base, origins, source)
+
+
+def _check(model: type[C], values: Mapping[str, Any]) -> C:
+    # Strict, so that "3" or true is not an epoch count; as JSON, because strict Python refuses [0.9, 0.999] for a
+    # tuple and "mnist" for a Path.
+    return model.model_validate_json(json.dumps(values), strict=True)
+
+
+def override_layer(model: type[Settings], text: str) -> Layer:
+    """One `section.key=value` of the command line as a layer.
+
+    Raises:
+        ConfigError: It has not this form, or it changes the recipe.
+    """
+    origin = f"on the command line: {text}"
+    key, equals, value_text = text.partition("=")
+    path = tuple(key.strip().split("."))
+    if not equals or not all(path) or any(" " in word for word in path):
+        raise ConfigError(f"{text} is not of the form key=value", given=origin, allowed="such as optim.lr=0.1 epochs=3")
+    if path == ("recipe",):
+        raise ConfigError("the recipe can't be changed by an override", given=origin, do="name it first: train RECIPE")
+    kinds = {setting.path: setting.type.split(" or ") for setting in describe.settings(model)}.get(path, [])
+    value = _override_value(key, value_text.strip(), origin, is_text="text" in kinds or "path" in kinds)
+    nested: Any = value
+    for word in reversed(path):
+        nested = {word: nested}
+    inner = {(*path, *below): origin for below, _ in _every(value)} if isinstance(value, Mapping) else {}
+    return Layer(nested, {path: origin, **inner})
+
+
+def _override_value(key: str, text: str, origin: str, *, is_text: bool) -> Any:
+    if is_text and text not in ("", "null", "~") and text[0] not in "'\"":
+        return text  # verbatim: a folder may be called 2024 or @home
+    try:
+        return document.parse_value(text)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the value of {key} is not YAML", given=origin, problem=error.facts.get("problem")
+        ) from error
+
+
+def short_path(path: Path) -> str:
+    """A path as a person would type it: relative to where they are, if it is below."""
+    absolute = path.absolute()
+    here = Path.cwd()
+    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        if isinstance(value, Mapping):
+            merged[key] = _merge(old if isinstance(old, Mapping) else {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _every(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    for key, value in values.items():
+        yield (*above, key), value
+        if isinstance(value, Mapping):
+            yield from _every(value, (*above, key))
+
+
+def _difference(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What `values` has that `base` has not, or has otherwise."""
+    different: dict[str, Any] = {}
+    for key, value in values.items():
+        old = base.get(key, PydanticUndefined)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            inner = _difference(old, value)
+            if inner:
+                different[key] = inner
+        elif value != old:
+            different[key] = value
+    return different

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.config.document import parse, parse_value, read, to_yaml
+from lockstep.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("1E5", 1e5),
+        (".5", 0.5),
+        ("-3", -3),
+        ("010", 10),
+        ("0.1", 0.1),
+        ("true", True),
+        ("no", "no"),
+        ("on", "on"),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("1:30", "1:30"),
+        ("2024-01-02", "2024-01-02"),
+        ("'3'", "3"),
+        ("[1, 2.5, x]", [1, 2.5, "x"]),
+        ("{a: 1}", {"a": 1}),
+        (".inf", float("inf")),
+        ("~/data", "~/data"),
+        ("/data/a b", "/data/a b"),
+        ("1e", "1e"),
+        ("3px", "3px"),
+    ],
+)
+def test_a_plain_word_is_read_as_people_mean_it(text: str, value: object) -> None:
+    read = parse_value(text)
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_every_key_has_its_line() -> None:
+    document = parse("# comment\nepochs: 3\n\noptim:\n  lr: 0.1\n  betas: [0.9,\n    0.95]\n", "my.yaml")
+    assert document.values == {"epochs": 3, "optim": {"lr": 0.1, "betas": [0.9, 0.95]}}
+    assert document.lines == {("epochs",): 2, ("optim",): 4, ("optim", "lr"): 5, ("optim", "betas"): 6}
+
+
+def test_an_empty_file_sets_nothing() -> None:
+    assert parse("", "my.yaml").values == {}
+    assert parse("# nothing yet\n", "my.yaml").values == {}
+
+
+def test_an_anchor_can_be_used_again() -> None:
+    assert parse("a: &x {lr: 1}\nb: *x", "my.yaml").values == {"a": {"lr": 1}, "b": {"lr": 1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "given"),
+    [
+        ("epochs: 3\nepochs: 4", "epochs is given twice", "my.yaml:2, and before on line 1"),
+        ("optim:\n  lr: 1\n  lr: 2", "optim.lr is given twice", "my.yaml:3"),
+        ("a: 1\nb: [1, 2\nc: 3", "not YAML", "my.yaml:3: c: 3"),
+        ("a: 1\n\tb: 2", "not YAML", "my.yaml:2"),
+        ("- 1\n- 2", "holds no settings", "- 1 - 2"),
+        ("hello", "holds no settings", "hello"),
+        ("a: 1\nb: !!python/object:os.system {}", "tag", "my.yaml:2"),
+        ("a: !mine 3", "tag !mine", "my.yaml:1"),
+        ("a: &x\n  b: *x", "within itself", "my.yaml:"),
+        ("? [1]\n: 2", "a key must be a word", "my.yaml:1"),
+        ("a: 1\n---\nb: 2", "not YAML", "my.yaml:2"),
+        ("a: *x", "not YAML", "my.yaml:1"),
+        ("a: \x00", "not YAML", "my.yaml"),
+    ],
+)
+def test_yaml_that_can_not_be_is_refused_with_its_line(text: str, what: str, given: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "my.yaml")
+    assert what in caught.value.what
+    assert given in caught.value.facts["given"]
+
+
+def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"my\.yaml can't be read: No such file"):
+        read(tmp_path / "none.yaml", "my.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"a: \xff\xfe")
+    with pytest.raises(ConfigError, match=r"binary\.yaml is not text in UTF-8"):
+        read(tmp_path / "binary.yaml", "binary.yaml")
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=12)
+keys = st.text("abcdefgh_", min_size=1, max_size=8)
+trees = st.dictionaries(
+    keys, st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(keys, inner), max_leaves=8)
+)
+
+
+@given(trees)
+def test_what_is_written_is_read_back(values: dict[str, Any]) -> None:
+    assert parse(to_yaml(values), "x").values == values
+
+
+@pytest.mark.parametrize("text", ["1e-3", "no", "010", "3", "null", "true", "", "1:30", "a: b", "#x", " x ", "1_000"])
+def test_text_that_looks_like_something_else_stays_text(text: str) -> None:
+    assert parse(to_yaml({"a": text}), "x").values == {"a": text}

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import Field, model_validator
+
+from lockstep.config.document import parse, to_yaml
+from lockstep.config.load import Layer, load, mapping_layer, preview, read_layer
+from lockstep.config.schema import OptimConfig, RunConfig, Settings
+from lockstep.errors import ConfigError
+
+
+class DataConfig(Settings):
+    root: Path = Field(description="folder with the pictures")
+    names: list[str] = Field(default=[], description="names of the classes")
+
+
+class Config(RunConfig):
+    optim: OptimConfig = Field(default=OptimConfig(lr=0.05), description="the optimizer")
+    data: DataConfig = Field(description="which pictures")
+
+
+PRESET = mapping_layer({"recipe": "shapes", "data": {"root": "pictures"}}, "preset.yaml", is_preset=True)
+
+
+def fails(*overrides: str, layers: tuple[Layer, ...] = (PRESET,), model: type[RunConfig] = Config) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load(model, layers, overrides)
+    assert all(len(line) <= 80 for line in str(caught.value).splitlines()), str(caught.value)
+    return caught.value
+
+
+def written(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Layer:
+    monkeypatch.chdir(folder)
+    (folder / "my.yaml").write_text(text)
+    return read_layer(folder / "my.yaml")
+
+
+def test_the_later_layer_wins_key_by_key() -> None:
+    mine = mapping_layer({"epochs": 3, "optim": {"momentum": 0.5}}, "my.yaml")
+    config = load(Config, [PRESET, mine], ["epochs=4"]).config
+    assert (config.epochs, config.optim.momentum, config.data.root) == (4, 0.5, Path("pictures"))
+
+
+def test_a_recipes_own_default_of_a_section_stays_when_another_key_of_it_is_set() -> None:
+    assert load(Config, [PRESET], ["optim.momentum=0.5"]).config.optim.lr == 0.05
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("optim.lr=1e-3", "optim.lr", 0.001),
+        ("optim.lr=1", "optim.lr", 1.0),
+        ("optim.betas=[0.8, 0.9]", "optim.betas", (0.8, 0.9)),
+        ("optim={lr: 0.3, name: adam}", "optim.name", "adam"),
+        ("optim.clip_norm=null", "optim.clip_norm", None),
+        ("checkpoint.every=5min", "checkpoint.every", "5min"),
+        ("data.root=2024", "data.root", Path("2024")),
+        ("data.root=@home/a: #b", "data.root", Path("@home/a: #b")),
+        ("data.root='~'", "data.root", Path("~")),
+        ("report.tensorboard=false", "report.tensorboard", False),
+        ("data.names=[no, yes]", "data.names", ["no", "yes"]),
+        (" epochs = 3 ", "epochs", 3),
+    ],
+)
+def test_an_override_is_read_as_yaml(override: str, path: str, value: object) -> None:
+    found: Any = load(Config, [PRESET], [override]).config
+    for word in path.split("."):
+        found = getattr(found, word)
+    assert found == value
+
+
+def test_the_difference_from_the_preset_is_kept() -> None:
+    mine = mapping_layer({"epochs": 3, "seed": 0}, "my.yaml")
+    loaded = load(Config, [PRESET, mine], ["optim.lr=0.05", "optim.momentum=0.5", "data.root=elsewhere"])
+    assert loaded.diff == {"epochs": 3, "optim": {"momentum": 0.5}, "data": {"root": "elsewhere"}}
+    assert load(Config, [PRESET]).diff == {}
+
+
+def test_the_resolved_config_gives_the_same_config_again() -> None:
+    loaded = load(Config, [PRESET], ["optim.schedule=multi_step", "optim.milestones=[1, 2.5]", "optim.lr=1e-5"])
+    layer = mapping_layer(parse(to_yaml(loaded.resolved), "config.yaml").values, "config.yaml")
+    again = load(Config, [PRESET, layer])
+    assert again.config == loaded.config
+    assert again.diff == loaded.diff
+
+
+def test_an_unknown_key_is_named_with_its_place_and_the_nearest() -> None:
+    assert str(fails("optim.lrr=0.1")) == (
+        "config error: optim.lrr is not a setting\n"
+        "  given    on the command line: optim.lrr=0.1\n"
+        "  nearest  optim.lr (float > 0, now 0.05): peak learning rate for the global\n"
+        "           batch\n"
+        "  all      lockstep config shapes"
+    )
+
+
+def test_an_unknown_key_of_a_file_has_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = written(tmp_path, "recipe: x\noptim:\n  momentun: 0.5\n", monkeypatch)
+    error = fails(layers=(PRESET, layer))
+    assert error.what == "optim.momentun is not a setting"
+    assert error.facts["given"] == "my.yaml:3"
+    assert error.facts["nearest"].startswith("optim.momentum (")
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"),
+    [
+        ("lr=0.1", "optim.lr "),
+        ("learning.lr=0.1", "optim.lr "),
+        ("optimizer.lr=0.1", "optim (section)"),
+        ("epoch=3", "epochs "),
+        ("batch_size=3", ""),
+        ("optim.shedule=cosine", "optim.schedule "),
+        ("dat.root=x", "data (section)"),
+        ("workers=2", "loader.num_workers "),
+        ("zzz=2", ""),
+    ],
+)
+def test_the_nearest_setting_is_named(override: str, nearest: str) -> None:
+    assert fails(override).facts.get("nearest", "").startswith(nearest)
+
+
+def test_an_unknown_section_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = written(tmp_path, "epochs: 3\noptimiser:\n  momentum: 0.5\n", monkeypatch)
+    error = fails(layers=(PRESET, layer))
+    assert error.what == "optimiser is not a section of the settings"
+    assert error.facts["given"] == "my.yaml:2"
+    assert error.facts["nearest"].startswith("optim (section)")
+
+
+@pytest.mark.parametrize(
+    ("override", "what", "allowed"),
+    [
+        ("epochs=many", 'epochs can\'t be "many"', "int > 0"),
+        ("epochs=0", "epochs can't be 0", "int > 0"),
+        ("epochs=2.5", "epochs can't be 2.5", "int > 0"),
+        ("epochs=true", "epochs can't be true", "int > 0"),
+        ("epochs='3'", 'epochs can\'t be "3"', "int > 0"),
+        ("epochs=", "epochs can't be null", "int > 0"),
+        ("epochs.x=3", "epochs can't be {x: 3}", "int > 0"),
+        ("optim.lr=-1", "optim.lr can't be -1", "float > 0"),
+        ("optim.lr=.nan", "optim.lr can't be nan", "float > 0"),
+        ("optim.lr=.inf", "optim.lr can't be inf", "float > 0"),
+        ("optim.peak_at=1.5", "optim.peak_at can't be 1.5", "float from 0 to 1"),
+        ("optim.name=sdg", 'optim.name can\'t be "sdg"', "sgd | adam | adamw"),
+        ("optim.clip_norm=0", "optim.clip_norm can't be 0", "float > 0 or null"),
+        ("optim.milestones=[1, x]", 'optim.milestones[1] can\'t be "x"', "list of float > 0"),
+        ("optim.betas=[0.9]", "optim.betas", "list of 2 float >= 0 and < 1"),
+        ("optim.nesterov=1", "optim.nesterov can't be 1", "true | false"),
+        ("checkpoint.every=x", 'checkpoint.every can\'t be "x"', 'like "200 steps"'),
+        ("data.root=", "data.root can't be null", "path"),
+        ("data.names=cat", 'data.names can\'t be "cat"', "list of text"),
+        ("optim=3", "optim can't be 3", "a section with name, lr, lr_for_batch"),
+        ("optim=null", "optim can't be null", "a section with name, lr, lr_for_batch"),
+        ("device=gpu", 'device can\'t be "gpu"', "auto | cpu | cuda"),
+        (f"device={'x' * 300}", "device can't be", "auto | cpu | cuda"),
+    ],
+)
+def test_a_value_that_can_not_be_says_what_is_allowed(override: str, what: str, allowed: str) -> None:
+    if len(override) > 80:
+        with pytest.raises(ConfigError) as caught:
+            load(Config, [PRESET], [override])
+        error = caught.value
+    else:
+        error = fails(override)
+    assert error.what.startswith(what)
+    assert len(error.what) < 70
+    assert error.facts["given"] == f"on the command line: {override}"
+    assert error.facts["allowed"].startswith(allowed)
+
+
+def test_a_wrong_value_of_a_file_has_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = fails(layers=(PRESET, written(tmp_path, "seed: 1\noptim: {lr: 0.1,\n  name: x}\n", monkeypatch)))
+    assert (error.what, error.facts["given"]) == ('optim.name can\'t be "x"', "my.yaml:3")
+
+
+def test_a_missing_setting_says_what_it_needs() -> None:
+    error = fails(layers=(mapping_layer({"recipe": "shapes"}, "x"),))
+    assert error.what == "data.root is missing"
+    assert error.facts["needs"] == "path: folder with the pictures"
+    assert "data.root=VALUE" in error.facts["do"]
+
+
+def test_settings_that_do_not_fit_together_are_named_with_their_places() -> None:
+    error = fails("global_batch=16", layers=(PRESET, mapping_layer({"micro_batch": 32}, "my.yaml:4")))
+    assert error.what == "micro_batch (32) is more than global_batch (16)"
+    assert error.facts["given"] == "on the command line: global_batch=16\nmy.yaml:4  micro_batch: 32"
+    assert "(default)  optim.milestones: []" in fails("optim.schedule=multi_step").facts["given"]
+
+
+def test_the_first_fault_comes_in_full_and_the_others_in_a_line_each() -> None:
+    error = fails("epochs=x", "optim.lrr=1", "device=y", layers=(mapping_layer({"recipe": "shapes"}, "x"),))
+    assert error.what == "optim.lrr is not a setting"
+    assert error.facts["also"] == 'epochs can\'t be "x"\ndevice can\'t be "y"\ndata.root is missing'
+
+
+@pytest.mark.parametrize("override", ["epochs", "=3", "optim..lr=3", "a b=3", ".=1"])
+def test_an_override_of_another_form_is_refused(override: str) -> None:
+    assert fails(override).what == f"{override} is not of the form key=value"
+
+
+def test_an_override_that_is_not_yaml_is_refused() -> None:
+    error = fails("optim.milestones=[1,")
+    assert error.what == "the value of optim.milestones is not YAML"
+    assert error.facts["given"] == "on the command line: optim.milestones=[1,"
+
+
+def test_the_recipe_is_not_changed_by_an_override() -> None:
+    assert "can't be changed" in fails("recipe=other").what
+
+
+def test_a_preview_leaves_out_what_is_missing_but_refuses_what_is_wrong() -> None:
+    bare = mapping_layer({"recipe": "shapes"}, "x", is_preset=True)
+    values, diff = preview(Config, [bare], ["epochs=3"])
+    assert values["epochs"] == 3
+    assert values["data"] == {"names": []}
+    assert diff == {"epochs": 3}
+    with pytest.raises(ConfigError, match="epochs can't be 0"):
+        preview(Config, [bare], ["epochs=0"])
+
+
+def test_a_recipes_own_check_is_explained() -> None:
+    class Checked(Config):
+        @model_validator(mode="after")
+        def _seed_is_even(self) -> Checked:
+            if self.seed % 2:
+                raise ValueError(f"seed {self.seed} is odd")
+            return self
+
+    error = fails("seed=3", model=Checked)
+    assert error.what == "seed 3 is odd"
+    assert error.facts["given"] == "on the command line: seed=3"
+
+
+def test_a_key_with_a_dot_in_a_file_is_told_how_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("optim.lr: 0.2\n")
+    with pytest.raises(ConfigError) as caught:
+        load(RunConfig, [mapping_layer({"recipe": "x"}, "here"), read_layer(tmp_path / "my.yaml")])
+    assert caught.value.what == "optim.lr is written with a dot"
+    assert caught.value.facts["given"].endswith("my.yaml:1")
+    assert "optim: {lr: 0.2}" in caught.value.facts["do"]
+    assert "optim.lr=0.2" in caught.value.facts["do"]
+
+
+def test_all_settings_are_shown_for_what_was_typed() -> None:
+    layers = [mapping_layer({"recipe": "mnist"}, "here")]
+    for source, shown in ((None, "mnist"), ("digits", "digits")):
+        with pytest.raises(ConfigError) as caught:
+            load(RunConfig, [replace(layers[0], source=source)], ["lrr=1"])
+        assert caught.value.facts["all"] == f"lockstep config {shown}"
