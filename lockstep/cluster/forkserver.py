@@ -1,0 +1,88 @@
+"""The process that workers are forked from. It imports torch once, while the launcher is still importing its own.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver, util
+from pathlib import Path
+
+from lockstep.cluster import sweep
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# A terminal and a scheduler send these to every process of a job; only the launcher answers to them.
+LAUNCHER_ONLY = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+_prepared = False
+
+
+def prepare(preload: Sequence[str], num_threads: int = 1) -> None:
+    """Start the fork server, and let it import what every worker needs; returns at once. The first call counts.
+
+    Args:
+        preload: Modules to import there. One that can't be imported there is left to the worker.
+        num_threads: CPU threads of each worker, which libraries read from the environment when they are loaded.
+    """
+    global _prepared
+    if not _prepared:
+        for name in THREAD_VARIABLES:
+            os.environ[name] = str(num_threads)
+        # torch warns with a C++ stack trace of each connection that ends. Its library reads the level when it is
+        # loaded.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        multiprocessing.set_forkserver_preload(["torch", sweep.__name__, *preload])
+        _prepared = True
+    with _variable(sweep.VARIABLE, util.get_temp_dir()):
+        _start()
+
+
+def temp_folder() -> Path:
+    """A new folder that is gone when the launcher and all its workers are, however they end."""
+    return Path(tempfile.mkdtemp(prefix="lockstep-", dir=util.get_temp_dir()))
+
+
+def _start() -> None:
+    # Its resource tracker frees what a killed launcher leaves behind; that it had to is nobody's concern.
+    with _ignored(LAUNCHER_ONLY), _variable("PYTHONWARNINGS", _warnings()):
+        forkserver.ensure_running()
+
+
+@contextmanager
+def _ignored(signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """A program that is started while a signal is ignored ignores it too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _warnings() -> str:
+    before = os.environ.get("PYTHONWARNINGS")
+    mine = "ignore:resource_tracker:UserWarning"
+    return f"{before},{mine}" if before else mine

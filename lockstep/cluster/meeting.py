@@ -1,0 +1,244 @@
+"""Opens the store that processes meet in: served by rank 0, by torchrun's agent, or a file.
+
+torch's own store clients wait for minutes and then print stack traces, so what can be found out with a plain socket is
+found out before: a host that nobody knows, a port in use, nobody answering.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import ipaddress
+import os
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
+
+from lockstep.cluster.address import is_ours, port_holder
+from lockstep.cluster.env import Placement
+from lockstep.errors import LaunchError
+
+SAY_EVERY_S = 5.0
+HANDSHAKE_S = 20.0
+# A name server that is away for a moment.
+LOOKUP_S = 10.0
+
+
+def open_store(placement: Placement, timeout_s: float, say: Callable[[str], None]) -> Store:
+    """The store at the placement's address; waits for rank 0 to serve it.
+
+    Raises:
+        LaunchError: It can't be served or reached; says why.
+    """
+    parts = urlsplit(placement.init)
+    if parts.scheme == "file":
+        return _file(Path(parts.path), placement)
+    host, port = str(parts.hostname), int(parts.port or 0)
+    addresses = look_up(host, port, placement.init)
+    if placement.rank == 0 and not placement.agent_store:
+        return _serve(host, port, addresses, placement.init, timeout_s)
+    reach(host, port, placement.init, timeout_s, say, f"rank {placement.rank}", "rank 0", command_for(placement, 0))
+    return connect(host, port, placement.init, timeout_s, "rank 0")
+
+
+def command_for(placement: Placement, rank: int) -> str:
+    """What to type to start another rank, from what was typed for this one; empty if a launcher starts them."""
+    if placement.started_by != "command line":
+        return ""
+    name = Path(sys.argv[0]).name
+    words = ["lockstep" if name in ("lockstep", "__main__.py") else f"python {name}", *sys.argv[1:]]
+    for place, word in enumerate(words):
+        if word == "--rank" and place + 1 < len(words):
+            words[place + 1] = str(rank)
+            return " ".join([words[0], *map(shlex.quote, words[1:])])
+        if word.startswith("--rank="):
+            words[place] = f"--rank={rank}"
+            return " ".join([words[0], *map(shlex.quote, words[1:])])
+    return " ".join([f"RANK={rank}", words[0], *map(shlex.quote, words[1:])])
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds: 4:48."""
+    whole = max(0, round(seconds))
+    return f"{whole // 60}:{whole % 60:02d}"
+
+
+def _file(path: Path, placement: Placement) -> Store:
+    folder = path.parent
+    if not folder.is_dir():
+        raise LaunchError(f"can't meet at {placement.init}: there is no folder {folder}")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise LaunchError(f"can't meet at {placement.init}: {path} can't be written")
+    store = FileStore(str(path), placement.world_size)
+    # For ever: at its end it would count itself out of the file, and so make it anew after rank 0 has removed it.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
+    return store
+
+
+def look_up(host: str, port: int, init: str) -> list[str]:
+    """The IP addresses of a host's name; `init` is what was given.
+
+    Raises:
+        LaunchError: Nobody knows it.
+    """
+    end = time.monotonic() + LOOKUP_S
+    while True:
+        try:
+            return sorted({str(item[4][0]) for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+        except (socket.gaierror, UnicodeError) as error:
+            passing = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
+            if not passing or time.monotonic() > end:
+                raise LaunchError(
+                    f"host {host!r} is unknown: {error}",
+                    given=init,
+                    do=f"give an IP address, or make the name known on {socket.gethostname()}",
+                ) from None
+            time.sleep(1.0)
+
+
+def _serve(host: str, port: int, addresses: list[str], init: str, timeout_s: float) -> Store:
+    if not any(is_ours(address) for address in addresses):
+        raise LaunchError(
+            f"rank 0 must run on {host}, but this is {socket.gethostname()}",
+            given=init,
+            where=f"{host} is {', '.join(addresses)}, no address of this machine",
+            do="start rank 0 there, or name this machine in --init on all of them",
+        )
+    return served(host, port, init, timeout_s)
+
+
+def served(host: str, port: int, init: str, timeout_s: float) -> TCPStore:
+    """A store that this process serves to the others.
+
+    Raises:
+        LaunchError: The port is taken, or can't be listened on.
+    """
+    try:
+        listener = _listen(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise _in_use(port, init) from None
+        raise LaunchError(f"rank 0 can't listen on port {port}: {error.strerror}", given=init) from None
+    seconds = timedelta(seconds=timeout_s)
+    return TCPStore(host, port, None, True, seconds, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listen on no more than it takes: on an address that was given as one; for a name on all.
+
+    A machine's own name is often 127.0.1.1 to itself, and something else to the others.
+    """
+    try:
+        address = str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
+    except ValueError:
+        address = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if address == "::":
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((address, port))
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _in_use(port: int, init: str) -> LaunchError:
+    holder = port_holder(port)
+    return LaunchError(
+        f"port {port} is in use" + (f" by {holder}" if holder else ""),
+        given=init,
+        likely="another run meets there, or a second process was started with rank 0",
+        do="choose another port (the same on all machines), or end that process",
+    )
+
+
+def reach(
+    host: str,
+    port: int,
+    init: str,
+    timeout_s: float,
+    say: Callable[[str], None],
+    who: str,
+    whom: str,
+    command: str = "",
+) -> None:
+    """Wait until somebody listens at the address.
+
+    Args:
+        host: Of the listener.
+        port: Of the listener.
+        init: The address as it was given.
+        timeout_s: How long to wait.
+        say: Gets a text every few seconds.
+        who: Who waits, for the texts.
+        whom: For whom.
+        command: What starts the one that is waited for.
+
+    Raises:
+        LaunchError: Nobody does.
+    """
+    start = time.monotonic()
+    next_say = SAY_EVERY_S
+    pause_s = 0.01
+    while True:
+        waited = time.monotonic() - start
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, min(5.0, timeout_s - waited))).close()
+            return
+        except OSError as error:
+            reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
+        waited = time.monotonic() - start
+        if waited >= timeout_s:
+            raise LaunchError(
+                f"{who} waited {waited:.0f} s for {whom} at {init}: {reason}",
+                likely=f"{whom} is not running there, or a firewall is between",
+                do=command or None,
+                where="cluster.join_timeout_s",
+            )
+        if waited >= next_say:
+            next_say += SAY_EVERY_S
+            say(
+                f"{who} waits for {whom} at {init}: {reason}, {waited:.0f} s\n"
+                + (f"  on its machine:  {command}\n" if command else "")
+                + f"  giving up in {clock(timeout_s - waited)} (cluster.join_timeout_s)"
+            )
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, 0.5)
+
+
+def connect(host: str, port: int, init: str, timeout_s: float, whom: str) -> Store:
+    """Connect; in a thread, as torch waits for ever for the answer of a listener that is no store.
+
+    Raises:
+        LaunchError: It is none; `whom` says who it should have been.
+    """
+    made: list[Store | BaseException] = []
+
+    def connect() -> None:
+        try:
+            made.append(TCPStore(host, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False))
+        except BaseException as error:
+            made.append(error)
+
+    thread = threading.Thread(target=connect, name="store-client", daemon=True)
+    thread.start()
+    thread.join(min(HANDSHAKE_S, timeout_s))
+    if made and isinstance(made[0], Store):
+        return made[0]
+    reason = str(made[0]).splitlines()[0] if made else f"no word from it in {min(HANDSHAKE_S, timeout_s):.0f} s"
+    raise LaunchError(
+        f"something listens at {init}, but it is not {whom}: {reason}",
+        given=port_holder(port),
+        do="choose another port, the same on all machines",
+    )

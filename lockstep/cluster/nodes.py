@@ -1,0 +1,296 @@
+"""Several machines: which of them are in the world now, agreed through torch's c10d rendezvous.
+
+One of them serves a small store at the address that all were given; a launcher on each joins there, and joins again
+whenever somebody is lost or comes. "Node" is torch's word for one launcher with its processes.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousTimeout,
+    _RendezvousExitOp,
+)
+
+from lockstep.cluster.address import address_towards, is_ours
+from lockstep.cluster.asking import in_thread
+from lockstep.cluster.meeting import SAY_EVERY_S, clock, connect, look_up, reach, served
+from lockstep.cluster.size import Nodes
+from lockstep.errors import LaunchError
+
+T = TypeVar("T")
+
+# Why all nodes start their processes anew though none has failed: a node goes, or one has come.
+Pause = Literal["leaves", "comes"]
+# How long a question to the store may take. Over a link that was cut there is never an answer.
+ANSWER_S = 5.0
+# How long the node that serves the store waits for the others to read how the run ended.
+LINGER_S = 8.0
+HEARTBEATS = 4
+
+
+class EndedElsewhere(Exception):
+    """Another node has ended the run, and says with which exit code and text; empty where all is well."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
+
+
+class Meeting(RendezvousHandler):
+    """torch's rendezvous, with our words, and never deaf: whatever asks the store may wait for ever, so it does that
+    in a thread.
+
+    Args:
+        nodes: How many, and where.
+        check: Called often while it waits; raises to end the wait.
+        say: Gets a text every few seconds while somebody is missing.
+
+    Raises:
+        LaunchError: The store can't be served or reached.
+    """
+
+    def __init__(self, nodes: Nodes, check: Callable[[], None], say: Callable[[str], None]) -> None:
+        self.nodes, self._check, self._say = nodes, check, say
+        self.serves = False
+        self.members: frozenset[Any] = frozenset()
+        self._store = self._attend(self._open, nodes.join_timeout_s + ANSWER_S)
+        # Who has joined with us answers within moments, or is lost.
+        self._store.set_timeout(timedelta(seconds=max(10.0, nodes.node_timeout_s)))
+        # The rendezvous keeps its own keys in the same store.
+        self._run = PrefixStore(f"lockstep/{nodes.run_id}", self._store)
+        self._round_store: Store | None = None
+        seconds = timedelta(seconds=nodes.join_timeout_s)
+        self._inner = DynamicRendezvousHandler.from_backend(
+            nodes.run_id,
+            self._store,
+            C10dRendezvousBackend(self._store, nodes.run_id),
+            nodes.size.least,
+            nodes.size.most,
+            local_addr=address_towards(*_split(nodes.endpoint)),
+            timeout=RendezvousTimeout(join=seconds, last_call=timedelta(seconds=nodes.last_call_s)),
+            keep_alive_interval=nodes.node_timeout_s / HEARTBEATS,  # type: ignore[arg-type]  # it makes a timedelta
+            keep_alive_max_attempt=HEARTBEATS,
+        )
+        self._lock = threading.Lock()  # the rendezvous is not made for two threads
+        self._num_waiting = 0
+        self._is_watched = False
+
+    @property
+    def round(self) -> int:
+        """How many worlds this run has had before the present one."""
+        return int(self._inner._state_holder.state.round)
+
+    def get_backend(self) -> str:
+        """Its name, for torch's records."""
+        return "c10d"
+
+    def get_run_id(self) -> str:
+        """Its name, for torch's records."""
+        return self.nodes.run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether all worlds of the run share one store."""
+        # Rank 0 serves the processes' own store, a new one in each round: no address of a lost process is left in it.
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Join the next world, once enough nodes have come.
+
+        Raises:
+            EndedElsewhere: Another node has ended the run.
+            LaunchError: Too few have come, or the store is lost.
+        """
+
+        def join() -> RendezvousInfo:
+            with self._lock:
+                return self._endpoint_first(self._inner.next_rendezvous())
+
+        try:
+            info = self._attend(join, self.nodes.join_timeout_s + 2 * ANSWER_S, self._state)
+        except RendezvousClosedError:
+            raise self._ended() from None
+        except RendezvousTimeoutError:
+            raise LaunchError(
+                f"gave up waiting for {self.nodes.size.least} nodes at {self.nodes.endpoint}",
+                where=f"after {self.nodes.join_timeout_s:.0f} s (cluster.join_timeout_s)",
+                do="start the same command on the machines that are missing",
+            ) from None
+        except dist.DistStoreError:
+            raise  # an answer that did not come: a node was lost after it had joined
+        except (RendezvousError, dist.DistError):
+            raise self._lost_store("the connection is broken") from None
+        self.members = frozenset(self._inner._state_holder.state.participants)
+        self._round_store = info.store
+        self._num_waiting = 0
+        if not self._is_watched:
+            self._is_watched = True
+            threading.Thread(target=self._count_waiting, name="rendezvous-watch", daemon=True).start()
+        return info
+
+    def _endpoint_first(self, info: RendezvousInfo) -> RendezvousInfo:
+        """The same world with rank 0, and with it the run folder, on the node that people gave as the meeting place.
+
+        torch numbers nodes by their addresses as text.
+        """
+        store = PrefixStore("lockstep/places", info.store)
+        store.set(str(info.rank), str(int(self.serves)))
+        serving = [rank for rank in range(info.world_size) if store.get(str(rank)) == b"1"]
+        if not serving:  # it is not among them: there are more nodes than were asked for
+            return info
+        rank = 0 if info.rank == serving[0] else info.rank + (info.rank < serving[0])
+        local_addr = address_towards(*_split(self.nodes.endpoint))
+        return RendezvousInfo(info.store, rank, info.world_size, RendezvousStoreInfo.build(rank, store, local_addr))
+
+    def num_nodes_waiting(self) -> int:
+        """How many have come since the world began, and wait for the next one."""
+        # Counted in a thread: the launcher looks after its processes also while the store does not answer.
+        return self._num_waiting
+
+    def is_closed(self) -> bool:
+        """Whoever needs to know asks `next_rendezvous`."""
+        return False
+
+    def set_closed(self) -> None:
+        """Let nobody join any more."""
+        self._ask(self._inner.set_closed)
+
+    def shutdown(self) -> bool:
+        """Nothing: `end` does it, with a reason."""
+        return True
+
+    def announce(self, pause: Pause) -> None:
+        """Tell the other nodes why all processes are about to save and stop."""
+        store = self._round_store
+        if store is not None:
+            self._ask(lambda: store.set("lockstep/pause", pause))
+
+    def is_pause(self) -> bool:
+        """Whether the processes of this round were to stop only to be started anew."""
+        store = self._round_store
+        return store is not None and bool(self._ask(lambda: store.check(["lockstep/pause"])))
+
+    def is_over(self) -> bool:
+        """Whether a node has ended the run."""
+        return bool(self._ask(lambda: self._run.check(["ended"])))
+
+    def leave(self) -> None:
+        """Let the others go on without this node at once, not only when it is missed."""
+
+        def leave() -> None:
+            # Held by a join that goes on; it ends with this process.
+            if self._lock.acquire(timeout=1.0):
+                self._inner._stop_heartbeats()
+                self._inner._op_executor.run(_RendezvousExitOp(), time.monotonic() + ANSWER_S)
+
+        self._ask(leave)
+
+    def end(self, code: int, text: str) -> None:
+        """End the run on all nodes. The first to say so is heard.
+
+        Args:
+            code: What the commands exit with.
+            text: What they say; empty where all is well.
+        """
+
+        def close() -> None:
+            self._run.compare_set("ended", "", json.dumps({"code": code, "text": text}))
+            self._run.add("told", 1)
+            with self._lock:
+                self._inner.shutdown()
+
+        def all_told() -> None:
+            while self._run.add("told", 0) < len(self.members):
+                time.sleep(0.05)
+
+        self._ask(close)
+        if self.serves:
+            self._ask(all_told, LINGER_S)
+
+    def _ended(self) -> EndedElsewhere:
+        def read() -> dict[str, Any]:
+            self._run.add("told", 1)
+            return dict(json.loads(self._run.get("ended"))) if self._run.check(["ended"]) else {}
+
+        said = self._ask(read) or {"code": 4, "text": "another node has ended the run"}
+        return EndedElsewhere(said["code"], said["text"])
+
+    def _count_waiting(self) -> None:
+        while True:
+            time.sleep(1.0)
+            with suppress(RendezvousError, dist.DistError), self._lock:
+                self._num_waiting = self._inner.num_nodes_waiting()
+
+    def _open(self) -> Store:
+        host, port = _split(self.nodes.endpoint)
+        if any(is_ours(address) for address in look_up(host, port, self.nodes.endpoint)):
+            with suppress(LaunchError):  # another launcher of this machine serves it already
+                store = served(host, port, self.nodes.endpoint, 60)
+                self.serves = True
+                return store
+        who = f"node {socket.gethostname()}"
+        reach(host, port, self.nodes.endpoint, self.nodes.join_timeout_s, self._say, who, "the rendezvous")
+        return connect(host, port, self.nodes.endpoint, self.nodes.join_timeout_s, "a rendezvous")
+
+    def _state(self) -> str:
+        come = sorted(node.addr for node in self._inner._state_holder.state.participants)
+        have = "has" if len(come) == 1 else "have"
+        return f"waiting for {self.nodes.size.least} nodes at {self.nodes.endpoint}: {len(come)} {have} come" + (
+            f" ({', '.join(come[:8])}{' …' if len(come) > 8 else ''})" if come else ""
+        )
+
+    def _lost_store(self, reason: str) -> LaunchError:
+        return LaunchError(
+            f"node {socket.gethostname()} has lost the rendezvous at {self.nodes.endpoint}: {reason}",
+            likely="that machine or the network to it is down",
+            do="when it is back, start the same command on all machines, with --resume auto",
+        )
+
+    def _ask(self, question: Callable[[], T], limit_s: float = ANSWER_S) -> T | None:
+        """An answer of the store, or None where there is none."""
+        try:
+            return in_thread(question, limit_s, lambda waited_s: None)
+        except (RendezvousError, dist.DistError, TimeoutError):
+            return None
+
+    def _attend(self, call: Callable[[], T], limit_s: float, state: Callable[[], str] | None = None) -> T:
+        next_say = SAY_EVERY_S
+
+        def tick(waited_s: float) -> None:
+            nonlocal next_say
+            self._check()
+            if state is not None and waited_s >= next_say:
+                next_say += min(next_say, 60.0)
+                left = clock(self.nodes.join_timeout_s - waited_s)
+                self._say(f"{state()}, {waited_s:.0f} s\n  giving up in {left} (cluster.join_timeout_s)")
+
+        try:
+            return in_thread(call, limit_s, tick)
+        except TimeoutError:
+            raise self._lost_store(f"no answer for {limit_s:.0f} s") from None
+
+
+def _split(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,68 @@
+"""How many processes or machines there may be: `4`, or `2:4` for two to four. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from lockstep.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Size:
+    """From `least` to `most`, both included.
+
+    Attributes:
+        least: Fewer are not enough.
+        most: As many as are wished for.
+    """
+
+    least: int
+    most: int
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether it may change."""
+        return self.least < self.most
+
+    def __str__(self) -> str:
+        return f"{self.least}:{self.most}" if self.is_elastic else str(self.most)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """How many nodes a world may have, and where they meet.
+
+    Attributes:
+        size: How many.
+        endpoint: HOST:PORT; a launcher on HOST serves the store there.
+        run_id: Keeps runs apart that meet at one place.
+        join_timeout_s: How long to wait until enough nodes have come.
+        last_call_s: How long a world with enough of them waits for more.
+        node_timeout_s: A node that is silent for so long is taken to be lost.
+    """
+
+    size: Size
+    endpoint: str
+    run_id: str
+    join_timeout_s: float
+    last_call_s: float
+    node_timeout_s: float
+
+
+def parse_size(text: str, option: str) -> Size:
+    """Read `4` or `2:4`.
+
+    Args:
+        text: What was given.
+        option: For what, to name in an error.
+
+    Raises:
+        ConfigError: It is neither, or the range is empty.
+    """
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
+    least = int(match[1]) if match else 0
+    most = int(match[2] or match[1]) if match else 0
+    if not 1 <= least <= most:
+        raise ConfigError(f"{option} is {text!r}", allowed="a number from 1, or MIN:MAX such as 2:4")
+    return Size(least, most)

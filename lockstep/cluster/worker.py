@@ -1,0 +1,143 @@
+"""What runs in each process that the launcher starts, around the entry that does the work."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.cluster import ending, stop
+from lockstep.cluster.causes import Report, lost_peer
+from lockstep.cluster.env import LAUNCHED, placement
+from lockstep.cluster.forkserver import LAUNCHER_ONLY
+from lockstep.cluster.stop import when_parent_dies
+from lockstep.errors import HangError, LaunchError, LockstepError
+
+STOP_FILE = "stop"
+
+
+@dataclass(frozen=True)
+class Done:
+    """How the work of a process ended, where it did not fail.
+
+    Attributes:
+        code: What the command shall exit with, as the entry says where it returns a number.
+        was_asked: This process was told to stop; otherwise it stopped with another one.
+    """
+
+    code: int
+    was_asked: bool
+
+
+def work(entry: Callable[..., object], args: tuple[Any, ...], folder: Path, stop_timeout_s: float) -> Done:
+    """Run `entry(*args)` so that its end, of whatever kind, is known to the launcher.
+
+    Args:
+        entry: The work; learns its rank from the environment.
+        args: What it gets.
+        folder: Where to report a failure; holds a file called stop if everybody shall stop.
+        stop_timeout_s: How long it may go on after the launcher is dead.
+
+    Returns:
+        What torch's agent hands to the launcher once all are done.
+    """
+    # These reach the whole process group, or all of a job; the launcher passes them on as SIGTERM.
+    for number in LAUNCHER_ONLY:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A stop from before the line above went unheard.
+    if (folder / STOP_FILE).exists():
+        return Done(0, True)
+    os.environ[LAUNCHED] = "1"
+    state = {"finished": False, "orphan": False}
+
+    def orphaned() -> None:
+        state["orphan"] = True
+        shutil.rmtree(folder, ignore_errors=True)
+        if state["finished"]:
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(stop_timeout_s)
+        os._exit(1)
+
+    when_parent_dies(orphaned)
+    ending.tell_by(lambda error: _fail(folder, error))
+    code: object = 0
+    try:
+        code = entry(*args)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            _fail(folder, error)
+    except BaseException as error:
+        _fail(folder, error)
+    # From here on it only waits for the others; torch's agent ends it.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    state["finished"] = True
+    _flush()
+    if state["orphan"]:
+        os._exit(0)
+    return Done(code if isinstance(code, int) else 0, stop.was_asked)
+
+
+def report_path(folder: Path, rank: int, restart: int) -> Path:
+    """Where a rank writes why it failed."""
+    return folder / f"rank-{rank}-{restart}.json"
+
+
+def _fail(folder: Path, error: BaseException) -> None:
+    ours = isinstance(error, LockstepError)
+    here = placement(os.environ)
+    assert here is not None, "the agent sets the world's variables"
+    if isinstance(error, LockstepError):
+        error.facts.setdefault("rank", f"{here.rank} (host {socket.gethostname()}, pid {os.getpid()})")
+    report = Report(
+        time=time.time(),
+        text=str(error) if ours else traceback.format_exc().rstrip(),
+        exit_code=_exit_code(error),
+        is_ours=ours,
+        is_consequence=_is_consequence(error),
+        may_pass=isinstance(error, LaunchError) or not ours,
+        culprits=error.ranks if isinstance(error, HangError) else (),
+    )
+    path = report_path(folder, here.rank, here.restart)
+    # The folder is gone where the launcher is; then nobody reads it.
+    with suppress(OSError):
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(asdict(report)))
+        part.rename(path)
+    _flush()
+    # Not sys.exit: tearing down a process group whose peers are gone may hang.
+    os._exit(report.exit_code)
+
+
+def _is_consequence(error: BaseException) -> bool:
+    if isinstance(error, LockstepError):
+        return isinstance(error, LaunchError) and not isinstance(error, HangError)
+    return lost_peer(error)
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, LockstepError):
+        return error.exit_code
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code & 0xFF or 1
+    return 1
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # A closed pipe is no reason to hide how the work ended.
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue

@@ -1,0 +1,262 @@
+"""The processes that execute a run now: which of them this one is, and on which device it computes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from lockstep.cluster import rollcall
+from lockstep.cluster.address import interface_towards
+from lockstep.cluster.causes import lost_peer
+from lockstep.cluster.env import ALONE, Placement
+from lockstep.cluster.pulse import Pulse
+from lockstep.cluster.rollcall import Card
+from lockstep.errors import LaunchError
+
+GOODBYE_S = 10.0
+
+
+@dataclass
+class _Turns:
+    """How many barriers this process has passed."""
+
+    barriers: int = 0
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, seen from one of them.
+
+    Attributes:
+        rank: 0 <= rank < size.
+        size: How many processes there are.
+        local_rank: Place among those on this machine.
+        device: Where this process computes.
+        backend: What carries the tensors: gloo, nccl or mpi; none for a process that is alone.
+        host: This machine's name.
+        store: Keys and values that all processes see; None for a process that is alone.
+        placement: What the process was told when it was started.
+        num_hosts: How many machines there are.
+        restart: How many worlds this run has had before, at least.
+        pulse: What this process is at; see `heartbeat`.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    backend: str
+    host: str
+    store: Store | None
+    placement: Placement
+    num_hosts: int = 1
+    restart: int = 0
+    turns: _Turns = field(default_factory=_Turns, repr=False, compare=False)
+    pulse: Pulse = field(default_factory=Pulse, repr=False, compare=False)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, the one that speaks and writes."""
+        return self.rank == 0
+
+
+def alone(device: str = "auto") -> World:
+    """A world of this process only; it starts nothing.
+
+    Raises:
+        LaunchError: There is no such device.
+    """
+    chosen = _device(_device_kind(device), 0)
+    return World(0, 1, 0, chosen, "none", socket.gethostname(), None, ALONE)
+
+
+def _print_to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def join(
+    placement: Placement,
+    *,
+    device: str = "auto",
+    backend: str = "auto",
+    join_timeout_s: float = 300.0,
+    timeout_s: float = 600.0,
+    say: Callable[[str], None] = _print_to_stderr,
+) -> Iterator[World]:
+    """Meet the other processes, and be part of their process group until the block ends.
+
+    Args:
+        placement: This process's place.
+        device: auto, cpu or cuda. auto takes CUDA where there is any.
+        backend: auto, gloo, nccl or mpi. auto takes nccl for CUDA, gloo otherwise.
+        join_timeout_s: How long to wait until all have come.
+        timeout_s: The longest wait in a collective.
+        say: Gets the lines about who is still missing.
+
+    Raises:
+        LaunchError: The processes can't meet, contradict one another, or one is lost while the block runs.
+    """
+    if placement.started_by == "alone":
+        yield alone(device)
+        return
+    kind = _device_kind(device)
+    num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
+    mine = Card(placement.rank, placement.world_size, socket.gethostname(), os.getpid(), kind, backend, num_gpus)
+    store, cards = rollcall.hold(placement, mine, join_timeout_s, say)
+    chosen, warning = choose_backend(cards)
+    if warning and placement.rank == 0:
+        say(warning)
+    here = [card.rank for card in cards if card.host == mine.host]
+    local_rank = here.index(placement.rank) if placement.local_rank is None else placement.local_rank
+    where = _device(kind, local_rank)
+    world = World(
+        rank=placement.rank,
+        size=placement.world_size,
+        local_rank=local_rank,
+        device=where,
+        backend=chosen,
+        host=mine.host,
+        store=PrefixStore("world", store),
+        placement=placement,
+        num_hosts=len({card.host for card in cards}),
+        restart=max(card.restart for card in cards),
+    )
+    _start_group(world, timeout_s)
+    try:
+        yield world
+    except BaseException as error:
+        _end_group(world)
+        if lost_peer(error):
+            raise LaunchError(
+                f"rank {world.rank} ({world.host}) lost another process",
+                given=_first_line(error)[:200],
+                likely="that process has ended; its own words say why",
+            ) from error
+        raise
+    _end_group(world)
+    rollcall.leave(placement, store, GOODBYE_S)
+
+
+def choose_backend(cards: Sequence[Card]) -> tuple[str, str]:
+    """The backend that all processes take, worked out by each from the same roll.
+
+    Args:
+        cards: Every process's, by rank.
+
+    Returns:
+        The backend, and a warning or an empty text.
+
+    Raises:
+        LaunchError: They don't compute on the same kind of device, or the backend can't be.
+    """
+    for name in ("device", "backend"):
+        groups: dict[str, list[int]] = {}
+        for card in cards:
+            groups.setdefault(getattr(card, name), []).append(card.rank)
+        if len(groups) > 1:
+            parts = [f"{value} on {rollcall.ranks_text(ranks)}" for value, ranks in groups.items()]
+            raise LaunchError(
+                f"the processes don't agree on the {name}: {', '.join(parts)}",
+                do="set device=cpu or device=cuda for all" if name == "device" else "set cluster.backend for all",
+            )
+    device, asked = cards[0].device, cards[0].backend
+    if asked == "mpi" and not dist.is_mpi_available():
+        raise LaunchError("cluster.backend is mpi, but this torch was built without MPI", allowed="auto, gloo, nccl")
+    if asked == "nccl" and device != "cuda":
+        raise LaunchError(
+            "cluster.backend is nccl, but the device is cpu", do="set cluster.backend=gloo or device=cuda"
+        )
+    shared = [card.host for card in cards if sum(c.host == card.host for c in cards) > card.num_gpus]
+    if device == "cuda" and shared and asked != "mpi":
+        # NCCL refuses two ranks on one GPU.
+        count = sum(card.host == shared[0] for card in cards)
+        gpus = next(card.num_gpus for card in cards if card.host == shared[0])
+        if asked == "nccl":
+            raise LaunchError(
+                f"cluster.backend is nccl, but {count} processes share {gpus} GPU(s) on {shared[0]}",
+                do=f"start at most {gpus} there, or set cluster.backend=gloo",
+            )
+        return "gloo", f"warning: {count} processes share {gpus} GPU(s) on {shared[0]}: gloo instead of nccl, slower"
+    if asked != "auto":
+        return asked, ""
+    return ("nccl" if device == "cuda" else "gloo"), ""
+
+
+def _device_kind(device: str) -> str:
+    if device == "cpu":
+        return "cpu"
+    available = torch.cuda.is_available()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+    if device == "cuda" and not available:
+        raise LaunchError(
+            "device is cuda, but torch finds no CUDA device",
+            where=socket.gethostname(),
+            given=f"torch {torch.__version__}, CUDA_VISIBLE_DEVICES={visible}",
+            do="set device=cpu, or check nvidia-smi",
+        )
+    return "cuda" if available else "cpu"
+
+
+def _device(kind: str, local_rank: int) -> torch.device:
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _start_group(world: World, timeout_s: float) -> None:
+    placement = world.placement
+    if world.backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ:
+        # Left alone, gloo looks its own host name up, which may have no address, or one that peers can't reach.
+        name = interface_towards(placement.init)
+        if name:
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+    try:
+        dist.init_process_group(
+            world.backend,
+            store=None if world.backend == "mpi" else world.store,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(seconds=timeout_s),
+            # Binds NCCL's communicator at once, so that a fault shows here and not in the first collective.
+            device_id=world.device if world.backend == "nccl" else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise LaunchError(
+            f"rank {world.rank} ({world.host}) met the others, but can't connect to them: {_first_line(error)}",
+            likely="the machines see each other on another network interface than the one taken",
+            do="set GLOO_SOCKET_IFNAME (cpu) or NCCL_SOCKET_IFNAME (cuda) to the interface's name, see: ip address",
+        ) from error
+
+
+def _end_group(world: World) -> None:
+    if not dist.is_initialized():
+        return
+    # With a dead peer, ending the group may wait for ever.
+    thread = threading.Thread(target=_destroy, name="destroy-process-group", daemon=True)
+    thread.start()
+    thread.join(GOODBYE_S)
+
+
+def _destroy() -> None:
+    # A group that has failed already has nothing more to say.
+    try:
+        dist.destroy_process_group()
+    except Exception as error:
+        print(f"process group: {_first_line(error)}", file=sys.stderr)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,74 @@
+"""Processes that join worlds, for the tests: forked from a server that has imported torch once."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import joiner
+import pytest
+
+from lockstep.cluster import forkserver
+from lockstep.cluster.address import free_port
+
+Answer = tuple[str, Any, list[str]]
+
+
+class Visit:
+    """A process that joins a world."""
+
+    def __init__(self, process: BaseProcess, answers: Connection) -> None:
+        self.process, self.answers = process, answers
+
+    def answer(self, timeout_s: float = 30.0) -> Answer:
+        assert self.answers.poll(timeout_s), "no answer"
+        answer: Answer = self.answers.recv()
+        self.process.join(timeout_s)
+        return answer
+
+    def error(self) -> str:
+        kind, text, _ = self.answer()
+        assert kind == "error", text
+        return str(text)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> None:
+    """Once for all tests: torch is imported one time."""
+    forkserver.prepare(["lockstep.cluster.world", "lockstep.cluster.collect"])
+
+
+@pytest.fixture
+def visits(fork_server: None) -> Iterator[Callable[..., Visit]]:
+    """Starts a process that joins a world: visits(init, rank, world_size, **options)."""
+    context = multiprocessing.get_context("forkserver")
+    begun: list[Visit] = []
+
+    def begin(
+        *given: Any, environ: dict[str, str] | None = None, deed: str = "", constants: Any = None, **options: Any
+    ) -> Visit:
+        ours, theirs = context.Pipe(duplex=False)
+        args = (theirs, given, environ or {}, options, constants or {}, deed)
+        process = context.Process(target=joiner.visit, args=args)
+        process.start()
+        theirs.close()
+        begun.append(Visit(process, ours))
+        return begun[-1]
+
+    yield begin
+    for visit in begun:
+        visit.process.join(0.1)
+        if visit.process.is_alive():
+            visit.process.kill()
+            visit.process.join()
+        visit.answers.close()
+        visit.process.close()
+
+
+@pytest.fixture
+def init() -> str:
+    """A port where nobody is."""
+    return f"tcp://127.0.0.1:{free_port()}"

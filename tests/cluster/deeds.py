@@ -1,0 +1,49 @@
+"""What the workers of the launcher's tests do. Each leaves a file that names its rank and holds its process id."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def work(deed: str, folder: Path) -> int:
+    """Join the world, and then succeed or fail as `deed` says."""
+    from lockstep.cluster import collect, env, stop, world
+    from lockstep.errors import DataError
+
+    here = env.placement(os.environ)
+    assert here is not None
+    if deed == "joins late" and here.rank == 1:
+        (folder / "waited-for").touch()
+        time.sleep(60)
+    # As in training: until all have joined there is nothing to save.
+    with world.join(here, device="cpu") as joined, stop.StopSignal() as asked:
+        (folder / f"started-{here.restart}-{joined.rank}").write_text(f"{os.getpid()} {time.time()}")
+        if joined.rank == 1:
+            if deed == "data error":
+                raise DataError("x.gz is truncated", where="byte 7")
+            if deed == "value error":
+                raise ValueError("made to fail")
+            if deed == "exit 7":
+                sys.exit(7)
+            if deed == "vanish":
+                os._exit(0)
+            if deed == "killed" or (deed == "killed once" and here.restart == 0):
+                os.kill(os.getpid(), signal.SIGKILL)
+        if deed == "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(60)
+        if deed in ("ok", "killed once"):
+            # Fails at once where a peer is dead; a barrier alone would wait for it.
+            collect.gather_all(joined, joined.rank)
+            collect.barrier(joined, 10)
+        else:
+            for _ in range(600):
+                time.sleep(0.05)
+                if any(collect.gather_all(joined, asked.requested)):
+                    break
+        (folder / f"saved-{here.restart}-{joined.rank}").write_text(here.started_by)
+        return asked.exit_code

@@ -1,0 +1,73 @@
+"""One process of a world, for the tests: joins, does one thing, and says how it went."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+DIES = "dies"
+FAILS = "fails"
+SKIPS_BARRIER = "skips the barrier"
+
+
+def visit(
+    answers: Connection,
+    given: tuple[Any, ...],
+    environ: dict[str, str],
+    options: dict[str, Any],
+    constants: dict[str, float],
+    deed: str,
+) -> None:
+    """Join a world as `given` says, and send ("joined", facts, said) or ("error", text, said)."""
+    from lockstep.cluster import collect, env, meeting, rollcall, world
+    from lockstep.errors import LockstepError
+
+    for name, value in constants.items():
+        for module in (meeting, rollcall):
+            if hasattr(module, name):
+                setattr(module, name, value)
+    said: list[str] = []
+    start = time.monotonic()
+    try:
+        here = env.placement(environ, *given)
+        assert here is not None
+        with world.join(here, say=said.append, **({"device": "cpu"} | options)) as joined:
+            if deed == DIES:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if deed == FAILS:
+                raise ValueError("made to fail")
+            if deed == SKIPS_BARRIER and joined.rank == 1:
+                time.sleep(3)
+            elif deed == SKIPS_BARRIER:
+                collect.barrier(joined, 1.0)
+            facts = _facts(joined)
+        answers.send(("joined", facts | {"seconds": time.monotonic() - start}, said))
+    except (LockstepError, ValueError, RuntimeError) as error:
+        answers.send(("error", f"{error}\n[{type(error).__name__}, {time.monotonic() - start:.1f} s]", said))
+
+
+def _facts(joined: Any) -> dict[str, Any]:
+    import torch
+
+    from lockstep.cluster import collect
+
+    mine = torch.full((2, 3, 2, 2), float(joined.rank), device=joined.device).to(memory_format=torch.channels_last)
+    count = torch.tensor(joined.rank, device=joined.device)
+    collect.broadcast_tensors(joined, [mine, count])
+    for _ in range(5):
+        collect.barrier(joined, 10.0)
+    return {
+        "rank": joined.rank,
+        "size": joined.size,
+        "local_rank": joined.local_rank,
+        "num_hosts": joined.num_hosts,
+        "backend": joined.backend,
+        "device": str(joined.device),
+        "gathered": collect.gather(joined, f"from {joined.rank}"),
+        "everybody": collect.gather_all(joined, joined.rank),
+        "broadcast": collect.broadcast(joined, joined.rank + 7),
+        "tensors": (mine.sum().item(), mine.is_contiguous(memory_format=torch.channels_last), count.item()),
+    }

@@ -1,0 +1,178 @@
+"""Real processes meet, or are told why they can't."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import joiner
+import pytest
+
+from lockstep.cluster.address import free_port
+
+Answer = tuple[str, Any, list[str]]
+
+
+def check_pair(answers: list[Answer]) -> None:
+    for rank, (kind, facts, said) in enumerate(answers):
+        assert kind == "joined", facts
+        assert (facts["rank"], facts["size"], facts["local_rank"]) == (rank, 2, rank)
+        assert (facts["num_hosts"], facts["backend"]) == (1, "gloo")
+        assert facts["gathered"] == (["from 0", "from 1"] if rank == 0 else None)
+        assert facts["everybody"] == [0, 1]
+        assert facts["broadcast"] == 7
+        assert facts["tensors"] == (0.0, True, 0)
+        assert said == []
+
+
+def test_two_processes_meet_at_a_port(visits: Callable[..., Any], init: str) -> None:
+    pair = [visits(init, rank, 2) for rank in (0, 1)]
+    check_pair([visit.answer() for visit in pair])
+
+
+def test_rank_1_may_come_first(visits: Callable[..., Any], init: str) -> None:
+    second = visits(init, 1, 2)
+    assert not second.answers.poll(0.5)
+    first = visits(init, 0, 2)
+    check_pair([first.answer(), second.answer()])
+
+
+def test_two_processes_meet_at_an_ipv6_port(visits: Callable[..., Any]) -> None:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    init = f"tcp://[::1]:{free_port()}"
+    pair = [visits(init, rank, 2) for rank in (0, 1)]
+    check_pair([visit.answer() for visit in pair])
+
+
+def test_two_processes_meet_in_a_file(visits: Callable[..., Any], tmp_path: Path) -> None:
+    pair = [visits(f"file://{tmp_path}/meet", rank, 2) for rank in (0, 1)]
+    check_pair([visit.answer() for visit in pair])
+    assert not (tmp_path / "meet").exists()
+
+
+def test_two_processes_meet_by_the_environment(visits: Callable[..., Any]) -> None:
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    pair = [visits("env://", environ={**common, "RANK": str(rank)}) for rank in (0, 1)]
+    check_pair([visit.answer() for visit in pair])
+
+
+def test_a_missing_rank_is_named_and_then_given_up(visits: Callable[..., Any], init: str) -> None:
+    hurry = {"constants": {"SAY_EVERY_S": 0.4}, "join_timeout_s": 1.5}
+    pair = [visits(init, rank, 3, **hurry) for rank in (0, 2)]
+    answers = [visit.answer() for visit in pair]
+    said = answers[0][2]
+    assert said[0].startswith("waiting for 3 processes: 2 have joined (ranks 0 2), 0 s")
+    assert "missing rank 1. On its machine:" in said[0]
+    assert "giving up in 0:01 (cluster.join_timeout_s)" in said[0]
+    # Rank 0 speaks for all.
+    assert answers[1][2] == []
+    for kind, text, _ in answers:
+        assert kind == "error"
+        assert "gave up waiting for 3 processes: 2 have joined (ranks 0 2)" in text
+        assert "LaunchError" in text
+
+
+def test_a_missing_rank_0_is_named_by_the_others(visits: Callable[..., Any], tmp_path: Path) -> None:
+    visit = visits(f"file://{tmp_path}/meet", 1, 2, constants={"SAY_EVERY_S": 0.3, "SLACK_S": 0.0}, join_timeout_s=1.0)
+    _, text, said = visit.answer()
+    assert "missing rank 0" in said[0]
+    assert "gave up" in text
+
+
+def test_nobody_at_the_port_is_said_and_then_given_up(visits: Callable[..., Any], init: str) -> None:
+    visit = visits(init, 1, 2, constants={"SAY_EVERY_S": 0.3}, join_timeout_s=1.0)
+    _, text, said = visit.answer()
+    assert f"rank 1 waits for rank 0 at {init}: connection refused" in said[0]
+    assert f"waited 1 s for rank 0 at {init}: connection refused" in text
+
+
+def test_two_world_sizes_are_both_named(visits: Callable[..., Any], init: str) -> None:
+    texts = [visit.error() for visit in (visits(init, 0, 3), visits(init, 1, 2))]
+    for text in texts:
+        assert "world sizes differ" in text
+        assert "rank 0 with 3" in text
+        assert "rank 1 was started with 2" in text
+
+
+def test_two_processes_with_one_rank_are_both_named(visits: Callable[..., Any], init: str) -> None:
+    pair = [visits(init, 0, 3), visits(init, 1, 3), visits(init, 1, 3)]
+    for visit in pair:
+        text = visit.error()
+        assert "two processes have rank 1" in text
+        assert all(f"pid {other.process.pid}" in text for other in pair[1:])
+
+
+def test_a_second_rank_0_is_told_who_has_the_port(visits: Callable[..., Any], init: str) -> None:
+    first = visits(init, 0, 2, join_timeout_s=8.0)
+    visits(init, 1, 3).error()
+    assert "world sizes differ" in first.error()
+    again = visits(init, 0, 2, join_timeout_s=3.0)
+    assert not again.answers.poll(0.5)
+    text = visits(init, 0, 2).error()
+    assert f"is in use by pid {again.process.pid}" in text
+    assert "second process was started with rank 0" in text
+
+
+def test_a_port_in_use_is_named(visits: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        text = visits(f"tcp://127.0.0.1:{port}", 0, 2).error()
+    assert f"port {port} is in use by pid {os.getpid()}" in text
+
+
+def test_a_listener_that_is_no_store_is_named(visits: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        init = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        visit = visits(init, 1, 2, constants={"HANDSHAKE_S": 1.0})
+        text = visit.error()
+    assert f"something listens at {init}, but it is not rank 0" in text
+
+
+def test_an_unknown_host_is_named(visits: Callable[..., Any]) -> None:
+    text = visits("tcp://no-such-host.invalid:29500", 1, 2, constants={"LOOKUP_S": 0.5}).error()
+    assert "host 'no-such-host.invalid' is unknown" in text
+
+
+def test_rank_0_on_another_machine_than_named_is_refused(visits: Callable[..., Any]) -> None:
+    text = visits("tcp://192.0.2.1:29500", 0, 2).error()
+    assert "rank 0 must run on 192.0.2.1" in text
+
+
+def test_a_file_of_an_earlier_run_is_named(visits: Callable[..., Any], tmp_path: Path) -> None:
+    init = f"file://{tmp_path}/meet"
+    pair = [visits(init, rank, 2, deed=joiner.DIES) for rank in (0, 1)]
+    for visit in pair:
+        visit.process.join(30)
+    # The other may have seen this one go, and so had the time to say so.
+    assert pair[0].process.exitcode == -signal.SIGKILL or pair[1].process.exitcode == -signal.SIGKILL
+    text = visits(init, 0, 2).error()
+    assert f"{tmp_path}/meet is left over from an earlier run" in text
+    assert f"rm {tmp_path}/meet" in text
+
+
+def test_a_file_in_no_folder_is_named(visits: Callable[..., Any], tmp_path: Path) -> None:
+    assert f"no folder {tmp_path}/none" in visits(f"file://{tmp_path}/none/meet", 0, 2).error()
+
+
+def test_a_barrier_names_who_did_not_come(visits: Callable[..., Any], init: str) -> None:
+    first, _ = (visits(init, rank, 2, deed=joiner.SKIPS_BARRIER) for rank in (0, 1))
+    assert "waited 1 s for 2 processes: rank 1 did not come" in first.error()
+
+
+def test_a_rank_that_fails_frees_its_peers(visits: Callable[..., Any], init: str) -> None:
+    first, second = visits(init, 0, 2), visits(init, 1, 2, deed=joiner.FAILS)
+    assert "made to fail" in second.error()
+    kind, text, _ = first.answer(15)
+    assert kind == "error"
+    # The cause is told elsewhere; a traceback out of gloo here would only bury it.
+    assert text.startswith("launch error: rank 0 (")
+    assert "lost another process" in text
+    assert len(text.splitlines()) <= 4

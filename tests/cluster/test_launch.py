@@ -1,0 +1,242 @@
+"""The launcher, as a program: what it returns, what it says, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+
+class Program:
+    """A running launcher, in a session of its own as in a terminal of its own."""
+
+    def __init__(self, command: list[str], folder: Path, repo: Path) -> None:
+        self.folder = folder
+        clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        clean |= {"PYTHONPATH": str(repo), "TMPDIR": str(folder / "tmp")}
+        (folder / "tmp").mkdir()
+        self.started_at = time.time()
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=clean, start_new_session=True, stderr=subprocess.PIPE, text=True
+        )
+
+    def wait(self) -> tuple[int, str]:
+        text = self.process.communicate(timeout=50)[1]
+        return self.process.returncode, text
+
+    def until(self, pattern: str, count: int) -> None:
+        end = time.monotonic() + 40
+        while len(list(self.folder.glob(pattern))) < count:
+            assert time.monotonic() < end, f"no {pattern}"
+            assert self.process.poll() is None, self.process.communicate()[1]
+            time.sleep(0.02)
+
+    def all_gone(self, timeout_s: float = 15.0) -> bool:
+        """Whether every process of its session has ended."""
+        end = time.monotonic() + timeout_s
+        while self._living():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def _living(self) -> list[int]:
+        """Process ids of its session; those that have ended and wait to be reaped (by init, at leisure) don't count."""
+        living = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    living.append(process.pid)
+        return living
+
+    def left_files(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "tmp").glob("lockstep-*"))
+
+
+@pytest.fixture
+def start(tmp_path: Path, repo: Path) -> Iterator[Callable[..., Program]]:
+    programs: list[Program] = []
+
+    def begin(deed: str, num_procs: int = 2, max_restarts: int = 0, stop_timeout_s: float = 20.0) -> Program:
+        words = [deed, str(num_procs), str(max_restarts), str(stop_timeout_s), str(tmp_path)]
+        programs.append(Program([sys.executable, str(HERE / "starter.py"), *words], tmp_path, repo))
+        return programs[-1]
+
+    yield begin
+    for program in programs:
+        if not program.all_gone(0):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.process.pid, signal.SIGKILL)
+        program.process.wait()
+        assert program.process.stderr is not None
+        program.process.stderr.close()
+
+
+def test_work_that_is_done_returns_0_and_says_nothing(start: Callable[..., Program]) -> None:
+    program = start("ok", num_procs=3)
+    assert program.wait() == (0, "")
+    assert [(program.folder / f"saved-0-{rank}").read_text() for rank in range(3)] == ["lockstep"] * 3
+    assert program.all_gone()
+    assert program.left_files() == []
+
+
+def test_an_error_for_people_is_said_once_with_its_rank(start: Callable[..., Program]) -> None:
+    program = start("data error", max_restarts=3)
+    code, text = program.wait()
+    lines = text.splitlines()
+    assert code == 3
+    # No restart either: the same data would be found.
+    assert lines[:2] == ["data error: x.gz is truncated", "  where  byte 7"]
+    assert lines[2].startswith("  rank   1 (host ")
+    assert len(lines) == 3
+    assert "x.gz is truncated" in (program.folder / "logs" / "launcher.log").read_text()
+    assert program.all_gone()
+
+
+def test_any_other_error_shows_the_first_traceback_only(start: Callable[..., Program]) -> None:
+    code, text = start("value error").wait()
+    assert code == 1
+    assert text.startswith("rank 1 (host ")
+    assert text.rstrip().endswith("ValueError: made to fail")
+    assert text.count("Traceback") == 1
+
+
+def test_an_exit_code_is_passed_on(start: Callable[..., Program]) -> None:
+    assert start("exit 7").wait()[0] == 7
+
+
+def test_a_worker_that_vanishes_is_noticed(start: Callable[..., Program]) -> None:
+    code, text = start("vanish").wait()
+    assert code == 4
+    assert "rank 1" in text
+    assert "without a word" in text
+
+
+def test_a_killed_worker_is_named(start: Callable[..., Program]) -> None:
+    program = start("killed")
+    code, text = program.wait()
+    assert code == 4
+    assert "rank 1 (host " in text
+    assert "was killed by signal 9 (SIGKILL)" in text
+    assert "Traceback" not in text
+    assert program.all_gone()
+    assert program.left_files() == []
+
+
+def test_a_killed_worker_is_started_again_within_seconds(start: Callable[..., Program]) -> None:
+    program = start("killed once", max_restarts=2)
+    code, text = program.wait()
+    assert code == 0
+    assert text.count("restart") == 1
+    assert "restart 1 of 2" in text
+    killed_at = float((program.folder / "started-0-1").read_text().split()[1])
+    again_at = float((program.folder / "started-1-1").read_text().split()[1])
+    # About 0.2 s where the machine has nothing else to do: torch is not imported again.
+    assert again_at - killed_at < 10
+
+
+def test_ctrl_c_lets_the_workers_save(start: Callable[..., Program]) -> None:
+    program = start("loop")
+    program.until("started-0-*", 2)
+    # As a terminal does: to every process of the group.
+    os.killpg(program.process.pid, signal.SIGINT)
+    code, text = program.wait()
+    assert code == 128 + signal.SIGINT
+    assert text.strip() == "SIGINT: finishing the step and saving; once more to end at once"
+    assert len(list(program.folder.glob("saved-0-*"))) == 2
+    assert program.all_gone()
+
+
+def test_sigterm_to_the_launcher_lets_the_workers_save(start: Callable[..., Program]) -> None:
+    program = start("loop")
+    program.until("started-0-*", 2)
+    program.process.send_signal(signal.SIGTERM)
+    assert program.wait()[0] == 128 + signal.SIGTERM
+    assert len(list(program.folder.glob("saved-0-*"))) == 2
+
+
+def test_sigterm_to_one_worker_is_the_commands_end_too(start: Callable[..., Program]) -> None:
+    program = start("loop", max_restarts=1)
+    program.until("started-0-*", 2)
+    os.kill(int((program.folder / "started-0-1").read_text().split()[0]), signal.SIGTERM)
+    code, text = program.wait()
+    # All have saved, and the work is not done: whoever waits for the command must not take it for complete.
+    assert (code, text) == (128 + signal.SIGTERM, "")
+    assert len(list(program.folder.glob("saved-0-*"))) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_before_all_have_joined_is_quiet(start: Callable[..., Program], number: signal.Signals) -> None:
+    program = start("joins late")
+    program.until("waited-for", 1)
+    time.sleep(0.3)
+    before = time.monotonic()
+    os.killpg(program.process.pid, number)
+    code, text = program.wait()
+    assert code == 128 + number
+    assert text.strip() == f"{number.name}: finishing the step and saving; once more to end at once"
+    assert time.monotonic() - before < 10
+    assert program.all_gone()
+    assert program.left_files() == []
+
+
+def test_ctrl_c_twice_ends_at_once(start: Callable[..., Program]) -> None:
+    program = start("deaf")
+    program.until("started-0-*", 2)
+    os.killpg(program.process.pid, signal.SIGINT)
+    time.sleep(0.6)
+    before = time.monotonic()
+    os.killpg(program.process.pid, signal.SIGINT)
+    code, text = program.wait()
+    assert code == 128 + signal.SIGINT
+    assert time.monotonic() - before < 10
+    assert len(text.split("\n")) <= 3
+    assert program.all_gone()
+    assert program.left_files() == []
+
+
+def test_workers_that_do_not_stop_are_killed(start: Callable[..., Program]) -> None:
+    program = start("deaf", stop_timeout_s=0.5)
+    program.until("started-0-*", 2)
+    program.process.send_signal(signal.SIGTERM)
+    code, text = program.wait()
+    assert code == 128 + signal.SIGTERM
+    assert "did not stop within" in text
+    assert program.all_gone()
+
+
+@pytest.mark.parametrize("deed", ["loop", "deaf"])
+def test_nothing_is_left_when_the_launcher_is_killed(start: Callable[..., Program], deed: str) -> None:
+    program = start(deed, stop_timeout_s=20.0 if deed == "loop" else 1.0)
+    program.until("started-0-*", 2)
+    program.process.kill()
+    assert program.all_gone()
+    # Those that listen save first.
+    assert len(list(program.folder.glob("saved-0-*"))) == (2 if deed == "loop" else 0)
+    assert program.left_files() == []
+
+
+def test_torchrun_starts_the_same_work(tmp_path: Path, repo: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys\nfrom pathlib import Path\nsys.path.insert(0, {str(HERE)!r})\n"
+        f"import deeds\ndeeds.work(sys.argv[1], Path({str(tmp_path)!r}))\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+    program = Program([*command, str(script), "killed once"], tmp_path, repo)
+    code, text = program.wait()
+    assert code == 0, text
+    # Restarted by torchrun on the same store: what the first life left there is not in the way.
+    assert (tmp_path / "saved-1-0").read_text() == "torchrun"
+    assert (tmp_path / "saved-1-1").exists()
+    assert program.all_gone()

@@ -1,0 +1,82 @@
+"""The backend follows from the roll, and is the same for every process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lockstep.cluster.rollcall import Card, ranks_text
+from lockstep.cluster.world import alone, choose_backend
+from lockstep.errors import LaunchError
+
+
+def cards(hosts: str, device: str = "cuda", backend: str = "auto", num_gpus: int = 2) -> list[Card]:
+    return [Card(rank, len(hosts), host, 100 + rank, device, backend, num_gpus) for rank, host in enumerate(hosts)]
+
+
+def test_cpu_takes_gloo_and_cuda_takes_nccl() -> None:
+    assert choose_backend(cards("aabb", device="cpu", num_gpus=0)) == ("gloo", "")
+    assert choose_backend(cards("aabb")) == ("nccl", "")
+
+
+def test_processes_that_share_a_gpu_take_gloo_and_say_so() -> None:
+    backend, warning = choose_backend(cards("aaab"))
+    assert backend == "gloo"
+    assert "3 processes share 2 GPU(s) on a" in warning
+
+
+def test_nccl_on_a_shared_gpu_is_refused() -> None:
+    with pytest.raises(LaunchError, match="share 2 GPU"):
+        choose_backend(cards("aaab", backend="nccl"))
+
+
+def test_nccl_without_a_gpu_is_refused() -> None:
+    with pytest.raises(LaunchError, match="device is cpu"):
+        choose_backend(cards("ab", device="cpu", backend="nccl", num_gpus=0))
+
+
+def test_different_devices_are_named_with_their_ranks() -> None:
+    mixed = cards("aab")
+    mixed[1] = replace(mixed[1], device="cpu")
+    with pytest.raises(LaunchError, match="cuda on ranks 0 2, cpu on rank 1"):
+        choose_backend(mixed)
+
+
+def test_different_backends_are_refused() -> None:
+    mixed = cards("ab", device="cpu")
+    mixed[1] = replace(mixed[1], backend="gloo")
+    with pytest.raises(LaunchError, match="backend"):
+        choose_backend(mixed)
+
+
+def test_mpi_is_refused_where_torch_has_none() -> None:
+    import torch.distributed as dist
+
+    if dist.is_mpi_available():
+        pytest.skip("this torch has MPI")
+    with pytest.raises(LaunchError, match="without MPI"):
+        choose_backend(cards("ab", device="cpu", backend="mpi"))
+
+
+def test_ranks_are_listed_up_to_sixteen() -> None:
+    assert ranks_text([2]) == "rank 2"
+    assert ranks_text([0, 1, 3]) == "ranks 0 1 3"
+    assert ranks_text(range(20)).endswith("15 and 4 more")
+
+
+def test_a_process_that_is_alone_has_no_group() -> None:
+    import torch.distributed as dist
+
+    world = alone("cpu")
+    assert (world.rank, world.size, world.is_main, world.device.type) == (0, 1, True, "cpu")
+    assert not dist.is_initialized()
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(LaunchError, match="no CUDA device"):
+        alone("cuda")

@@ -1,0 +1,48 @@
+"""What a process says it is at, and how much of a step was its own work."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from lockstep.cluster.pulse import ADDING, COMPUTING, READING, UPDATING, Pulse
+
+CPU = torch.device("cpu")
+
+
+def test_a_wait_inside_of_something_is_told_and_over_when_it_is() -> None:
+    pulse = Pulse()
+    pulse.enter(COMPUTING)
+    with pulse.waiting("for the others"):
+        assert (pulse.doing, pulse.waits) == ("for the others", True)
+    assert (pulse.doing, pulse.waits) == (COMPUTING, False)
+
+
+def test_everything_that_begins_is_progress() -> None:
+    pulse = Pulse()
+    seen = [pulse.num_beats]
+    for doing in (READING, READING, COMPUTING):
+        pulse.enter(doing)
+        seen.append(pulse.num_beats)
+    assert seen == sorted(set(seen))
+
+
+def test_own_work_is_a_step_s_reading_and_computing_without_waiting_for_others() -> None:
+    pulse = Pulse()
+    for step in range(2):
+        pulse.begin_step(step, CPU)
+        pulse.enter(READING)
+        time.sleep(0.05)
+        with pulse.waiting("in batch norm"):
+            time.sleep(0.2)
+        pulse.end_work(num_micro_batches=3)
+        assert (pulse.doing, pulse.waits, pulse.step) == (ADDING, True, step)
+        time.sleep(0.2)
+        pulse.end_wait()
+        assert (pulse.doing, pulse.waits) == (UPDATING, False)
+        with pulse.waiting("after the step"):
+            time.sleep(0.2)
+    assert (pulse.num_steps, pulse.num_micro_batches) == (2, 6)
+    # 0.1 s, and 1 s of waiting that does not count; on a busy machine a sleep is longer, never shorter.
+    assert 0.1 <= pulse.work_s < 0.9
