@@ -1,0 +1,138 @@
+"""Which part of a picture is taken, and how it becomes a square of a fixed size.
+
+Legend: N pictures, H and W their height and width, S the side of the square. Boxes are in whole pixels of the upright
+picture, from its left and top.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lockstep.data.images import SCALES, ByteArray
+from lockstep.data.keyed import KeyArray, uniform
+
+_NUM_TRIES = 10
+
+
+class Box(NamedTuple):
+    """A part of a picture, in pixels."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+    def at(self, scale: int) -> Box:
+        """The same part of the picture read at 1/scale of its size; left, top and sides rounded down."""
+        return Box(self.left // scale, self.top // scale, self.width // scale, self.height // scale)
+
+
+class RandomBoxes:
+    """A part of random area and shape for each picture, distributed as torchvision's RandomResizedCrop has it.
+
+    Args:
+        keys: (N,) the samples' keys.
+        area: Least and largest share of the picture's area, drawn evenly.
+        ratio: Least and largest width / height, drawn evenly in its logarithm.
+        first_column: Of the keys' random numbers, from here on up to 40 are used.
+    """
+
+    def __init__(
+        self, keys: KeyArray, *, area: tuple[float, float], ratio: tuple[float, float], first_column: int = 0
+    ) -> None:
+        self._keys, self._area, self._ratio, self._first_column = keys, area, ratio, first_column
+        self._shape = (math.log(ratio[0]), math.log(ratio[1]))
+        # The first try is drawn for all at once: it nearly always fits, and numpy's cost for a call is high.
+        self._first = list(zip(*(uniform(keys, first_column + column).tolist() for column in range(4)), strict=True))
+
+    def box(self, place: int, size: tuple[int, int]) -> Box:
+        """The part of the picture at one place among the N, given its (width, height)."""
+        box = _try_box(size, self._first[place], self._area, self._shape)
+        mine = self._keys[place : place + 1]
+        for attempt in range(1, _NUM_TRIES):
+            if box is not None:
+                return box
+            start = self._first_column + 4 * attempt
+            numbers = [float(uniform(mine, column)[0]) for column in range(start, start + 4)]
+            box = _try_box(size, numbers, self._area, self._shape)
+        return box or _widest_box(size, self._ratio)
+
+
+def _try_box(
+    size: tuple[int, int], numbers: Sequence[float], area: tuple[float, float], log_ratio: tuple[float, float]
+) -> Box | None:
+    width, height = size
+    target = width * height * (area[0] + (area[1] - area[0]) * numbers[0])
+    shape = math.exp(log_ratio[0] + (log_ratio[1] - log_ratio[0]) * numbers[1])
+    box_width, box_height = round(math.sqrt(target * shape)), round(math.sqrt(target / shape))
+    if not (0 < box_width <= width and 0 < box_height <= height):
+        return None
+    top, left = int((height - box_height + 1) * numbers[2]), int((width - box_width + 1) * numbers[3])
+    return Box(left, top, box_width, box_height)
+
+
+def _widest_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
+    """The largest centred part whose shape is allowed: for pictures so long that no try fitted."""
+    width, height = size
+    if width < ratio[0] * height:
+        box_width, box_height = width, max(1, min(height, round(width / ratio[0])))
+    elif width > ratio[1] * height:
+        box_width, box_height = max(1, min(width, round(height * ratio[1]))), height
+    else:
+        box_width, box_height = width, height
+    return Box((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
+
+
+def fitting_scale(shorter_px: int, target_px: int, *, margin: float) -> int:
+    """How much smaller a JPEG file may be read for a part of it to be brought to a size.
+
+    Args:
+        shorter_px: The part's shorter side.
+        target_px: The size that it will get.
+        margin: At least how many pixels are to be left for each of the target's, along a side.
+    """
+    return next(scale for scale in SCALES if scale == 1 or shorter_px >= scale * target_px * margin)
+
+
+def resized(pixels: ByteArray, box: Box | None, height: int, width: int) -> Tensor:
+    """A part of a picture, or all of it, at another size: bilinear, antialiased, in whole numbers.
+
+    Args:
+        pixels: (H, W, 3) bytes.
+        box: The part; None for all.
+        height: Of the result.
+        width: Of the result.
+
+    Returns:
+        (height, width, 3) bytes.
+    """
+    image = torch.from_numpy(pixels)
+    if box is not None:
+        image = image[box.top : box.top + box.height, box.left : box.left + box.width]
+    # The batch dimension first: with channels last known to torch, it takes its quick kernel for bytes.
+    result = F.interpolate(image.unsqueeze(0).permute(0, 3, 1, 2), (height, width), mode="bilinear", antialias=True)
+    return result.permute(0, 2, 3, 1)[0]
+
+
+def resized_shorter(pixels: ByteArray, shorter_px: int) -> Tensor:
+    """All of a picture with its shorter side at a length, as torchvision's Resize: (H, W, 3) bytes."""
+    height, width = pixels.shape[:2]
+    shorter = min(height, width)
+    return resized(pixels, None, int(shorter_px * height / shorter), int(shorter_px * width / shorter))
+
+
+def centre_square(image: Tensor, side_px: int) -> Tensor:
+    """The middle of (H, W, 3) bytes as (side, side, 3), as torchvision's CenterCrop; black where it reaches beyond."""
+    height, width = image.shape[:2]
+    if height < side_px or width < side_px:
+        down, right = max(0, side_px - height), max(0, side_px - width)
+        image = F.pad(image, (0, 0, right // 2, right - right // 2, down // 2, down - down // 2))
+        height, width = image.shape[:2]
+    top, left = round((height - side_px) / 2), round((width - side_px) / 2)
+    return image[top : top + side_px, left : left + side_px]

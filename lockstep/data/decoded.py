@@ -1,0 +1,156 @@
+"""Decoded pictures on disk, mapped into memory: what was decoded once need not be decoded again.
+
+Any number of processes may use one folder at the same time, and any of them may die at any moment: a file is there
+whole or not at all. The folder grows to its limit and no further; what is in it never changes a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import PIL
+import simplejpeg
+
+from lockstep.data.images import ByteArray
+from lockstep.errors import DataError
+
+LOGGER = logging.getLogger("lockstep")
+
+# Magic, height, width, checksum of the pixels, and the boot of the machine that wrote the file.
+_HEAD = struct.Struct("<8sIII16s")
+_MAGIC = b"lockpix1"
+# Other versions may decode to other bits.
+_DECODERS = f"{PIL.__version__} {simplejpeg.__version__}"
+
+
+class DecodedPictures:
+    """A folder of decoded pictures.
+
+    Args:
+        folder: Made if it is not there. May be deleted at any time.
+        limit_bytes: It is not filled beyond this.
+
+    Raises:
+        DataError: The folder can't be made.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder, self._limit_bytes = folder.expanduser(), limit_bytes
+        self._is_full = False
+        self._checked: set[Path] = set()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with self._used() as (used, _):
+                LOGGER.info("decoded pictures: %s holds %s bytes of at most %s", self._folder, used, limit_bytes)
+        except OSError as error:
+            raise DataError(
+                f"the folder {self._folder} for decoded pictures can't be used: {error.strerror or error}",
+                do="give another data.cache, or null for none",
+            ) from error
+
+    def read(self, path: Path, scale: int) -> ByteArray | None:
+        """What `keep` was given for this file at this scale, if it has not changed since; (H, W, 3) bytes."""
+        place = self._place(path, scale)
+        try:
+            with place.open("rb") as file:
+                # Private, not read-only: torch warns of arrays that can't be written.
+                content = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, ValueError):
+            return None
+        if len(content) < _HEAD.size:
+            return None
+        magic, height, width, checksum, boot = _HEAD.unpack_from(content)
+        if magic != _MAGIC or len(content) != _HEAD.size + height * width * 3:
+            return None
+        pixels: ByteArray = np.frombuffer(content, np.uint8, offset=_HEAD.size)
+        # Files are not flushed when they are written. A machine that stopped since may have lost what they held.
+        if boot != _boot() and place not in self._checked:
+            if zlib.adler32(pixels.data) != checksum:
+                return None
+            self._checked.add(place)
+        return pixels.reshape(height, width, 3)
+
+    def keep(self, path: Path, scale: int, pixels: ByteArray) -> None:
+        """Keep a decoded picture, if there is room. What can't be written is left out."""
+        place = self._place(path, scale)
+        size = _HEAD.size + pixels.nbytes
+        if self._is_full or place.exists():
+            return
+        partial = place.with_name(f"{place.name}.{os.getpid()}.partial")
+        try:
+            if not self._reserve(size):
+                return
+            place.parent.mkdir(exist_ok=True)
+            pixels = np.ascontiguousarray(pixels)
+            height, width = pixels.shape[:2]
+            with partial.open("wb") as file:
+                file.write(_HEAD.pack(_MAGIC, height, width, zlib.adler32(pixels.data), _boot()))
+                file.write(pixels.data)
+            partial.replace(place)
+        except OSError as error:
+            self._is_full = True
+            LOGGER.warning("no more decoded pictures are kept in %s: %s", self._folder, error.strerror or error)
+            with contextlib.suppress(OSError):
+                partial.unlink()
+
+    def _place(self, path: Path, scale: int) -> Path:
+        try:
+            facts = path.stat()
+            version = f"{facts.st_size} {facts.st_mtime_ns}"
+        except OSError:
+            version = "gone"
+        name = hashlib.blake2b(f"{path.absolute()}\n{version}\n{scale}\n{_DECODERS}".encode(), digest_size=16)
+        text = name.hexdigest()
+        return self._folder / text[:2] / text[2:]
+
+    def _reserve(self, size: int) -> bool:
+        """Count bytes that are about to be written, if there is room for them."""
+        with self._used() as (used, write):
+            if used + size > self._limit_bytes:
+                # A smaller picture might still fit; looking for it would cost more than it brings.
+                self._is_full = True
+                return False
+            write(used + size)
+        return True
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[tuple[int, Callable[[int], None]]]:
+        """(bytes in use, a function that sets them), with the folder to oneself."""
+        with (self._folder / "used").open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            text = file.read()
+
+            def write(used: int) -> None:
+                file.truncate(0)
+                file.write(b"%d" % used)
+                file.flush()
+
+            if not text.isdigit():  # new, or its writer died in between
+                write(self._count())
+                file.seek(0)
+                text = file.read()
+            yield int(text), write
+
+    def _count(self) -> int:
+        return sum(file.stat().st_size for file in self._folder.glob("??/*"))
+
+
+@cache
+def _boot() -> bytes:
+    """This start of this machine, in 16 bytes; zeros where the system does not tell."""
+    try:
+        return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+    except (OSError, ValueError):
+        return bytes(16)

@@ -1,0 +1,178 @@
+"""Reads the batches of a process's micro-batches, in order, ahead of time where there are workers.
+
+What is read is a pure function of the request, so the number of workers changes nothing but the time it takes. One
+stream runs through all epochs of a run: no stall at their borders.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from lockstep.cluster.stop import exit_with_parent
+from lockstep.data.keyed import IntArray, KeyArray
+from lockstep.data.order import Order, Place
+from lockstep.data.samples import Batch, Samples, with_channels_last
+from lockstep.errors import LockstepError
+
+Request = tuple[IntArray, KeyArray]
+
+MAX_WORKERS = 8  # for each rank, where it is not said how many; more seldom help and each takes memory
+
+
+class _Reader(Dataset[Batch | LockstepError]):
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def __getitem__(self, request: Any) -> Batch | LockstepError:
+        try:
+            return self.samples.batch(*request)
+        except LockstepError as error:
+            # Raised here, it would come out as torch's RuntimeError around a traceback.
+            return error
+
+
+class _Requests(Sampler[Request]):
+    def __init__(self, requests: Callable[[], Iterator[Request]]) -> None:
+        self.requests = requests
+
+    def __iter__(self) -> Iterator[Request]:
+        return self.requests()
+
+
+def read(samples: Samples, indices: IntArray, keys: KeyArray) -> Batch:
+    """Read a batch in this process, to the bits that a worker would read.
+
+    A worker has one thread: it is forked, and OpenMP's others do not outlive that. So it is one here too, as sums may
+    depend on how many there are.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return samples.batch(indices, keys)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def choose_num_workers(
+    num_workers: int | Literal["auto"], samples: Samples, device: torch.device, *, num_ranks_here: int
+) -> int:
+    """How many reading processes a rank gets. Changes no result.
+
+    By itself: none for data that lies in memory; for files, the cores of this machine that its ranks leave free. A
+    rank on a GPU needs one core for itself and gets at least one worker; one on the CPU needs as many as its threads.
+
+    Args:
+        num_workers: What the settings say.
+        samples: The data set.
+        device: Where the rank computes.
+        num_ranks_here: Ranks on this machine.
+    """
+    if num_workers != "auto":
+        return num_workers
+    if not getattr(samples, "is_costly", False):
+        return 0
+    share = len(os.sched_getaffinity(0)) // num_ranks_here
+    own = torch.get_num_threads() if device.type == "cpu" else 1
+    least = 0 if device.type == "cpu" else 1
+    return max(least, min(MAX_WORKERS, share - own))
+
+
+def training_requests(order: Order, place: Place, start: int, stop: int) -> Iterator[Request]:
+    """What a process reads for the steps [start, stop) of a run."""
+    for step in order.steps(place, start=start, stop=stop):
+        for micro_batch in step.micro_batches:
+            yield micro_batch.indices, micro_batch.keys
+
+
+class Loader:
+    """Batches for one process, in the order in which they were announced.
+
+    Args:
+        samples: The data set.
+        requests: Called once for each reader: what will be asked for, in order.
+        device: Where batches go.
+        num_workers: Reading processes; 0 reads when asked; "auto" as `choose_num_workers` has it.
+        prefetch: Batches that each worker reads ahead.
+        channels_last: Lay pictures, (N, C, H, W), out with the channels last, in dicts and lists too, for a model that
+            has its weights so.
+        num_ranks_here: Ranks on this machine, for "auto".
+
+    Attributes:
+        num_workers: Reading processes.
+        waited_s: Seconds that `batch` has waited for samples so far, or has read them itself.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        requests: Callable[[], Iterator[Request]],
+        device: torch.device,
+        *,
+        num_workers: int | Literal["auto"] = 0,
+        prefetch: int = 2,
+        channels_last: bool = False,
+        num_ranks_here: int = 1,
+    ) -> None:
+        self._samples, self._device, self._channels_last = samples, device, channels_last
+        self.num_workers = choose_num_workers(num_workers, samples, device, num_ranks_here=num_ranks_here)
+        self.waited_s = 0.0
+        self._stream: Iterator[Batch | LockstepError] | None = None
+        if self.num_workers:
+            loader = DataLoader(
+                _Reader(samples),
+                batch_size=None,
+                sampler=_Requests(requests),
+                num_workers=self.num_workers,
+                prefetch_factor=prefetch,
+                pin_memory=device.type == "cuda",
+                worker_init_fn=_begin_worker,
+                # A rank's own default is how it was started itself: then each worker would import torch anew, and the
+                # data set would have to be picklable.
+                multiprocessing_context="fork",
+            )
+            self._stream = iter(loader)
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        """The next batch that was announced, on the device.
+
+        Raises:
+            LockstepError: The data set's own, whichever process read.
+            RuntimeError: The data set gave other samples than these.
+        """
+        began = time.perf_counter()
+        batch = read(self._samples, indices, keys) if self._stream is None else next(self._stream)
+        self.waited_s += time.perf_counter() - began
+        if isinstance(batch, LockstepError):
+            raise batch
+        if not np.array_equal(batch.indices.numpy(), indices):
+            raise RuntimeError(
+                f"asked for samples {indices[:4].tolist()} …, got {batch.indices[:4].tolist()} …: "
+                "batch() of a data set must keep the order of indices"
+            )
+        batch = batch.to(self._device)
+        finish = getattr(self._samples, "finish", None)
+        if finish is not None:
+            batch = finish(batch)
+        return replace(batch, inputs=with_channels_last(batch.inputs)) if self._channels_last else batch
+
+    def close(self) -> None:
+        """End the workers."""
+        self._stream = None
+
+
+def _begin_worker(worker: int) -> None:
+    torch.set_num_threads(1)  # as read() has it
+    # Signals are the rank's business: it ends its workers, and they end by themselves when it is gone.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A worker has the rank's open files, the run folder's lock among them.
+    exit_with_parent()

@@ -1,0 +1,149 @@
+"""Decoded pictures on disk: the same bits, never more than allowed, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.data import decoded
+from lockstep.data.decoded import DecodedPictures
+from lockstep.data.images import read_rgb
+from lockstep.errors import DataError
+
+
+def picture(path: Path, seed: int = 0) -> np.ndarray:
+    pixels = np.random.default_rng(seed).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return pixels
+
+
+def size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("??/*"))
+
+
+def test_what_is_kept_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    pixels = picture(tmp_path / "a.png")
+    kept = DecodedPictures(tmp_path / "kept", 10**6)
+    assert kept.read(tmp_path / "a.png", 1) is None
+    kept.keep(tmp_path / "a.png", 1, pixels)
+    for again in (kept, DecodedPictures(tmp_path / "kept", 10**6)):
+        found = again.read(tmp_path / "a.png", 1)
+        assert found is not None
+        assert np.array_equal(found, pixels)
+        assert again.read(tmp_path / "a.png", 2) is None
+
+
+def test_writing_into_what_was_read_changes_nothing_on_disk(tmp_path: Path) -> None:
+    pixels = picture(tmp_path / "a.png")
+    kept = DecodedPictures(tmp_path / "kept", 10**6)
+    kept.keep(tmp_path / "a.png", 1, pixels)
+    first = kept.read(tmp_path / "a.png", 1)
+    assert first is not None
+    first[:] = 0
+    assert np.array_equal(kept.read(tmp_path / "a.png", 1), pixels)
+
+
+def test_a_picture_that_changed_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    kept = DecodedPictures(tmp_path / "kept", 10**6)
+    kept.keep(tmp_path / "a.png", 1, picture(tmp_path / "a.png"))
+    picture(tmp_path / "a.png", seed=1)
+    os.utime(tmp_path / "a.png", ns=(1, 1))
+    assert kept.read(tmp_path / "a.png", 1) is None
+
+
+def test_the_folder_is_not_filled_beyond_its_limit(tmp_path: Path) -> None:
+    kept = DecodedPictures(tmp_path / "kept", 10_000)
+    for number in range(9):
+        path = tmp_path / f"{number}.png"
+        kept.keep(path, 1, picture(path, number))
+    assert 0 < size_of(tmp_path / "kept") <= 10_000
+    DecodedPictures(tmp_path / "kept", 10_000).keep(tmp_path / "a.png", 1, picture(tmp_path / "a.png"))
+    assert size_of(tmp_path / "kept") <= 10_000
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "other", "empty"])
+def test_a_damaged_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    pixels = picture(tmp_path / "a.png")
+    DecodedPictures(tmp_path / "kept", 10**6).keep(tmp_path / "a.png", 1, pixels)
+    (file,) = (tmp_path / "kept").glob("??/*")
+    content = file.read_bytes()
+    changed = {
+        "cut": content[:-5],
+        "zeros": content[:100] + bytes(len(content) - 100),
+        "other": b"x" * 50,
+        "empty": b"",
+    }
+    file.write_bytes(changed[damage])
+    # Zeros are what a machine that lost its power can leave: then it has been started anew since.
+    monkeypatch.setattr(decoded, "_boot", lambda: b"another start...")
+    assert DecodedPictures(tmp_path / "kept", 10**6).read(tmp_path / "a.png", 1) is None
+
+
+def test_after_the_machine_was_started_anew_what_is_whole_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = picture(tmp_path / "a.png")
+    DecodedPictures(tmp_path / "kept", 10**6).keep(tmp_path / "a.png", 1, pixels)
+    monkeypatch.setattr(decoded, "_boot", lambda: b"another start...")
+    assert np.array_equal(DecodedPictures(tmp_path / "kept", 10**6).read(tmp_path / "a.png", 1), pixels)
+
+
+def test_a_folder_that_is_deleted_while_in_use_does_no_harm(tmp_path: Path) -> None:
+    kept = DecodedPictures(tmp_path / "kept", 10**6)
+    (tmp_path / "kept" / "used").unlink()
+    (tmp_path / "kept").rmdir()
+    kept.keep(tmp_path / "a.png", 1, picture(tmp_path / "a.png"))
+    assert kept.read(tmp_path / "a.png", 1) is None
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"data\.cache|decoded pictures"):
+        DecodedPictures(tmp_path / "file" / "kept", 10**6)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from lockstep.data.decoded import DecodedPictures
+from lockstep.data.images import read_rgb
+kept = DecodedPictures(Path(sys.argv[1]) / "kept", 10**6)
+print("ready", flush=True)
+while True:
+    for path in sorted(Path(sys.argv[1]).glob("*.png")):
+        kept.keep(path, 1, read_rgb(path))
+        for file in (Path(sys.argv[1]) / "kept").glob("??/*"):
+            if int(file.name[:1], 16) % 2:
+                file.unlink(missing_ok=True)
+"""
+
+
+def test_writers_that_are_killed_leave_only_whole_pictures(tmp_path: Path) -> None:
+    for number in range(6):
+        picture(tmp_path / f"{number}.png", number)
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    for writer in writers:
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+    kept = DecodedPictures(tmp_path / "kept", 10**6)
+    for number in range(6):
+        path = tmp_path / f"{number}.png"
+        found = kept.read(path, 1)
+        assert found is None or np.array_equal(found, read_rgb(path))
+        kept.keep(path, 1, read_rgb(path))  # and it can be gone on with
+    assert size_of(tmp_path / "kept") <= 10**6

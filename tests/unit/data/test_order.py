@@ -1,0 +1,230 @@
+"""The order of samples as arithmetic: complete, without repeats, and the same for every world."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tracemalloc
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.data import order as order_module
+from lockstep.data.order import MicroBatch, Order, Step, part, permute
+
+
+@dataclass(frozen=True)
+class Seat:
+    rank: int
+    size: int
+
+
+orders = st.builds(
+    Order,
+    num_samples=st.integers(1, 200),
+    global_batch=st.integers(1, 40),
+    micro_batch=st.integers(1, 24),
+    seed=st.integers(0, 2**63 - 1),
+)
+worlds = st.integers(1, 9)
+many = settings(max_examples=300, deadline=None)
+
+
+def plain(micro_batch: MicroBatch) -> tuple[Any, ...]:
+    """All that a micro-batch is, comparable."""
+    return (
+        micro_batch.step,
+        micro_batch.epoch,
+        micro_batch.index,
+        micro_batch.indices.tolist(),
+        micro_batch.keys.tolist(),
+        micro_batch.weight,
+        micro_batch.forward_key,
+    )
+
+
+def run(order: Order, world: int, start: int, stop: int) -> list[list[MicroBatch]]:
+    """For each step, the micro-batches of all ranks of a world, rank by rank."""
+    ranks = [list(order.steps(Seat(rank, world), start=start, stop=stop)) for rank in range(world)]
+    assert {len(steps) for steps in ranks} == {stop - start}
+    return [[micro for step in steps for micro in step.micro_batches] for steps in zip(*ranks, strict=True)]
+
+
+@many
+@given(order=orders, world=worlds, epoch=st.integers(0, 3))
+def test_every_sample_comes_once_an_epoch(order: Order, world: int, epoch: int) -> None:
+    first = epoch * order.steps_per_epoch
+    steps = run(order, world, first, first + order.steps_per_epoch)
+    seen = [index for micros in steps for micro in micros for index in micro.indices.tolist()]
+    assert sorted(seen) == list(range(order.num_samples))
+    assert {micro.epoch for micros in steps for micro in micros} == {epoch}
+
+
+@many
+@given(order=orders, world=worlds)
+def test_weights_of_a_step_add_up_to_one(order: Order, world: int) -> None:
+    for micros in run(order, world, 0, order.steps_per_epoch):
+        num_samples = sum(len(micro) for micro in micros)
+        assert math.fsum(micro.weight for micro in micros) == pytest.approx(1, abs=1e-12)
+        assert all(micro.weight == len(micro) / num_samples for micro in micros)
+
+
+@many
+@given(order=orders, world=worlds)
+def test_a_step_is_cut_evenly_into_as_few_micro_batches_as_can_be(order: Order, world: int) -> None:
+    steps = run(order, world, 0, order.steps_per_epoch)
+    sizes = [sum(len(micro) for micro in micros) for micros in steps]
+    assert sizes[:-1] == [order.global_batch] * (len(sizes) - 1)
+    assert 1 <= sizes[-1] <= order.global_batch
+    for size, micros in zip(sizes, steps, strict=True):
+        lengths = [len(micro) for micro in micros]
+        assert len(lengths) == math.ceil(size / order.micro_batch)
+        assert max(lengths) <= order.micro_batch
+        assert max(lengths) - min(lengths) <= 1
+
+
+@many
+@given(order=orders, world=worlds, num_epochs=st.integers(1, 2))
+def test_the_world_changes_no_micro_batch(order: Order, world: int, num_epochs: int) -> None:
+    stop = num_epochs * order.steps_per_epoch
+    alone, together = run(order, 1, 0, stop), run(order, world, 0, stop)
+    for whole, shared in zip(alone, together, strict=True):
+        assert [plain(micro) for micro in whole] == [plain(micro) for micro in shared]
+        assert [micro.index for micro in shared] == list(range(len(shared)))
+
+
+@many
+@given(order=orders, before=worlds, after=worlds, data=st.data())
+def test_a_resume_at_another_world_repeats_and_leaves_out_nothing(
+    order: Order, before: int, after: int, data: st.DataObject
+) -> None:
+    stop = 2 * order.steps_per_epoch
+    at = data.draw(st.integers(0, stop))
+    whole = run(order, 1, 0, stop)
+    stopped_and_resumed = run(order, before, 0, at) + run(order, after, at, stop)
+    assert [[plain(micro) for micro in step] for step in whole] == [
+        [plain(micro) for micro in step] for step in stopped_and_resumed
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(order=orders, world=worlds, rank=st.integers(0, 8))
+def test_a_process_knows_what_every_rank_runs(order: Order, world: int, rank: int) -> None:
+    mine = rank % world
+    shares: dict[int, list[Step]] = {
+        peer: list(order.steps(Seat(peer, world), stop=order.steps_per_epoch)) for peer in range(world)
+    }
+    for number, step in enumerate(shares[mine]):
+        assert (step.number, step.world_size) == (number, world)
+        for peer in range(world):
+            theirs = shares[peer][number]
+            assert [micro.index for micro in theirs.micro_batches] == list(range(*step.share(peer)))
+            assert theirs.num_micro_batches == step.num_micro_batches
+            assert theirs.num_samples == step.num_samples
+
+
+@settings(max_examples=100, deadline=None)
+@given(order=orders, world=worlds, window=st.integers(1, 50))
+def test_how_many_steps_are_planned_at_once_changes_nothing(order: Order, world: int, window: int) -> None:
+    stop = 2 * order.steps_per_epoch
+    usual = run(order, world, 0, stop)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order_module, "WINDOW", window)
+        other = run(order, world, 0, stop)
+    assert [[plain(m) for m in step] for step in usual] == [[plain(m) for m in step] for step in other]
+
+
+@many
+@given(start=st.integers(0, 1000), length=st.integers(0, 1000), num_parts=st.integers(1, 40))
+def test_parts_follow_each_other_and_differ_by_one_at_most(start: int, length: int, num_parts: int) -> None:
+    parts = [part(start, start + length, num_parts, index) for index in range(num_parts)]
+    assert parts[0][0] == start
+    assert parts[-1][1] == start + length
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(parts))
+    lengths = [last - first for first, last in parts]
+    assert max(lengths) - min(lengths) <= 1
+    assert lengths == sorted(lengths, reverse=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(num_samples=st.integers(1, 5000), key=st.integers(0, 2**64 - 1))
+def test_permute_gives_each_sample_once(num_samples: int, key: int) -> None:
+    order = permute(np.arange(num_samples), num_samples, key)
+    assert np.array_equal(np.sort(order), np.arange(num_samples))
+
+
+@settings(max_examples=100, deadline=None)
+@given(num_samples=st.integers(1, 10**9), key=st.integers(0, 2**64 - 1), data=st.data())
+def test_permute_gives_a_position_the_same_sample_whatever_else_is_asked(
+    num_samples: int, key: int, data: st.DataObject
+) -> None:
+    positions = np.array(data.draw(st.lists(st.integers(0, num_samples - 1), min_size=1, max_size=20)))
+    together = permute(positions, num_samples, key)
+    assert together.min() >= 0
+    assert together.max() < num_samples
+    assert together.tolist() == [int(permute(positions[i : i + 1], num_samples, key)[0]) for i in range(len(positions))]
+
+
+def chi_square(counts: np.ndarray[Any, Any], degrees: int) -> float:
+    """Probability that fair chance gives counts at least this uneven."""
+    from scipy.stats import chi2
+
+    expected = counts.sum() / counts.size
+    return float(chi2.sf(((counts - expected) ** 2 / expected).sum(), degrees))
+
+
+def test_all_orders_of_three_samples_are_equally_likely() -> None:
+    places = {order: place for place, order in enumerate(itertools.permutations(range(3)))}
+    counts = np.zeros(6)
+    for key in range(300):
+        first, second, third = permute(np.arange(3), 3, key).tolist()
+        counts[places[first, second, third]] += 1
+    assert chi_square(counts, 5) > 1e-3, counts
+
+
+@pytest.mark.parametrize("num_samples", [7, 100, 256, 257])
+def test_every_sample_is_equally_likely_at_every_position(num_samples: int) -> None:
+    counts = np.zeros((num_samples, num_samples))
+    positions = np.arange(num_samples)
+    for key in range(300):
+        counts[positions, permute(positions, num_samples, key)] += 1
+    # Rows and columns have fixed sums.
+    assert chi_square(counts, (num_samples - 1) ** 2) > 1e-3
+
+
+def test_neighbours_in_the_order_are_not_related() -> None:
+    num_samples = 1000
+    counts = np.zeros(num_samples - 1)
+    for key in range(60):
+        order = permute(np.arange(num_samples), num_samples, key)
+        np.add.at(counts, np.diff(order) % num_samples - 1, 1)
+    assert chi_square(counts, num_samples - 2) > 1e-3
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    positions = np.arange(1000)
+    some = [Order(1000, 10, 10, seed).indices(epoch, positions) for seed in range(10) for epoch in range(10)]
+    for left, right in itertools.combinations(some, 2):
+        # Two random orders agree at one position on average.
+        assert (left == right).sum() < 10
+
+
+def test_one_process_of_a_thousand_holds_no_list_of_a_hundred_million_samples() -> None:
+    order = Order(num_samples=100_000_000, global_batch=8192, micro_batch=8, seed=1)
+    next(order.steps(Seat(0, 1024), start=5, stop=6))
+    tracemalloc.start()
+    steps = list(order.steps(Seat(700, 1024), start=12_000, stop=12_010))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [len(step.micro_batches[0]) for step in steps] == [8] * 10
+    assert peak < 2_000_000
+
+
+@pytest.mark.parametrize("name", ["num_samples", "global_batch", "micro_batch"])
+def test_an_order_of_nothing_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 0, it must be at least 1"):
+        Order(**{"num_samples": 10, "global_batch": 4, "micro_batch": 2, name: 0})
