@@ -1,0 +1,107 @@
+"""The reducer in one process: misuse is named, and nothing of a step leaks into the next."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lockstep.cluster.world import alone
+from lockstep.data.order import Order, Step
+from lockstep.parallel.reduce import Reducer
+
+
+def first_step(num_samples: int = 8, micro_batch: int = 4) -> Step:
+    return next(iter(Order(num_samples, num_samples, micro_batch).steps(alone("cpu"), stop=1)))
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    model = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(ValueError, match="nothing to train"):
+        Reducer(model, alone("cpu"))
+
+
+def test_a_parameter_in_double_precision_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"parameter weight is torch\.float64"):
+        Reducer(nn.Linear(2, 2).double(), alone("cpu"))
+
+
+def test_backward_twice_in_one_micro_batch_is_caught() -> None:
+    model = nn.Linear(2, 1)
+    reducer = Reducer(model, alone("cpu"))
+    step = first_step()
+    reducer.begin(step)
+    with reducer.micro_batch(step.micro_batches[0]):
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(RuntimeError, match="got its gradient twice"):
+            model(torch.ones(1, 2)).sum().backward()
+
+
+def test_a_backward_pass_outside_of_a_step_goes_as_without_a_reducer() -> None:
+    model = nn.Linear(2, 1)
+    Reducer(model, alone("cpu"))
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_step_that_broke_off_leaves_nothing_in_the_next(exact: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 1))
+    reducer = Reducer(model, alone("cpu"), exact=exact)
+    step = first_step()
+    inputs = torch.randn(8, 3)
+
+    def whole() -> list[Tensor]:
+        reducer.begin(step)
+        for micro in step.micro_batches:
+            with reducer.micro_batch(micro):
+                reducer.backward(model(inputs[micro.indices]).square().mean())
+        reducer.reduce()
+        found = gradients(model)
+        reducer.undo_buffers()
+        return found
+
+    expected = whole()
+    reducer.begin(step)
+    with contextlib.suppress(ZeroDivisionError), reducer.micro_batch(step.micro_batches[0]):
+        model(inputs).square().mean().backward()
+        _ = 1 / 0
+    reducer.undo_buffers()
+    assert all(torch.equal(one, two) for one, two in zip(whole(), expected, strict=True))
+
+
+def test_the_gradient_is_scaled_and_its_norm_is_of_before() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    reducer = Reducer(model, alone("cpu"), num_extras=2)
+    step = first_step(4, 4)
+    reducer.begin(step)
+    with reducer.micro_batch(step.micro_batches[0]):
+        reducer.backward((model.weight * torch.tensor([[3.0, 4.0]])).sum(), torch.tensor([7.0, 8.0]))
+    reducer.reduce(flag=1.0)
+    assert (reducer.norm, reducer.flag, reducer.extras) == (5.0, 1.0, [7.0, 8.0])
+    reducer.scale(0.5)
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[1.5, 2.0]]
+
+
+def test_dropout_follows_from_the_micro_batch_alone() -> None:
+    model = nn.Sequential(nn.Linear(3, 64), nn.Dropout(0.5))
+    reducer = Reducer(model, alone("cpu"))
+    step = first_step(8, 2)
+    masks = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        reducer.begin(step)
+        for micro in reversed(step.micro_batches):
+            with reducer.micro_batch(micro):
+                masks.append((micro.index, model(torch.ones(2, 3)).eq(0)))
+    half = len(masks) // 2
+    assert all(torch.equal(one, two) for (_, one), (_, two) in zip(masks[:half], masks[half:], strict=True))
+    assert not torch.equal(masks[0][1], masks[1][1])
