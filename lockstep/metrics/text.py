@@ -1,0 +1,94 @@
+"""Lines as read against true ones, counted in whole numbers: any sharing-out of the samples gives the same figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rapidfuzz.distance import Levenshtein
+
+from lockstep.data.samples import Batch
+
+
+class Lines:
+    """Line accuracy, character error rate, and the lines that were read worst.
+
+    `cer` is the number of characters to insert, delete or replace, over all lines, divided by the number of true
+    characters. It can be above 1.
+
+    Args:
+        read: Outputs of a batch -> its N texts as read.
+        truth: A batch -> its N true texts.
+        group: A batch -> for each line the name of a group; each group's accuracy is told apart.
+        num_worst: How many of the lines with the most errors are kept.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Any], list[str]],
+        truth: Callable[[Batch], list[str]],
+        group: Callable[[Batch], list[str]] | None = None,
+        num_worst: int = 24,
+    ) -> None:
+        self._read, self._truth, self._group = read, truth, group
+        self._num_worst = num_worst
+        self._num_edits = self._num_characters = 0
+        self._groups: dict[str, list[int]] = {"": [0, 0]}
+        self._worst: list[tuple[int, int, str, str]] = []
+
+    @property
+    def num_samples(self) -> int:
+        """How many lines were added, here or in what was merged."""
+        return self._groups[""][1]
+
+    def add(self, outputs: Any, batch: Batch) -> None:
+        """Take in the model's outputs for one batch."""
+        texts, truths = self._read(outputs), self._truth(batch)
+        groups = [""] * len(truths) if self._group is None else self._group(batch)
+        rows = []
+        for text, truth, group, index in zip(texts, truths, groups, batch.indices.tolist(), strict=True):
+            num_edits = Levenshtein.distance(text, truth)
+            self._num_edits += num_edits
+            self._num_characters += len(truth)
+            for name in {"", group}:
+                counts = self._groups.setdefault(name, [0, 0])
+                counts[0] += num_edits == 0
+                counts[1] += 1
+            if num_edits:
+                rows.append((num_edits, index, truth, text))
+        self._keep_worst(rows)
+
+    def state(self) -> dict[str, Any]:
+        """Counts, and the worst lines as `[edits, index, true text, text as read]`."""
+        return {
+            "edits": self._num_edits,
+            "characters": self._num_characters,
+            "groups": {name: list(counts) for name, counts in self._groups.items()},
+            "worst": [list(row) for row in self._worst],
+        }
+
+    def merge(self, state: dict[str, Any]) -> None:
+        """Add what another rank has counted."""
+        self._num_edits += state["edits"]
+        self._num_characters += state["characters"]
+        for name, (num_right, num_lines) in state["groups"].items():
+            counts = self._groups.setdefault(name, [0, 0])
+            counts[0] += num_right
+            counts[1] += num_lines
+        self._keep_worst([(edits, index, truth, text) for edits, index, truth, text in state["worst"]])
+
+    def result(self) -> dict[str, float]:
+        """`line_accuracy`, the share of lines without an error; `cer`; `GROUP_accuracy` for each group.
+
+        Raises:
+            ValueError: No line was added.
+        """
+        if self.num_samples == 0:
+            raise ValueError("no lines were added, so there is no accuracy")
+        shares = {name: num_right / num_lines for name, (num_right, num_lines) in sorted(self._groups.items())}
+        figures = {"line_accuracy": shares.pop(""), "cer": self._num_edits / max(1, self._num_characters)}
+        return figures | {f"{name}_accuracy": share for name, share in shares.items()}
+
+    def _keep_worst(self, rows: list[tuple[int, int, str, str]]) -> None:
+        # The index decides between equal ones, so the choice does not depend on who saw which line.
+        self._worst = sorted(self._worst + rows, key=lambda row: (-row[0], row[1]))[: self._num_worst]

@@ -1,0 +1,54 @@
+"""From settings to a torch optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.config.schema import OptimConfig
+
+
+def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """The optimizer over all parameters that require a gradient, in the model's order; those that weight decay spares
+    come last.
+
+    Torch's fused form: one pass over the values, element by element, so that it changes no bit between worlds.
+    """
+    parameters = _groups(model, config)
+    if config.name == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True)
+
+
+def _groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if config.decay_norms_and_biases:
+        return [{"params": trained}]
+    # By the number of dimensions, as timm has it: scales and shifts of norms, and biases, have one.
+    decayed = [parameter for parameter in trained if parameter.dim() > 1]
+    spared = [parameter for parameter in trained if parameter.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Give an optimizer a saved state_dict, each tensor in the memory layout of its parameter.
+
+    Files hold values in the order of their indices, and the fused kernels go through memory without a look at strides:
+    with another layout (channels last, say) they would pair each value with another one's momentum.
+    """
+    optimizer.load_state_dict(state)
+    for parameter, entries in optimizer.state.items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                entries[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -1,0 +1,38 @@
+"""Learning rates: (step, settings) -> factor of the peak learning rate. Pure, so nothing of it is saved or restored."""
+
+from __future__ import annotations
+
+import math
+
+from lockstep.config.schema import OptimConfig
+
+
+def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig) -> float:
+    """What the peak learning rate is multiplied by in a step.
+
+    The warmup, where there is one, takes the place of the schedule's first steps, which goes on as if there were none.
+
+    Args:
+        step: From 0 to num_steps - 1.
+        num_steps: Of the whole run.
+        steps_per_epoch: Of one epoch.
+        config: Chooses the schedule.
+    """
+    done = step / max(1, num_steps - 1)
+    warmup_steps = config.warmup_epochs * steps_per_epoch
+    if step < warmup_steps:
+        return (step + 1) / (math.ceil(warmup_steps) + 1)
+    if config.schedule == "cosine":
+        return _cosine(1.0, config.final_factor, done)
+    if config.schedule == "one_cycle":
+        # Smith and Topin, "Super-convergence", 2018: up to the peak, then down to the end, both as half a cosine.
+        if done < config.peak_at:
+            return _cosine(config.start_factor, 1.0, done / config.peak_at)
+        return _cosine(1.0, config.final_factor, (done - config.peak_at) / max(1e-12, 1 - config.peak_at))
+    if config.schedule == "multi_step":
+        return config.gamma ** sum(step >= milestone * steps_per_epoch for milestone in config.milestones)
+    return 1.0
+
+
+def _cosine(start: float, end: float, share: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
