@@ -1,0 +1,59 @@
+"""A log file for each rank."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lockstep.errors import cannot_write
+
+LOGGER = logging.getLogger("lockstep")
+
+_FORM = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+def log_path(run_folder: Path, rank: int) -> Path:
+    """Where a rank's log file lies in a run folder."""
+    return run_folder / "logs" / f"rank-{rank}.log"
+
+
+@contextmanager
+def rank_log(run_folder: Path, rank: int) -> Iterator[logging.Logger]:
+    """Send what is logged, and every Python warning, to this rank's file; an error that ends the block too.
+
+    The file is appended to, so a resumed run goes on in the same one. Everything is put back at the end.
+
+    Raises:
+        CheckpointError: The file can't be opened.
+    """
+    path = log_path(run_folder, rank)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    handler.setFormatter(logging.Formatter(_FORM))
+    loggers = [LOGGER, logging.getLogger("py.warnings")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        # Else a program that uses this library would print all of it on its console as well.
+        logger.propagate = False
+    logging.captureWarnings(True)
+    try:
+        yield LOGGER
+    except BaseException:
+        kind = sys.exc_info()[0]
+        LOGGER.exception("ended by %s", kind.__name__ if kind else "an error")
+        raise
+    finally:
+        logging.captureWarnings(False)
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
+        handler.close()

@@ -1,0 +1,108 @@
+"""Pictures of how a run went, drawn with Pillow: a confusion matrix and a sheet of samples with captions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+ByteArray = npt.NDArray[np.uint8]
+Colour = tuple[int, int, int]
+
+_PAPER, _INK, _FAINT = (255, 255, 255), (34, 34, 34), (150, 150, 150)
+_EMPTY = (245, 245, 245)
+_RIGHT, _WRONG = (33, 102, 172), (178, 24, 43)
+_MARGIN_PX, _CELL_PX, _TEXT_PX = 24, 44, 14
+
+
+def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path) -> None:
+    """Draw a confusion matrix as a PNG: blue where label and answer agree, red where they don't.
+
+    Colour is strong by the share of its row, so that a class with few samples shows as well as one with many; a red
+    cell is full at a twentieth of its row, since mistakes are few.
+
+    Args:
+        counts: `counts[label][answer]`, how many samples.
+        class_names: The classes' names, in order.
+        path: Where the PNG goes.
+    """
+    font, small = ImageFont.load_default(_TEXT_PX), ImageFont.load_default(_TEXT_PX - 2)
+    name_px = max(int(font.getlength(name)) for name in class_names) + 10
+    left, top = _MARGIN_PX + name_px, _MARGIN_PX + 44
+    size = len(class_names) * _CELL_PX
+    image = Image.new("RGB", (left + size + _MARGIN_PX + 60, top + size + _MARGIN_PX), _PAPER)
+    draw = ImageDraw.Draw(image)
+    num_right, num_samples = sum(row[place] for place, row in enumerate(counts)), sum(map(sum, counts))
+    draw.text((_MARGIN_PX, _MARGIN_PX - 10), f"{num_right:,} of {num_samples:,} right", _INK, font)
+    draw.text((left + size, _MARGIN_PX - 10), "rows: label, columns: answer", _FAINT, small, anchor="ra")
+    draw.text((left + size + 8, top - 8), "right", _FAINT, small, anchor="ls")
+    for label, (name, row) in enumerate(zip(class_names, counts, strict=True)):
+        y = top + label * _CELL_PX
+        total = sum(row)
+        draw.text((left - 10, y + _CELL_PX // 2), name, _INK, font, anchor="rm")
+        draw.text((left + label * _CELL_PX + _CELL_PX // 2, top - 8), _cut(name, font), _INK, font, anchor="ms")
+        share = f"{row[label] / total:.1%}" if total else "-"
+        draw.text((left + size + 8, y + _CELL_PX // 2), share, _INK, small, anchor="lm")
+        for answer, count in enumerate(row):
+            strength = count / total * (1 if answer == label else 20) if total else 0.0
+            x = left + answer * _CELL_PX
+            colour = _blend(_RIGHT if answer == label else _WRONG, strength)
+            draw.rectangle((x, y, x + _CELL_PX - 2, y + _CELL_PX - 2), colour)
+            if count:
+                text = _PAPER if strength > 0.5 else _INK
+                draw.text((x + _CELL_PX // 2, y + _CELL_PX // 2), str(count), text, small, anchor="mm")
+    _save(image, path)
+
+
+def draw_sheet(
+    title: str, tiles: Sequence[ByteArray], captions: Sequence[str], path: Path, *, num_columns: int = 5
+) -> None:
+    """Draw samples side by side as a PNG, each with a caption below it.
+
+    Args:
+        title: One line above.
+        tiles: (H, W) grey or (H, W, 3) coloured bytes.
+        captions: One for each tile.
+        path: Where the PNG goes.
+        num_columns: Tiles in a row.
+    """
+    font, small = ImageFont.load_default(_TEXT_PX), ImageFont.load_default(_TEXT_PX - 2)
+    tile_px, gap_px, caption_px = 112, 12, 22
+    num_rows = max(1, -(-len(tiles) // num_columns))
+    width = 2 * _MARGIN_PX + num_columns * (tile_px + gap_px) - gap_px
+    top = _MARGIN_PX + 26
+    image = Image.new("RGB", (width, top + num_rows * (tile_px + caption_px + gap_px) + _MARGIN_PX - gap_px), _PAPER)
+    draw = ImageDraw.Draw(image)
+    draw.text((_MARGIN_PX, _MARGIN_PX - 10), title, _INK, font)
+    for place, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
+        row, column = divmod(place, num_columns)
+        x, y = _MARGIN_PX + column * (tile_px + gap_px), top + row * (tile_px + caption_px + gap_px)
+        picture = Image.fromarray(tile)
+        factor = tile_px / max(picture.size)
+        size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
+        # Small pictures are shown pixel by pixel, as the model sees them.
+        resample = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS
+        image.paste(picture.resize(size, resample), (x + (tile_px - size[0]) // 2, y + (tile_px - size[1]) // 2))
+        draw.text((x + tile_px // 2, y + tile_px + 4), caption, _INK, small, anchor="ma")
+    _save(image, path)
+
+
+def _blend(colour: Colour, strength: float) -> Colour:
+    strength = min(strength, 1.0)
+    red, green, blue = (round(empty + (part - empty) * strength) for part, empty in zip(colour, _EMPTY, strict=True))
+    return red, green, blue
+
+
+def _cut(name: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """A name that fits above a cell."""
+    while len(name) > 1 and font.getlength(name) > _CELL_PX:
+        name = name[:-1]
+    return name
+
+
+def _save(image: Image.Image, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, optimize=True)

@@ -1,0 +1,151 @@
+"""What a run writes down while it goes: `metrics.jsonl`, a line for each record, and TensorBoard files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from lockstep.errors import cannot_write
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+FILE_NAME = "metrics.jsonl"
+
+
+class Records:
+    """Appends records to a run folder. A line is on its way to disk before the next is written.
+
+    What can't be written is a CheckpointError, as for all files of a run.
+
+    Args:
+        folder: The run folder; made if it is not there.
+        tensorboard: Whether TensorBoard files are written too, into its folder `tensorboard`.
+    """
+
+    def __init__(self, folder: Path, *, tensorboard: bool = True) -> None:
+        self._path = folder / FILE_NAME
+        self._tensorboard_folder = folder / "tensorboard" if tensorboard else None
+        self._purge_step: int | None = None
+        self._file: BinaryIO | None = None
+        self._writer: SummaryWriter | None = None
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, kind: str, step: int, epoch: float, values: Mapping[str, float]) -> None:
+        """Add a record.
+
+        Args:
+            kind: What it tells of: "step", "eval" ...
+            step: Steps that were done when it was written.
+            epoch: Epochs that were done, or the epoch that goes on.
+            values: Figures by name. JSON has no NaN and no infinity: those become null.
+        """
+        record = {"kind": kind, "step": step, "epoch": epoch, **{name: _plain(value) for name, value in values.items()}}
+        with _writing(self._path):
+            if self._file is None:
+                self._file = self._path.open("ab")
+            self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+        if self._tensorboard_folder is not None:
+            with _writing(self._tensorboard_folder):
+                writer = self._open_tensorboard(self._tensorboard_folder)
+                for name, value in values.items():
+                    writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def show(self, folder: Path, step: int) -> None:
+        """Put the PNG files of a folder into TensorBoard, under their names."""
+        if self._tensorboard_folder is None:
+            return
+        from PIL import Image
+
+        with _writing(self._tensorboard_folder):
+            writer = self._open_tensorboard(self._tensorboard_folder)
+            for path in sorted(folder.glob("*.png")):
+                with Image.open(path) as image:
+                    pixels = np.asarray(image.convert("RGB"))
+                writer.add_image(path.stem, pixels, step, dataformats="HWC")
+
+    def truncate_after(self, step: int, *, last_eval: int | None = None) -> None:
+        """Take away records of later steps, which will be done again, and a last line that was cut off by a crash.
+
+        TensorBoard is told not to show its records of those steps.
+
+        Args:
+            step: The last step of which records stay.
+            last_eval: The same for records of kind "eval", where it is an earlier one.
+        """
+        self.close()
+        self._purge_step = step + 1
+        if not self._path.exists():
+            return
+        last = step if last_eval is None else last_eval
+        part = self._path.with_suffix(".part")
+        with _writing(self._path), self._path.open("rb") as old, part.open("wb") as new:
+            new.writelines(line for line in old if _step(line) <= (last if _is_eval(line) else step))
+            new.flush()
+            os.fsync(new.fileno())
+            part.replace(self._path)
+
+    def close(self) -> None:
+        """Write out all that is left."""
+        file, writer = self._file, self._writer
+        self._file = self._writer = None
+        with _writing(self._path.parent):
+            try:
+                if file is not None:
+                    file.close()
+            finally:
+                if writer is not None:
+                    writer.close()
+
+    def _open_tensorboard(self, folder: Path) -> SummaryWriter:
+        if self._writer is None:
+            # Late, since the import takes a while, and with the first record all ranks are long at work.
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(folder), purge_step=self._purge_step, flush_secs=10)
+        return self._writer
+
+
+def read_records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The records of a run folder, in order; those of one kind if that is given. Skips a line that was cut off."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        records = [json.loads(line) for line in file if _step(line) < math.inf]
+    return [record for record in records if kind in (None, record["kind"])]
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def _step(line: bytes) -> float:
+    """The step of a record; infinite for a line that is none, since a crash cut it off."""
+    if not line.endswith(b"\n"):
+        return math.inf
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _is_eval(line: bytes) -> bool:
+    return b'"kind": "eval"' in line
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None

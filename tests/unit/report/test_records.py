@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lockstep.errors import CheckpointError
+from lockstep.report.records import FILE_NAME, Records, read_records
+
+
+def _write(folder: Path, steps: range, *, tensorboard: bool = False) -> None:
+    records = Records(folder, tensorboard=tensorboard)
+    for step in steps:
+        records.write("step", step, 1, {"loss": 1 / step})
+    records.close()
+
+
+def test_a_record_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    records = Records(tmp_path / "run", tensorboard=False)
+    records.write("eval", 23, 1, {"top1": 0.5, "loss": math.nan})
+    assert json.loads((tmp_path / "run" / FILE_NAME).read_text()) == {
+        "kind": "eval",
+        "step": 23,
+        "epoch": 1,
+        "top1": 0.5,
+        "loss": None,
+    }
+    records.close()
+
+
+def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
+    _write(tmp_path, range(1, 10))
+    records = Records(tmp_path, tensorboard=False)
+    records.truncate_after(6)
+    for step in range(7, 13):
+        records.write("step", step, 2, {"loss": 0.0})
+    records.close()
+    assert [record["step"] for record in read_records(tmp_path, "step")] == list(range(1, 13))
+
+
+def test_a_line_that_a_crash_cut_off_is_dropped(tmp_path: Path) -> None:
+    _write(tmp_path, range(1, 5))
+    path = tmp_path / FILE_NAME
+    path.write_bytes(path.read_bytes()[:-9])
+    assert [record["step"] for record in read_records(tmp_path)] == [1, 2, 3]
+    records = Records(tmp_path, tensorboard=False)
+    records.truncate_after(100)
+    records.write("step", 4, 1, {})
+    records.close()
+    assert [record["step"] for record in read_records(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_a_run_without_records_has_nothing_to_take_away(tmp_path: Path) -> None:
+    Records(tmp_path).truncate_after(5)
+    assert read_records(tmp_path) == []
+
+
+def test_records_of_one_kind_can_be_picked(tmp_path: Path) -> None:
+    records = Records(tmp_path, tensorboard=False)
+    records.write("step", 1, 1, {"loss": 2.0})
+    records.write("eval", 1, 1, {"top1": 0.5})
+    records.close()
+    assert [record["kind"] for record in read_records(tmp_path, "eval")] == ["eval"]
+
+
+def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path: Path) -> None:
+    _write(tmp_path, range(1, 10), tensorboard=True)
+    records = Records(tmp_path)
+    records.truncate_after(6)
+    for step in range(7, 9):
+        records.write("step", step, 2, {"loss": 0.0})
+    records.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("step/loss")] == list(range(1, 9))
+
+
+def test_without_tensorboard_there_is_no_folder_for_it(tmp_path: Path) -> None:
+    _write(tmp_path, range(1, 3))
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_a_run_that_goes_back_has_each_step_once_too(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    for last, first in ((9, 1), (12, 7)):
+        records.truncate_after(first - 1)
+        for step in range(first, last + 1):
+            records.write("step", step, 1, {"loss": 1 / step})
+    records.close()
+    assert [record["step"] for record in read_records(tmp_path, "step")] == list(range(1, 13))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("step/loss")] == list(range(1, 13))
+
+
+def test_an_evaluation_that_will_be_done_again_is_taken_away_and_its_step_stays(tmp_path: Path) -> None:
+    records = Records(tmp_path, tensorboard=False)
+    for kind in ("step", "eval"):
+        records.write(kind, 4, 1, {})
+    records.truncate_after(4, last_eval=2)
+    assert [record["kind"] for record in read_records(tmp_path)] == ["step"]
+
+
+@pytest.mark.parametrize("name", [FILE_NAME, "tensorboard"])
+def test_a_place_that_can_not_be_written_is_named(tmp_path: Path, name: str) -> None:
+    if name == FILE_NAME:
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_text("")
+    records = Records(tmp_path)
+    with pytest.raises(CheckpointError, match=f"can't write {tmp_path / name}: "):
+        records.write("step", 1, 1, {"loss": 1.0})
+    records.close()
+
+
+def test_a_disk_without_room_is_a_checkpoint_error() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full here")
+    records = Records(full.parent, tensorboard=False)
+    records._path = full
+    with pytest.raises(CheckpointError, match="can't write /dev/full: No space left on device"):
+        records.write("step", 1, 1, {"loss": 1.0})
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        records.close()
+    records.close()
+
+
+def test_tensorboard_shows_the_pictures_of_a_folder_under_their_names(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    Image.new("RGB", (6, 4), (255, 0, 0)).save(tmp_path / "pictures/people.png")
+    Image.new("L", (5, 5)).save(tmp_path / "pictures/confusion.png")
+    records = Records(tmp_path, tensorboard=True)
+    records.show(tmp_path / "pictures", 40)
+    records.close()
+    Records(tmp_path, tensorboard=False).show(tmp_path / "pictures", 41)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert sorted(events.Tags()["images"]) == ["confusion", "people"]
+    (shown,) = events.Images("people")
+    assert (shown.step, shown.width, shown.height) == (40, 6, 4)

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from lockstep.report.starting import said_if_slow
+
+
+def test_a_slow_start_is_said_once_and_a_quick_one_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    with said_if_slow("starting 3 processes", quiet_s=0.01):
+        time.sleep(0.3)
+    assert capsys.readouterr().out == "starting 3 processes\n"
+    with said_if_slow("starting 3 processes", quiet_s=30):
+        pass
+    assert capsys.readouterr().out == ""
+
+
+def test_a_line_that_would_come_too_late_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    for text, is_over in (("starting", True), ("", False)):
+        with said_if_slow(text, lambda is_over=is_over: is_over, quiet_s=0.01):
+            time.sleep(0.1)
+    assert capsys.readouterr().out == ""
