@@ -1,0 +1,77 @@
+"""From a recipe to its parts, the same on every rank and in every command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from lockstep.config.schema import RunConfig
+from lockstep.data.keyed import DATA, key, seeded
+from lockstep.data.samples import Samples
+from lockstep.engine.parts import Parts
+from lockstep.engine.precision import use_precision
+from lockstep.errors import ConfigError
+from lockstep.parallel.bucket import is_dense
+
+
+def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:
+    """A recipe's parts.
+
+    Torch's, numpy's and Python's generators are seeded by the run's seed itself, as a hand-written job does, so that
+    the same seed starts both from the same weights.
+
+    Raises:
+        ConfigError: The recipe gives something else than parts.
+    """
+    with seeded(config.seed):
+        parts = build()
+    if not isinstance(parts, Parts):
+        raise ConfigError(
+            f"the recipe's build gave {_kind(parts)}, not Parts", do="return Parts(model=..., loss=..., ...)"
+        )
+    return parts
+
+
+def open_data(config: RunConfig, parts: Parts, *, train: bool) -> Samples:
+    """A recipe's training or held-out samples; what it draws for them (a split, say) is the same at every opening.
+
+    Raises:
+        ConfigError: The recipe gives something that samples can't be read from.
+    """
+    name = "train_data" if train else "eval_data"
+    opener = getattr(parts, name)
+    if not callable(opener):
+        raise ConfigError(f"the recipe's {name} is {_kind(opener)}, not a function", do=f"{name}=lambda: ...")
+    with seeded(key(config.seed, DATA, int(train))):
+        samples = opener()
+    if not hasattr(samples, "batch"):
+        raise ConfigError(
+            f"the recipe's {name} opens {_kind(samples)}, which has no batch(indices, keys)",
+            do=f"for a torch data set: {name}=lambda: DatasetSamples(...)",
+        )
+    return samples  # type: ignore[no-any-return]
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+def lay_out(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
+    """The model on a device, its parameters dense in memory, those of 2-d convolutions with the channels last if asked.
+
+    Fused optimizers go through memory without a look at strides, so gaps would be counted in. The model computes in the
+    precision that is asked for, wherever it is called.
+
+    Raises:
+        ConfigError: The device can't compute in that precision.
+    """
+    model = model.to(device)
+    for parameter in model.parameters():
+        if config.channels_last and parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        elif not is_dense(parameter):
+            parameter.data = parameter.data.contiguous()
+    use_precision(model, config, device)
+    return model

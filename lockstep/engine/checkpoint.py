@@ -1,0 +1,270 @@
+"""Checkpoints: written beside, flushed to disk, renamed; verified before they are used.
+
+A checkpoint is a folder `step-000230` with the weights, the optimizer's tensors, what else there is as JSON, and a
+manifest with the size and SHA-256 of each. Nothing in it can run code. The folder gets its name when all of it is on
+disk, so a name that is there is a whole checkpoint, unless the disk or a person altered it: that the manifest finds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load
+from torch import Tensor
+
+from lockstep.engine.run_folder import sync_folder, write_whole
+from lockstep.engine.tensor_file import write_tensors
+from lockstep.engine.weights import read
+from lockstep.errors import CheckpointError, cannot_write
+
+FORMAT = 1
+WEIGHTS, OPTIMIZER, STATE, MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+BEST = "best.json"
+# No module has a colon in its name, so an optimizer's tensors never collide with weights.
+_OPTIMIZER, _AVERAGE = "optimizer:", "average:"
+
+
+@dataclass
+class Checkpoint:
+    """All that a run needs to go on.
+
+    Attributes:
+        step: Optimizer steps done: the position, from which order, keys and learning rate follow.
+        weights: The model's state_dict.
+        optimizer: The optimizer's state_dict.
+        state: Everything else, as plain JSON.
+        average: The moving average of the weights, where there is one.
+    """
+
+    step: int
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    state: dict[str, Any] = field(default_factory=dict)
+    average: dict[str, Tensor] = field(default_factory=dict)
+
+
+def name_of(step: int) -> str:
+    """The name of a step's checkpoint folder."""
+    return f"step-{step:06}"
+
+
+def save(checkpoint: Checkpoint, folder: Path) -> Path:
+    """Write a checkpoint into a run's checkpoint folder.
+
+    Returns:
+        Its own folder.
+
+    Raises:
+        CheckpointError: It can't be written; all earlier ones are as they were.
+    """
+    return write(checkpoint.step, *pack(checkpoint), folder)
+
+
+def write(
+    step: int,
+    tensors: Mapping[str, Tensor],
+    plain: Mapping[str, Any],
+    folder: Path,
+    moved: Callable[[int], object] = lambda _: None,
+) -> Path:
+    """`save` for a checkpoint that was packed.
+
+    Args:
+        step: Its step.
+        tensors: By name, on any device.
+        plain: What else there is, as plain JSON.
+        folder: The run's checkpoint folder.
+        moved: Told now and then how many bytes have gone to the disk.
+    """
+    target = folder / name_of(step)
+    partial = folder / f".{target.name}.{os.getpid()}.partial"
+    parts: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
+    for name, tensor in tensors.items():
+        parts[OPTIMIZER if name.startswith((_OPTIMIZER, _AVERAGE)) else WEIGHTS][name] = tensor.detach().cpu()
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        written = {name: write_tensors(partial / name, part, moved) for name, part in parts.items()}
+        written[STATE] = _write(partial / STATE, json.dumps(plain, indent=1).encode())
+        files = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in written.items()}
+        _write(partial / MANIFEST, json.dumps({"format": FORMAT, "files": files}, indent=1).encode())
+        sync_folder(partial)
+        old = _take_name(target)
+        partial.rename(target)
+        sync_folder(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise cannot_write(target, error) from None
+    return target
+
+
+def discard(target: Path) -> None:
+    """Remove a checkpoint; it loses its name before its files."""
+    shutil.rmtree(_take_name(target), ignore_errors=True)
+
+
+def clean(folder: Path) -> None:
+    """Remove what a killed process left half-written. Only for the process that has the run folder."""
+    for partial in folder.glob(".step-*.partial*"):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps of which there are checkpoints, oldest first."""
+    numbers = (path.name.removeprefix("step-") for path in folder.glob("step-*") if path.is_dir())
+    return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def prune(folder: Path, step: int, keep: int, best: int | None) -> None:
+    """Remove what is older than the newest `keep` up to a step, but for the best one.
+
+    Later ones are left alone and don't count: the run has gone back behind them, as they are torn, say.
+    """
+    for older in [number for number in steps(folder) if number <= step][:-keep]:
+        if older != best:
+            discard(folder / name_of(older))
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read and verify a checkpoint. Tensors are on the CPU.
+
+    Raises:
+        CheckpointError: A file is missing, torn or altered.
+    """
+    manifest = _parse(path / MANIFEST, _read(path / MANIFEST))
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {manifest.get('format')}, this version reads {FORMAT}")
+    contents = {}
+    for name in (WEIGHTS, OPTIMIZER, STATE):
+        files = manifest.get("files")
+        expected = files.get(name) if isinstance(files, dict) else None
+        if not isinstance(expected, dict):
+            raise CheckpointError(f"{path / MANIFEST} was altered: it says nothing of {name}")
+        contents[name] = content = _read(path / name)
+        if len(content) != expected.get("bytes"):
+            raise CheckpointError(f"{path / name} is torn: {len(content)} of {expected.get('bytes')} bytes")
+        if _sha256(content) != expected.get("sha256"):
+            raise CheckpointError(f"{path / name} was altered: its SHA-256 is not the manifest's")
+    tensors = load(contents[WEIGHTS]) | load(contents[OPTIMIZER])
+    return unpack(tensors, _parse(path / STATE, contents[STATE]))
+
+
+def newest(folder: Path) -> Iterator[tuple[Path, Checkpoint | CheckpointError]]:
+    """The checkpoints of a run, newest first, each loaded or with what is wrong with it."""
+    for step in reversed(steps(folder)):
+        path = folder / name_of(step)
+        try:
+            yield path, load_checkpoint(path)
+        except CheckpointError as error:
+            yield path, error
+
+
+def load_newest(folder: Path) -> Checkpoint | None:
+    """The newest whole checkpoint of a folder, or None where there is none (yet); for a loop of one's own."""
+    return next((found for _, found in newest(folder) if isinstance(found, Checkpoint)), None)
+
+
+def mark_best(folder: Path, best: dict[str, Any]) -> None:
+    """Remember which checkpoint is the best one: `{"step": …, "metric": …, "value": …}`."""
+    write_whole(folder / BEST, json.dumps(best).encode())
+
+
+def weights_of(run: Path, which: str) -> tuple[Path, dict[str, Tensor]]:
+    """The weights of a run folder: the final ones ("last"), those of its best checkpoint ("best"), or of one by name.
+
+    Where the run keeps a moving average of the weights, that is meant. Where training has not come to its end, "last"
+    is the newest whole checkpoint.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or it is not whole.
+    """
+    folder = run / "checkpoints"
+    if which == "best":
+        which = name_of(_parse(folder / BEST, _read(folder / BEST)).get("step", 0))
+    elif which == "last":
+        if (run / WEIGHTS).is_file():
+            return run / WEIGHTS, read(run / WEIGHTS)
+        found = load_newest(folder)
+        if found is None:
+            raise CheckpointError(f"{run} has no weights and no whole checkpoint yet")
+        return folder / name_of(found.step), found.average or found.weights
+    if not (folder / which).is_dir():
+        there = ", ".join(name_of(step) for step in steps(folder))
+        raise CheckpointError(f"{run} has no checkpoint {which}", allowed=f"last, best, {there}" if there else None)
+    found = load_checkpoint(folder / which)
+    return folder / which, found.average or found.weights
+
+
+def pack(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Part a checkpoint into tensors, by name, and plain JSON."""
+    tensors = checkpoint.weights | {f"{_AVERAGE}{name}": tensor for name, tensor in checkpoint.average.items()}
+    values: dict[str, Any] = {}
+    for place, entries in checkpoint.optimizer["state"].items():
+        for key, value in entries.items():
+            name = f"{_OPTIMIZER}{place}:{key}"
+            if isinstance(value, Tensor):
+                tensors[name] = value
+            else:
+                values[name] = value
+    groups = checkpoint.optimizer["param_groups"]
+    return tensors, {"step": checkpoint.step, "state": checkpoint.state, "groups": groups, "values": values}
+
+
+def unpack(tensors: dict[str, Tensor], plain: dict[str, Any]) -> Checkpoint:
+    """The inverse of `pack`."""
+    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith((_OPTIMIZER, _AVERAGE))}
+    average = {name.removeprefix(_AVERAGE): tensor for name, tensor in tensors.items() if name.startswith(_AVERAGE)}
+    entries: dict[int, dict[str, Any]] = {}
+    for name, value in {**tensors, **plain["values"]}.items():
+        if name.startswith(_OPTIMIZER):
+            _, place, key = name.split(":")
+            entries.setdefault(int(place), {})[key] = value
+    optimizer = {"state": entries, "param_groups": plain["groups"]}
+    return Checkpoint(plain["step"], weights, optimizer, plain["state"], average)
+
+
+def _write(path: Path, content: bytes) -> tuple[int, str]:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return len(content), _sha256(content)
+
+
+def _take_name(target: Path) -> Path:
+    """Give a checkpoint a name under which nobody looks for it; the name, whether or not there was a checkpoint."""
+    nameless = target.with_name(f".{target.name}.{os.getpid()}.partial-old")
+    if target.exists():
+        target.rename(nameless)
+    return nameless
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}") from None
+
+
+def _parse(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except ValueError:
+        raise CheckpointError(f"{path} is torn: not JSON") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} was altered: not a JSON object")
+    return value

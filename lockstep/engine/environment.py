@@ -1,0 +1,74 @@
+"""What a run ran on, for `environment.json`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep.cluster.world import World
+
+PACKAGES = ("lockstep", "torch", "torchvision", "numpy", "safetensors", "pillow", "scikit-learn")
+
+
+def environment(world: World) -> dict[str, Any]:
+    """Versions, hardware, commit and world: what equal weights are promised for."""
+    return {
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "num_cores": os.cpu_count(),
+        "gpu": device_name(world.device) if world.device.type == "cuda" else None,
+        "cuda": torch.version.cuda if world.device.type == "cuda" else None,
+        "commit": _commit(),
+        "command": sys.argv,
+        "world": {"size": world.size, "backend": world.backend, "device": world.device.type, "host": world.host},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def device_name(device: torch.device) -> str:
+    """What a device is called: the GPU model, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def cpu_name() -> str:
+    """The processor, with what its kernels are chosen by: two of one name may differ in their bits."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    facts: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())
+    name = facts.get("model name", platform.processor())
+    numbers = [
+        f"{key.removeprefix('cpu ')} {facts[key]}" for key in ("cpu family", "model", "stepping") if key in facts
+    ]
+    return ", ".join([name, *numbers, torch.backends.cpu.get_cpu_capability()])
+
+
+def _commit() -> str | None:
+    """The commit of the folder that the run was started in, with a + where it has changes; None outside of git."""
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+            capture_output=True, text=True, timeout=5, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None

@@ -1,0 +1,86 @@
+"""What a recipe learns from its data once and keeps with the run: names of classes, an alphabet, a split.
+
+A recipe has a function `facts(config)` for it beside `build(config, facts)`. It is asked on rank 0 when a run begins.
+From then on `facts.json` in the run folder speaks, so eval, predict and resume need no data to know them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from lockstep.cluster import collect
+from lockstep.cluster.world import World
+from lockstep.config.schema import RunConfig
+from lockstep.data.keyed import seeded
+from lockstep.engine.parts import Parts
+from lockstep.engine.run_folder import RunFolder
+from lockstep.errors import ConfigError
+
+FILE_NAME = "facts.json"
+Facts = dict[str, Any]
+
+
+class Recipe(Protocol):
+    """What the engine needs of a recipe."""
+
+    def facts(self, config: RunConfig) -> Mapping[str, Any]:
+        """What is to be kept with the run, found in the data: plain JSON. Empty if there is nothing."""
+
+    def build(self, config: RunConfig, facts: Mapping[str, Any]) -> Parts:
+        """The recipe's parts."""
+
+
+def find_facts(recipe: Recipe, config: RunConfig) -> Facts:
+    """Let a recipe look into its data, with all generators seeded by the run's seed.
+
+    Raises:
+        ConfigError: What it gives is not plain JSON.
+        DataError: The recipe's own, about its data.
+    """
+    with seeded(config.seed):
+        found = recipe.facts(config)
+    try:
+        # To JSON and back: what a fresh run sees (a tuple, a number as a key) is then what a resumed one will see.
+        facts = json.loads(json.dumps(found))
+    except (TypeError, ValueError) as error:
+        raise ConfigError("the recipe's facts can't be written as JSON", problem=error) from None
+    if not isinstance(facts, dict):
+        raise ConfigError(f"the recipe's facts are a {type(found).__name__}, not a dict", do="return {name: value}")
+    return facts
+
+
+def read_facts(folder: Path) -> Facts | None:
+    """What a run keeps; None if it keeps nothing.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
+    return RunFolder(folder).read_json(FILE_NAME) if (folder / FILE_NAME).is_file() else None
+
+
+def keep_facts(folder: RunFolder, facts: Facts) -> None:
+    """Write a run's facts into its folder; no file where there are none."""
+    if facts:
+        folder.write_json(FILE_NAME, facts)
+    else:
+        (folder.path / FILE_NAME).unlink(missing_ok=True)
+
+
+def facts_for(recipe: Recipe, config: RunConfig, world: World, origin: Path | None) -> Facts:
+    """The facts that a run is built with, the same on all ranks; only rank 0 looks for them.
+
+    Args:
+        recipe: Is asked where no run has them.
+        config: The settings.
+        world: The ranks.
+        origin: The run folder to go on from; None for a run that begins.
+    """
+
+    def look() -> Facts:
+        kept = read_facts(origin) if origin is not None else None
+        return find_facts(recipe, config) if kept is None else kept
+
+    return collect.from_main(world, look)

@@ -1,0 +1,62 @@
+"""Parts of a model that training leaves as they are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lockstep.errors import ConfigError
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Let training leave some parameters as they are; called by a recipe's `build`.
+
+    They require no gradient any more, so the optimizer, weight decay included, never sees them. Batch norms inside a
+    frozen module, and those whose own parameters are frozen, use and keep the running statistics that they have.
+
+    Args:
+        model: Changed in place.
+        patterns: Names of modules or parameters, with * for any text: `backbone`, `layer1.*`, `*.bias`. A module
+            stands for all that is in it.
+
+    Returns:
+        The names of the frozen parameters, in the model's order.
+
+    Raises:
+        ConfigError: A pattern names nothing in the model, or nothing is left to be trained.
+    """
+    modules = dict(model.named_modules())
+    parameters = dict(model.named_parameters())
+    frozen_modules: set[str] = set()
+    frozen: set[str] = set()
+    for pattern in patterns:
+        named = {name for name in modules if name and fnmatchcase(name, pattern)}
+        alone = {name for name in parameters if fnmatchcase(name, pattern)}
+        if not named and not alone:
+            raise _unknown(pattern, [*modules, *parameters])
+        inside = {name for name in modules if any(name == each or name.startswith(f"{each}.") for each in named)}
+        frozen_modules |= inside
+        frozen |= alone | {name for name in parameters if name.rpartition(".")[0] in inside}
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    for name, module in modules.items():
+        own = [f"{name}.{each}".lstrip(".") for each, _ in module.named_parameters(recurse=False)]
+        if isinstance(module, _BatchNorm) and (name in frozen_modules or (own and frozen.issuperset(own))):
+            module.eval()
+    if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ConfigError("everything is frozen, so there is nothing to train", given=", ".join(patterns))
+    return [name for name in parameters if name in frozen]
+
+
+def _unknown(pattern: str, names: Sequence[str]) -> ConfigError:
+    near = difflib.get_close_matches(pattern, names, n=3)
+    tops = list(dict.fromkeys(name.partition(".")[0] for name in names if name))
+    return ConfigError(
+        f"{pattern} is no part of the model",
+        nearest=", ".join(near),
+        allowed=f"{', '.join(tops[:12])}{', …' if len(tops) > 12 else ''}, what is in them, and * for any text",
+    )

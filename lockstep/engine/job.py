@@ -1,0 +1,137 @@
+"""A run as one process holds it: what the loop, the step and the checkpoints work on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lockstep.cluster.world import World
+from lockstep.config.schema import RunConfig
+from lockstep.data.loader import Loader, training_requests
+from lockstep.data.order import Order
+from lockstep.data.samples import Samples
+from lockstep.engine.ema import Average
+from lockstep.engine.parts import Parts
+from lockstep.parallel.reduce import Reducer
+
+MAX_TERMS = 8  # named terms of a loss that are summed over ranks for the report
+
+
+@dataclass
+class Progress:
+    """How far a run is. With weights and optimizer state, this is all that a checkpoint holds.
+
+    Attributes:
+        step: Optimizer steps done; epoch, order, random numbers and learning rate follow from it.
+        num_samples: Samples trained on, each as often as it was; those of skipped steps are not counted.
+        evaluated_step: Value of `step` at the last evaluation.
+        metrics: What that evaluation gave.
+        best: Of the best evaluation so far: step, metric, value.
+        skipped: Steps that were not applied, as their loss was not finite.
+        num_overflows: Steps that were not applied, as fp16 had no room for their scaled gradient.
+        loss_scale: What the loss is multiplied by before the backward pass.
+        scale_age: Steps since a dynamic loss scale has last changed.
+        worlds: World sizes that the run had, each with the step from which on.
+        seconds: Training time so far, evaluation and checkpoints left out.
+        data_s: How much of it rank 0 waited for samples.
+    """
+
+    step: int = 0
+    num_samples: int = 0
+    evaluated_step: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: dict[str, Any] | None = None
+    skipped: list[int] = field(default_factory=list)
+    num_overflows: int = 0
+    loss_scale: float = 1.0
+    scale_age: int = 0
+    worlds: list[dict[str, int]] = field(default_factory=list)
+    seconds: float = 0.0
+    data_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return asdict(self)
+
+
+@dataclass
+class Job:
+    """Everything that the loop needs, made once for a process.
+
+    Attributes:
+        config: The settings.
+        world: The ranks.
+        parts: What the recipe handed over.
+        model: `parts.model`, on the device.
+        optimizer: Over the model's trainable parameters.
+        reducer: Sums a step over the world.
+        order: Which samples a step has.
+        train_data: The training samples.
+        eval_data: The held-out samples.
+        progress: How far the run is.
+        average: The moving average of the weights, if there is to be one.
+        loader: What reads this process's training batches, once it is open.
+    """
+
+    config: RunConfig
+    world: World
+    parts: Parts
+    model: nn.Module
+    optimizer: Optimizer
+    reducer: Reducer
+    order: Order
+    train_data: Samples
+    eval_data: Samples
+    progress: Progress
+    average: Average | None = None
+    loader: Loader | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.config.epochs * self.order.steps_per_epoch
+
+    @property
+    def num_ranks_here(self) -> int:
+        """Ranks on this machine."""
+        return -(-self.world.size // self.world.num_hosts)
+
+    def open_loader(self) -> Loader:
+        """What reads this process's batches of the steps that are left."""
+        self.loader = Loader(
+            self.train_data,
+            lambda: training_requests(self.order, self.world, self.progress.step, self.num_steps),
+            self.world.device,
+            num_workers=self.config.loader.num_workers,
+            num_ranks_here=self.num_ranks_here,
+            prefetch=self.config.loader.prefetch,
+            channels_last=self.config.channels_last,
+        )
+        return self.loader
+
+    def evaluated_weights(self) -> AbstractContextManager[None]:
+        """Let the model have the weights by which the run is judged: their average, if there is one."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
+    def final_weights(self) -> Mapping[str, Tensor]:
+        """The weights that stay: their average, if there is one."""
+        return self.model.state_dict() if self.average is None else self.average.state
+
+    def is_epoch_end(self) -> bool:
+        """Whether the last step done was the last of its epoch."""
+        return self.progress.step > 0 and self.progress.step % self.order.steps_per_epoch == 0
+
+    def is_evaluated(self) -> bool:
+        """Whether the weights as they are now were evaluated."""
+        return self.progress.evaluated_step == self.progress.step
+
+    def note_world(self) -> None:
+        """Write the present world down, if the run went on in another one so far."""
+        worlds = self.progress.worlds
+        if not worlds or worlds[-1]["size"] != self.world.size:
+            worlds.append({"size": self.world.size, "from_step": self.progress.step})

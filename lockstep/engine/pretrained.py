@@ -1,0 +1,233 @@
+"""Weights from elsewhere: a file that torch or safetensors wrote, read without running code, and what of it fits."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lockstep.config.explain import wrapped
+from lockstep.engine.weights import read
+from lockstep.errors import CheckpointError
+
+# Under which a training script's checkpoint keeps the model's weights, the likeliest first. `best_state_dict` is
+# HRNet's; `model_ema` and `state_dict_ema` stay out: who wants those says so with the file that they export.
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "best_state_dict", "net", "weights")
+# What wraps a module puts this before each name: DataParallel and DDP, torch.compile.
+_PREFIXES = ("module.", "_orig_mod.")
+_SHOWN = 4
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The named tensors of a model's weights, on the CPU.
+
+    Takes a state_dict or a training script's checkpoint around one (.pth, .pt, .pth.tar, .bin), and .safetensors.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, holds no weights, or could run code when it is read.
+    """
+    path = Path(path).expanduser()
+    if path.suffix == ".safetensors":
+        return _unprefixed(read(path))
+    content = _read_torch(path)
+    found = _state_in(content)
+    if found is None:
+        keys = ", ".join(map(str, list(content)[:8])) if isinstance(content, Mapping) else None
+        raise CheckpointError(
+            f"{path} holds no weights",
+            found=f"a {type(content).__name__}" + (f" of {keys}" if keys else ""),
+            allowed=f"a state_dict, or one under {', '.join(_WRAPPERS)}",
+        )
+    return _unprefixed(found)
+
+
+def load_pretrained(
+    model: nn.Module, path: Path, *, skip: Sequence[str] = (), rename: Callable[[str], str] | None = None
+) -> dict[str, str]:
+    """Give a model what fits of a file's weights: of one name and one shape. The rest of the model stays as it is.
+
+    Args:
+        model: Changed in place.
+        path: As for `read_state`.
+        skip: Patterns (`fc.*`) of names of the model that are left as they are.
+        rename: From a name in the file to one in the model.
+
+    Returns:
+        Rows for a run's head: what was loaded, left out and missing.
+
+    Raises:
+        CheckpointError: The file can't be read, or nothing of it fits. The model is then as it was.
+    """
+    path = Path(path).expanduser()
+    state = read_state(path)
+    if rename is not None:
+        state = {rename(name): tensor for name, tensor in state.items()}
+    ours = model.state_dict()
+    skipped = [name for name in ours if any(fnmatchcase(name, pattern) for pattern in skip)]
+    other = [name for name in ours if name in state and name not in skipped and state[name].shape != ours[name].shape]
+    fits = [name for name in ours if name in state and name not in skipped and name not in other]
+    if not any(_counts(name) for name in fits):
+        raise _fits_nothing(path, ours, state, other)
+    with torch.no_grad():
+        for name in fits:
+            ours[name].copy_(state[name])
+    # Files from before torch 0.4.1 lack these counters, and nothing is computed from them.
+    missing = [name for name in ours if name not in state and name not in skipped and _counts(name)]
+    left_out = [name for name in state if name not in ours]
+    num_values = sum(ours[name].numel() for name in fits)
+    shapes = [f"{name} {_shape(state[name])} in the file, {_shape(ours[name])} here" for name in other]
+    rows = {
+        "weights": f"{len(fits)} of {len(ours)} tensors, {num_values:,} values, from {path}",
+        "other shape": _some(shapes, len(shapes), "\n"),
+        "skipped": wrapped(_some(_grouped(skipped), len(skipped))),
+        "missing": wrapped(_some(_grouped(missing), len(missing))),
+        "not used": wrapped(_some(_grouped(left_out), len(left_out))),
+    }
+    return {name: text for name, text in rows.items() if text}
+
+
+class _DType:
+    """Stands for numpy's own, whose way of being unpickled takes more than a name."""
+
+    def __init__(self, code: str, *_: Any) -> None:
+        self.code, self.order = code, "<"
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = ">" if state[1] == ">" else "<"
+
+
+def _number(dtype: _DType, data: bytes | str = b"") -> float:
+    """A numpy scalar, such as the best score so far, which training scripts keep beside the weights."""
+    kind = np.dtype(dtype.order + dtype.code)
+    if kind.kind not in "fiub":
+        raise pickle.UnpicklingError(f"GLOBAL numpy.{kind}")
+    return float(np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, kind)[0])
+
+
+# What training scripts put beside the weights besides plain values, and what it becomes here: nothing that acts.
+_HARMLESS: list[Any] = [
+    argparse.Namespace,
+    (PurePosixPath, "pathlib.PosixPath"),
+    (PurePosixPath, "pathlib._local.PosixPath"),
+    (_DType, "numpy.dtype"),
+    (_number, "numpy.core.multiarray.scalar"),
+    (_number, "numpy._core.multiarray.scalar"),
+]
+
+
+def load_whole(model: nn.Module, path: Path) -> None:
+    """Give a model all of its weights from a file; what else is in the file is left out.
+
+    Raises:
+        CheckpointError: The file can't be read, or has not all of them.
+    """
+    rows = load_pretrained(model, path)
+    lacking = {name: text for name, text in rows.items() if name in ("other shape", "missing")}
+    if lacking:
+        raise CheckpointError(f"{path} is of another model", **lacking, do="name the model that the file is of")
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        with torch.serialization.safe_globals(_HARMLESS):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except IsADirectoryError:
+        raise CheckpointError(f"{path} is a folder") from None
+    except pickle.UnpicklingError as error:
+        if not _is_torch_file(path):
+            raise CheckpointError(f"{path} is not a file of weights, or is damaged") from None
+        raise CheckpointError(
+            f"{path} holds more than tensors and plain values, so reading it could run code from it",
+            found=_unknown_kind(str(error)),
+            do="where it comes from a source that you trust, write its weights alone to a new file:\n"
+            "torch.save(torch.load(FILE, weights_only=False)['state_dict'], NEW)",
+        ) from None
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        raise CheckpointError(f"{path} can't be read as weights", reason=first) from None
+
+
+def _is_torch_file(path: Path) -> bool:
+    """Whether it looks like one: a zip, or the pickle of torch before 1.6."""
+    with path.open("rb") as file:
+        return file.read(2) in (b"PK", b"\x80\x02")
+
+
+def _unknown_kind(text: str) -> str | None:
+    """The class that torch did not want to make, out of its long text."""
+    _, found, rest = text.partition("GLOBAL ")
+    return rest.split()[0].strip("`'\"") if found and rest.split() else None
+
+
+def _state_in(content: Any, depth: int = 2) -> dict[str, Tensor] | None:
+    """The first mapping of names to tensors in what a file held."""
+    if not isinstance(content, Mapping):
+        return None
+    tensors = {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    # A state_dict may have plain values too (`_extra_state`), a checkpoint a tensor beside it (a step count).
+    if tensors and len(tensors) > len(content) / 2:
+        return tensors
+    if depth:
+        for name in _WRAPPERS:
+            found = _state_in(content.get(name), depth - 1)
+            if found is not None:
+                return found
+    return None
+
+
+def _unprefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names as the bare module has them."""
+    names = list(state)
+    while prefix := next((each for each in _PREFIXES if all(name.startswith(each) for name in names)), None):
+        names = [name.removeprefix(prefix) for name in names]
+        if not names:
+            break
+    return dict(zip(names, state.values(), strict=True))
+
+
+def _fits_nothing(
+    path: Path, ours: Mapping[str, Tensor], state: Mapping[str, Tensor], other: list[str]
+) -> CheckpointError:
+    return CheckpointError(
+        f"nothing in {path} fits the model",
+        file=wrapped(_some([f"{name} {_shape(state[name])}" for name in state], len(state))),
+        model=wrapped(_some([f"{name} {_shape(ours[name])}" for name in ours], len(ours))),
+        shapes=_some(
+            [f"{name} {_shape(state[name])} in the file, {_shape(ours[name])} here" for name in other], len(other), "\n"
+        ),
+        do="name the model that the file was made with (model.name=...)",
+    )
+
+
+def _counts(name: str) -> bool:
+    return not name.endswith("num_batches_tracked")
+
+
+def _grouped(names: Sequence[str]) -> list[str]:
+    """Tensors by the module that they belong to: `fc (weight, bias)`."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        module, _, last = name.rpartition(".")
+        groups.setdefault(module, []).append(last)
+    return [f"{module} ({', '.join(lasts)})" if module else ", ".join(lasts) for module, lasts in groups.items()]
+
+
+def _some(texts: Sequence[str], count: int, between: str = ", ") -> str:
+    """The first few, with how many tensors there are in all where that does not show."""
+    if len(texts) <= _SHOWN:
+        return between.join(texts)
+    return f"{count} tensors: {between.join(texts[:_SHOWN])}{between}…"
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({', '.join(map(str, tensor.shape))})"

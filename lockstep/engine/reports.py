@@ -1,0 +1,159 @@
+"""What a run tells: rank 0 speaks on the console and writes records and pictures; the other ranks only log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.data.order import Step
+from lockstep.engine.job import Job
+from lockstep.engine.run_folder import RunFolder
+from lockstep.engine.step import StepResult
+from lockstep.report.bottleneck import DataWait, advice
+from lockstep.report.console import Console
+from lockstep.report.rate import Rate
+from lockstep.report.records import Records
+from lockstep.report.stragglers import Stragglers, Work
+
+LOGGER = logging.getLogger("lockstep")
+RECORDS_PER_EPOCH = 50
+PICTURES_EVERY_S = 60.0  # and after the last evaluation
+
+
+class Reports:
+    """Console, log, `metrics.jsonl`, TensorBoard and pictures of a run.
+
+    Args:
+        job: The run.
+        folder: The run folder.
+
+    Attributes:
+        work_of_ranks: Gives each rank's own work so far, on rank 0; see `Heartbeat.work`.
+        first_step_at: Unix time at which the first step of this process was done, seconds.
+    """
+
+    def __init__(self, job: Job, folder: RunFolder) -> None:
+        self._folder = folder
+        self._every = job.config.report.every_steps or max(1, job.order.steps_per_epoch // RECORDS_PER_EPOCH)
+        self._rate = Rate()
+        self._step_started = self._drawn_at = time.perf_counter()
+        self._console = Console(sys.stdout) if job.world.is_main else None
+        self._records = Records(folder.path, tensorboard=job.config.report.tensorboard) if job.world.is_main else None
+        self._stragglers, self._data_wait = Stragglers(), DataWait()
+        self._waited_s = 0.0
+        self.work_of_ranks: Callable[[], Work] = list
+        self.first_step_at: float | None = None
+
+    def say(self, text: object) -> None:
+        """Tell something that is not in the plan."""
+        LOGGER.warning("%s", text)
+        if self._console is not None:
+            self._console.say(str(text))
+
+    def block(self, title: str, rows: dict[str, str]) -> None:
+        """A title with one line for each fact."""
+        if self._console is not None:
+            self._console.block(title, rows)
+
+    def begin(self, job: Job) -> None:
+        """Training begins or goes on from the job's step: records of what is done again are taken away."""
+        if self._records is not None:
+            self._records.truncate_after(job.progress.step, last_eval=job.progress.evaluated_step)
+        self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
+        self._data_wait.begin(job.progress.seconds, job.progress.data_s)
+        self.resume(job)
+
+    def resume(self, job: Job) -> None:
+        """Training goes on after something else: that time is not training time."""
+        self._rate.resume()
+        self._step_started = time.perf_counter()
+
+    def step(self, job: Job, step: Step, result: StepResult) -> None:
+        """A step is done."""
+        now = time.perf_counter()
+        job.progress.seconds += now - self._step_started
+        self._step_started = now
+        if job.loader is not None:
+            job.progress.data_s += job.loader.waited_s - self._waited_s
+            self._waited_s = job.loader.waited_s
+        self._rate.add(step.num_samples)
+        if self.first_step_at is None:
+            self.first_step_at = time.time()
+        if self._console is None or self._records is None:
+            return
+        done, total = job.progress.step, job.num_steps
+        left = job.config.epochs * len(job.train_data) - self._num_samples(job)
+        if done % self._every == 0:
+            terms = result.terms if len(result.terms) > 1 else {}
+            values = {"loss": result.loss, **terms, "lr": result.lr, "grad_norm": result.norm}
+            if job.config.precision == "fp16":
+                values |= {"loss_scale": job.progress.loss_scale, "overflow_steps": job.progress.num_overflows}
+            values |= {"samples_per_s": self._rate.samples_per_s, "seconds": job.progress.seconds}
+            values["data_wait"] = self._data_wait.share(job.progress.seconds, job.progress.data_s)
+            self._records.write("train", done, done / job.order.steps_per_epoch, values)
+            self._compare_ranks(job, self._records)
+            if text := self._data_wait.notice(job.progress.seconds, job.progress.data_s, _advice(job)):
+                self.say(text)
+        self._console.progress(
+            epoch=step.epoch + 1,
+            num_epochs=job.config.epochs,
+            step=done,
+            num_steps=total,
+            loss=result.loss,
+            samples_per_s=self._rate.samples_per_s,
+            left_s=self._rate.seconds_for(left),
+        )
+
+    def _compare_ranks(self, job: Job, records: Records) -> None:
+        work = self.work_of_ranks()
+        if values := self._stragglers.step_ms(work):
+            records.write("ranks", job.progress.step, job.progress.step / job.order.steps_per_epoch, values)
+        if text := self._stragglers.notice(work, time.monotonic()):
+            self.say(text)
+
+    def evaluation(self, job: Job, metrics: dict[str, float], metric: Any) -> None:
+        """An evaluation is done."""
+        epoch = job.progress.step / job.order.steps_per_epoch
+        LOGGER.info("evaluation after epoch %g: %s", epoch, metrics)
+        if self._console is not None and self._records is not None:
+            self._records.write("eval", job.progress.step, epoch, metrics)
+            self._console.evaluation(epoch, metrics, metric.num_samples)
+            is_last = job.progress.step == job.num_steps
+            if job.parts.draw is not None and (is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S):
+                self._draw(job, metric, self._records)
+
+    def close(self) -> None:
+        """Write out all that is left."""
+        if self._console is not None:
+            self._console.close()
+        if self._records is not None:
+            self._records.close()
+
+    def _draw(self, job: Job, metric: Any, records: Records) -> None:
+        assert job.parts.draw is not None
+        try:
+            job.parts.draw(metric, job.eval_data, self._folder.pictures)
+            records.show(self._folder.pictures, job.progress.step)
+        except Exception as error:
+            # They are an extra: what was trained is worth more.
+            LOGGER.exception("pictures")
+            self.say(f"pictures could not be drawn: {type(error).__name__}: {error}")
+        self._drawn_at = time.perf_counter()
+
+    def _num_samples(self, job: Job) -> int:
+        epochs, steps = divmod(job.progress.step, job.order.steps_per_epoch)
+        return epochs * len(job.train_data) + steps * job.order.global_batch
+
+
+def _advice(job: Job) -> str:
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    data: Any = getattr(job.config, "data", None)
+    return advice(
+        num_workers=job.loader.num_workers if job.loader is not None else 0,
+        num_free_cores=num_cores // job.num_ranks_here - 1,
+        can_cache=hasattr(data, "cache") and data.cache is None,
+    )

@@ -1,0 +1,158 @@
+"""The folder that holds all of a run. Only rank 0 writes into it, but for each rank's log."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from lockstep.errors import CheckpointError, cannot_write
+
+
+def new_folder(name: str, parent: Path = Path("runs")) -> Path:
+    """Make a folder that did not exist: runs/digits-0001, -0002 and so on.
+
+    Raises:
+        CheckpointError: It can't be made.
+    """
+    pattern = re.compile(re.escape(name) + r"-(\d+)")
+    while True:
+        taken = [int(match[1]) for path in parent.glob(f"{name}-*") if (match := pattern.fullmatch(path.name))]
+        path = parent / f"{name}-{max(taken, default=0) + 1:04}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue  # another command was quicker
+        except OSError as error:
+            raise cannot_write(path, error) from None
+        return path
+
+
+def drop_empty(path: Path) -> None:
+    """Remove a new run folder of a run that never began: it would only be in the way."""
+    if not (path / "config.yaml").exists():
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that there is either the old or the new one, whole, whenever the machine stops.
+
+    Raises:
+        CheckpointError: It can't be written: no space, no permission.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        # On a read-only disk, removing what is not there is an error too.
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise cannot_write(path, error) from None
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames in a folder last."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class RunFolder:
+    """A run's files.
+
+    Attributes:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints lie."""
+        return self.path / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        """The weights that eval, predict and export open."""
+        return self.path / "weights.safetensors"
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def pictures(self) -> Path:
+        """Where pictures lie."""
+        return self.path / "pictures"
+
+    def open(self) -> None:
+        """Make the folder and take it for this process, until `close` or the process's end.
+
+        Raises:
+            CheckpointError: It can't be made, or another process has it.
+        """
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "run.lock").open("a+")
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            owner = lock.read().strip()
+            lock.close()
+            raise CheckpointError(
+                f"run folder {self.path} is in use", by=owner, do="wait for it, stop it, or give another --run-dir"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+        lock.flush()
+        self._lock = lock
+
+    def close(self) -> None:
+        """Let others use the folder."""
+        if self._lock is not None:
+            # The file stays: were it removed, one process could wait for the old file while another locks a new one.
+            self._lock.truncate(0)
+            self._lock.close()
+            self._lock = None
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON file, whole or not at all."""
+        write_whole(self.path / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read a JSON file.
+
+        Raises:
+            CheckpointError: It is missing or damaged.
+        """
+        path = self.path / name
+        try:
+            content = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{path} does not exist", do="is it a run folder, and did its training end?"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} can't be read", reason=error) from None
+        if not isinstance(content, dict):
+            raise CheckpointError(f"{path} holds no JSON object")
+        return content

@@ -1,0 +1,187 @@
+"""When checkpoints are written and how a run goes on from one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.cluster import collect
+from lockstep.cluster.world import World
+from lockstep.config.schema import CheckpointConfig, parse_interval
+from lockstep.engine import checkpoint
+from lockstep.engine.background import Background, Copies
+from lockstep.engine.checkpoint import Checkpoint
+from lockstep.engine.job import Job, Progress
+from lockstep.engine.run_folder import RunFolder
+from lockstep.engine.weights import load_into
+from lockstep.errors import CheckpointError
+from lockstep.optim.build import load_state
+
+
+def packed(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """All that a checkpoint holds, as it is now: tensors, which training goes on to change, and plain JSON."""
+    progress, average = job.progress, job.average.state if job.average is not None else {}
+    optimizer = job.optimizer.state_dict()
+    return checkpoint.pack(Checkpoint(progress.step, job.model.state_dict(), optimizer, progress.to_json(), average))
+
+
+class Saver:
+    """Writes a run's checkpoints beside training, on rank 0; on other ranks its methods do nothing.
+
+    `save` copies what is to be saved and returns; a thread writes it. There is one writer at a time: where the one
+    before is still under way, a save waits for it, unless it is one by the clock, which is put off until then. What
+    goes wrong in the thread is raised by the next call of any method. Copies take as much memory of the host as the
+    checkpoint itself.
+
+    Attributes:
+        folder: The run folder.
+        rolled_back: Steps that the run has gone back for.
+    """
+
+    def __init__(self, folder: RunFolder, config: CheckpointConfig, world: World) -> None:
+        self.folder, self._config, self._is_main, self._pulse = folder, config, world.is_main, world.pulse
+        self._every = parse_interval(config.every)
+        self._saved_at = time.monotonic()
+        self._saved_step: int | None = None
+        self.rolled_back: set[int] = set()
+        self._background, self._copies = Background(), Copies()
+        self._copied: tuple[int, dict[str, Tensor]] | None = None
+        if self._is_main:
+            checkpoint.clean(folder.checkpoints)
+
+    def is_due(self, job: Job) -> bool:
+        """Whether the interval between checkpoints is over.
+
+        By steps or epochs all ranks say the same. By the clock only rank 0 decides, as only rank 0 writes.
+
+        Raises:
+            CheckpointError: The last one could not be written.
+        """
+        self._background.check()
+        step = job.progress.step
+        if self._every.steps is not None:
+            return step % self._every.steps == 0
+        if self._every.epochs is not None:
+            return step % (self._every.epochs * job.order.steps_per_epoch) == 0
+        assert self._every.seconds is not None
+        is_over = time.monotonic() - self._saved_at >= self._every.seconds
+        return self._is_main and is_over and not self._background.is_busy
+
+    def save(self, job: Job) -> None:
+        """Have a checkpoint written of where the run stands, and those removed that are too many.
+
+        Raises:
+            CheckpointError: The one before could not be written; those before it are whole.
+        """
+        self._saved_at = time.monotonic()
+        if not self._is_main:
+            return
+        step, best = job.progress.step, job.progress.best
+        tensors, plain = packed(job)
+        if self._copied is None or self._copied[0] != step:
+            # Nobody may read the copies while they change. The same step again has the same tensors.
+            self.wait()
+            self._copied = (step, self._copies.take(tensors))
+        copies = self._copied[1]
+        # At an epoch's end this one is soon written again, and in that moment one before it must be there.
+        is_last_word = job.is_evaluated() or not job.is_epoch_end()
+        self._background.start(lambda: self._write(step, copies, plain, best, is_last_word))
+
+    def _write(
+        self, step: int, tensors: dict[str, Tensor], plain: dict[str, Any], best: dict[str, Any] | None, prune: bool
+    ) -> None:
+        self._copies.wait()
+        place = self.folder.checkpoints
+        checkpoint.write(step, tensors, plain, place, self._background.moved)
+        self._saved_step = step
+        if best is not None and best["step"] == step:
+            checkpoint.mark_best(place, best)
+        if prune:
+            checkpoint.prune(place, step, self._config.keep, best["step"] if best else None)
+
+    def wait(self) -> None:
+        """Wait until all checkpoints are on disk.
+
+        Raises:
+            CheckpointError: One could not be written.
+        """
+        self._background.wait(self._beat)
+
+    def close(self) -> None:
+        """Wait until nothing is being written any more, whatever comes of it."""
+        self._background.join(self._beat)
+
+    def _beat(self) -> None:
+        self._pulse.enter("waiting for the disk to take a checkpoint")
+
+    def last_step(self, world: World) -> int | None:
+        """The step of the newest checkpoint that this run wrote or came from; the same on all ranks.
+
+        Raises:
+            CheckpointError: The last one could not be written.
+        """
+        self.wait()
+        return collect.broadcast(world, self._saved_step)
+
+    def restore(self, job: Job, resume: str, say: Callable[[CheckpointError], None]) -> bool:
+        """Bring a job to a checkpoint. Rank 0 reads it; the others get it from there, so only rank 0 needs the disk.
+
+        Args:
+            job: The run; model, optimizer and progress change.
+            resume: "auto" for the newest whole checkpoint of the run folder, or a checkpoint's folder.
+            say: Called on rank 0 with what is wrong with checkpoints that are passed over.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            CheckpointError: None of the run's checkpoints is whole, or the one asked for is not, or it is of another
+                model.
+        """
+        self.wait()
+        self._copied = None
+        found = self._find(resume, say) if self._is_main else None
+        tensors, plain = checkpoint.pack(found) if found is not None else ({}, None)
+        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        plain, shapes = collect.broadcast(job.world, (plain, shapes))
+        if plain is None:
+            return False
+        device = job.world.device
+        here = {
+            name: tensors[name].to(device) if name in tensors else torch.empty(shape, dtype=dtype, device=device)
+            for name, (shape, dtype) in shapes.items()
+        }
+        collect.broadcast_tensors(job.world, list(here.values()))
+        restored = checkpoint.unpack(here, plain)
+        load_into(job.model, restored.weights, self.folder.checkpoints / checkpoint.name_of(restored.step))
+        load_state(job.optimizer, restored.optimizer)
+        if job.average is not None:
+            job.average.begin(restored.average or restored.weights)
+        job.progress = Progress(**restored.state)
+        job.note_world()
+        self._saved_step = restored.step
+        best = job.progress.best
+        if self._is_main and best is not None and best["step"] in checkpoint.steps(self.folder.checkpoints):
+            checkpoint.mark_best(self.folder.checkpoints, best)  # the process may have died before it did
+        return True
+
+    def _find(self, resume: str, say: Callable[[CheckpointError], None]) -> Checkpoint | None:
+        if resume != "auto":
+            return checkpoint.load_checkpoint(Path(resume))
+        bad = []
+        for path, found in checkpoint.newest(self.folder.checkpoints):
+            if isinstance(found, Checkpoint):
+                return found
+            bad.append(path)
+            say(found)
+        if bad:
+            raise CheckpointError(
+                f"none of the {len(bad)} checkpoints in {self.folder.checkpoints} is whole",
+                do="start anew in another --run-dir",
+            )
+        return None

@@ -1,0 +1,104 @@
+"""What a run says of itself at its beginning and its end, and what it leaves then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.engine.job import Job
+from lockstep.engine.precision import describe_precision
+from lockstep.engine.reports import Reports
+from lockstep.engine.request import Request
+from lockstep.engine.run_folder import RunFolder, write_whole
+from lockstep.engine.weights import to_bytes, weights_sha256
+from lockstep.report.words import duration, metric_name, metric_value
+from lockstep.version import __version__
+
+
+def head(request: Request, job: Job, started: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Title and rows with which a run begins.
+
+    Args:
+        request: What was asked for.
+        job: The run, where it begins or goes on.
+        started: What the recipe tells of where training starts.
+    """
+    config, world, order = job.config, job.world, job.order
+    num_micro = -(-min(config.global_batch, order.num_samples) // config.micro_batch)
+    threads = f"{config.num_threads} thread{'s' if config.num_threads > 1 else ''} each"
+    described = dict(job.parts.describe)
+    num_parameters = sum(parameter.numel() for parameter in job.model.parameters())
+    rows = {
+        "world": f"{world.size} process{'es' if world.size > 1 else ''} on "
+        f"{world.host if world.num_hosts == 1 else f'{world.num_hosts} hosts'} "
+        f"({world.device.type}, {world.backend}, {threads})",
+        "batch": f"{config.global_batch} = {num_micro} micro-batch{'es' if num_micro > 1 else ''} of at most "
+        f"{config.micro_batch}, {config.mode}",
+        "data": f"{order.num_samples:,} train, {len(job.eval_data):,} eval: {described.pop('data', request.name)}",
+        "model": f"{described.pop('model', type(job.model).__name__)}, {num_parameters:,} parameters",
+        "steps": f"{order.steps_per_epoch:,} an epoch, {config.epochs:,} epoch{'s' if config.epochs > 1 else ''}",
+        **described,
+        **started,
+    }
+    optim = config.optim
+    if optim.lr_for_batch is not None:
+        rows["lr"] = f"{optim.lr:g} x {config.global_batch} / {optim.lr_for_batch} = {config.peak_lr:g} at its peak"
+    if config.precision != "fp32":
+        rows["precision"] = describe_precision(config)
+    if optim.ema is not None:
+        rows["ema"] = f"the weights' moving average (decay {optim.ema:g}) is evaluated and kept"
+    if num_micro < world.size:
+        rows["idle"] = f"{world.size - num_micro} of {world.size} processes have nothing to do: {num_micro} are enough"
+    if job.progress.step:
+        rows["resume"] = f"from step {job.progress.step:,} of {job.num_steps:,}"
+    return f"lockstep {__version__}  {request.name}  run {request.folder}", rows
+
+
+def finish(request: Request, job: Job, folder: RunFolder, reports: Reports) -> None:
+    """Write the final weights and `result.json`, and say how it went. Called on rank 0 when a run is complete."""
+    if reports.first_step_at is None and (folder.path / "result.json").exists():
+        reports.say("this run was complete already")
+        return
+    progress, state = job.progress, job.final_weights()
+    sha256 = weights_sha256(state)
+    write_whole(folder.weights, to_bytes(state))
+    seconds = time.time() - request.started_at
+    result: dict[str, Any] = {
+        "name": request.name,
+        "metrics": progress.metrics,
+        "best": progress.best,
+        "weights_sha256": sha256,
+        "steps": progress.step,
+        "samples": progress.num_samples,
+        "skipped_steps": progress.skipped,
+        **({"overflow_steps": progress.num_overflows} if job.config.precision == "fp16" else {}),
+        "worlds": progress.worlds,
+        "samples_per_s": progress.num_samples / progress.seconds if progress.seconds else None,
+        "first_step_at": reports.first_step_at,
+        "seconds": {
+            "first_step": reports.first_step_at and reports.first_step_at - request.started_at,
+            "training": progress.seconds,
+            "data_wait": progress.data_s,
+            "all": seconds,
+        },
+    }
+    folder.write_json("result.json", result)
+    share = min(progress.data_s / progress.seconds, 1.0) if progress.seconds else None
+    name = job.parts.best[0]
+    path = folder.path
+    reports.block(
+        f"done in {duration(seconds)}: {metric_name(name)} {metric_value(name, progress.metrics[name])} "
+        f"({len(job.eval_data):,} samples, each once)",
+        {
+            "data": f"{share:.1%} of the training time waited for data" if share is not None else "",
+            "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
+            "next": "\n".join(
+                [
+                    f"lockstep eval {path}",
+                    *([f"lockstep predict {path} FILE"] if job.parts.read_input is not None else []),
+                    *([f"tensorboard --logdir {path}"] if job.config.report.tensorboard else []),
+                ]
+            ),
+        },
+    )

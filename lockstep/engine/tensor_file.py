@@ -1,0 +1,78 @@
+"""Writes tensors in the safetensors format straight from their memory.
+
+The library's own `save` makes the whole file in memory first and holds Python's lock for much of that: training would
+stand still. Here all that takes time (hashing, writing, flushing) goes on without the lock. The library reads the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+# Names of the format, https://github.com/huggingface/safetensors.
+_TYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+    torch.bool: "BOOL",
+}  # fmt: skip
+_PIECE_BYTES = 4 * 1024 * 1024  # hashed while it is in the processor's cache from being read
+
+
+def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
+    """The beginning of a file, and the order in which the tensors follow, without gaps.
+
+    Wide types come first, as the library has it: so each value lies at a multiple of its size.
+
+    Raises:
+        ValueError: The format has no name for a tensor's type.
+    """
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    entries, end = {}, 0
+    for name in order:
+        tensor = tensors[name]
+        if tensor.dtype not in _TYPES:
+            raise ValueError(f"{name} is {tensor.dtype}, which can't be saved")
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], moved: Callable[[int], object] = lambda _: None
+) -> tuple[int, str]:
+    """Write a file, down to the disk.
+
+    Args:
+        path: The file.
+        tensors: On the CPU, in any layout; they lie contiguous in the file.
+        moved: Told now and then how many bytes have gone since it was told last.
+
+    Returns:
+        The file's size in bytes, and its SHA-256.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    beginning, order = header(tensors)
+    digest, size = hashlib.sha256(beginning), len(beginning)
+    with path.open("wb") as file:
+        file.write(beginning)
+        for name in order:
+            content = tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            for start in range(0, len(content), _PIECE_BYTES):
+                piece = content[start : start + _PIECE_BYTES]
+                digest.update(piece)
+                file.write(piece)
+                size += len(piece)
+                moved(len(piece))
+        file.flush()
+        os.fsync(file.fileno())
+    return size, digest.hexdigest()

@@ -1,0 +1,74 @@
+"""Weights as files and as one hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from lockstep.errors import CheckpointError
+
+
+def weights_sha256(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over a state_dict: name, dtype, shape and bytes of every tensor, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def to_bytes(state: Mapping[str, Tensor]) -> bytes:
+    """A state_dict in the safetensors format; shared tensors are written once for each name."""
+    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()})
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU. Runs no code from the file.
+
+    Raises:
+        CheckpointError: The file is missing or damaged.
+    """
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} can't be read as safetensors", reason=error) from None
+
+
+def load_into(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
+    """Give a model all weights of a state_dict.
+
+    Raises:
+        CheckpointError: Names or shapes differ; the first few are named. The model is left as it was.
+    """
+    ours = model.state_dict()
+    missing = [f"{name} {tuple(ours[name].shape)}" for name in ours if name not in state]
+    unknown = [f"{name} {tuple(state[name].shape)}" for name in state if name not in ours]
+    other = [
+        f"{name}: {tuple(state[name].shape)} in the file, {tuple(ours[name].shape)} in the model"
+        for name in ours
+        if name in state and state[name].shape != ours[name].shape
+    ]
+    if missing or unknown or other:
+        raise CheckpointError(
+            "the checkpoint is of another model",
+            where=origin,
+            shapes=_some(other),
+            missing=_some(missing),
+            unknown=_some(unknown),
+            do="use the configuration that it was trained with, or another run folder",
+        )
+    model.load_state_dict(dict(state))
+
+
+def _some(lines: list[str], most: int = 5) -> str:
+    rest = [f"… {len(lines) - most} more"] if len(lines) > most else []
+    return "\n".join(lines[:most] + rest)
