@@ -1,0 +1,283 @@
+"""From what a person names (recipe, preset, YAML file or their own Python file) to settings and a recipe.
+
+A recipe is a folder beside this file with `config.py` (class `Config`, no torch), `recipe.py` (`build(config)` gives
+its `Parts`; with `facts(config)` beside it, `build(config, facts)`) and `presets/*.yaml`. The preset called like the
+recipe is the default one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import pkgutil
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import lockstep.recipes
+from lockstep.config.explain import wrapped
+from lockstep.config.load import Layer, mapping_layer, read_layer, short_path
+from lockstep.config.schema import RunConfig
+from lockstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.engine.parts import Parts
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a run's settings and its recipe come from.
+
+    Attributes:
+        name: A short name for people and folders: "digits", "my" for my.yaml.
+        recipe: A recipe's name or the absolute path of a recipe file; stands in the config, so that a run folder's
+            config alone is enough to find it again.
+        preset_name: The preset that the settings start from; None: the recipe's own defaults.
+        layers: The settings, for `config.load`.
+        config_class: The recipe's `Config`.
+    """
+
+    name: str
+    recipe: str
+    preset_name: str | None
+    layers: tuple[Layer, ...]
+    config_class: type[RunConfig]
+
+    def facts(self, config: RunConfig) -> Mapping[str, Any]:
+        """What the recipe learns from its data and keeps with the run; empty if it has no function `facts`."""
+        module = self._module()
+        found: Mapping[str, Any] = module.facts(config) if hasattr(module, "facts") else {}
+        return found
+
+    def build(self, config: RunConfig, facts: Mapping[str, Any] | None = None) -> Parts:
+        """The recipe's parts. Imports the recipe, and torch with it.
+
+        Args:
+            config: The settings.
+            facts: What the run keeps; where it is left out, the recipe looks into its data.
+        """
+        module = self._module()
+        if not hasattr(module, "facts"):
+            parts: Parts = module.build(config)
+        else:
+            parts = module.build(config, self.facts(config) if facts is None else facts)
+        return parts
+
+    def _module(self) -> ModuleType:
+        if self.recipe.endswith(".py"):
+            return _load_file(Path(self.recipe))
+        return importlib.import_module(f"lockstep.recipes.{self.recipe}.recipe")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A YAML file in a recipe's folder.
+
+    Attributes:
+        recipe: The recipe's name.
+        name: The file's name without its ending.
+        path: The file.
+    """
+
+    recipe: str
+    name: str
+    path: Path
+
+    @property
+    def meaning(self) -> str:
+        """The comment on the file's first line."""
+        first, *_ = self.path.read_text(encoding="utf-8").splitlines() or [""]
+        return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def recipes() -> list[str]:
+    """The names of the recipes that come with Lockstep."""
+    return sorted(module.name for module in pkgutil.iter_modules(lockstep.recipes.__path__) if module.ispkg)
+
+
+def presets(recipe: str) -> list[Preset]:
+    """A recipe's presets, the default one first."""
+    folders = [Path(folder) / recipe / "presets" for folder in lockstep.recipes.__path__]
+    found = [Preset(recipe, path.stem, path) for folder in folders for path in folder.glob("*.yaml")]
+    return sorted(found, key=lambda preset: (preset.name != recipe, preset.name))
+
+
+def find(name: str) -> Source:
+    """Find what a person names.
+
+    Args:
+        name: A recipe ("mnist"), one of its presets ("mnist/tutorial", or "tutorial" where no other recipe has one of
+            that name), a YAML file with `recipe:` in it, or a Python file with `build(config) -> Parts` in it and,
+            where it has settings of its own, `Config` and `PRESET` (a dict).
+
+    Raises:
+        ConfigError: There is no such recipe, preset or file, or it can't be used.
+    """
+    path = Path(name).expanduser()
+    if path.suffix == ".py":
+        found = _from_file(path)
+    else:
+        found = _from_yaml(path) if path.suffix in (".yaml", ".yml") else _from_package(name)
+    first, *others = found.layers
+    return replace(found, layers=(replace(first, source=name), *others))
+
+
+def _from_package(name: str) -> Source:
+    known = recipes()
+    recipe, slash, preset_name = name.partition("/")
+    everything = [preset for each in known for preset in presets(each)]
+    if slash:
+        found = [preset for preset in everything if (preset.recipe, preset.name) == (recipe, preset_name)]
+    elif name in known:
+        found = [preset for preset in everything if preset.recipe == preset.name == name]
+        if not found:
+            return _package_source(name, None)
+    else:
+        found = [preset for preset in everything if preset.name == name]
+    if not found:
+        raise _unknown(name, known, everything)
+    if len(found) > 1:
+        names = " or ".join(f"{preset.recipe}/{preset.name}" for preset in found)
+        raise ConfigError(f"several recipes have a preset called {name}", do=f"say which: {names}")
+    return _package_source(found[0].recipe, found[0])
+
+
+def _package_source(recipe: str, preset: Preset | None) -> Source:
+    module = importlib.import_module(f"lockstep.recipes.{recipe}.config")
+    layers = [_recipe_layer(recipe)]
+    if preset is not None:
+        layers.append(_without_recipe(read_layer(preset.path, is_preset=True)))
+    name = recipe if preset is None else preset.name
+    return Source(name, recipe, None if preset is None else preset.name, tuple(layers), module.Config)
+
+
+def _from_yaml(path: Path) -> Source:
+    _must_be_a_file(path)
+    layer = read_layer(path)
+    named = layer.values.get("recipe")
+    where = layer.origins.get(("recipe",), short_path(path))
+    if not isinstance(named, str) or not named:
+        raise ConfigError(
+            f"{short_path(path)} does not name a recipe",
+            given=None if named is None else f"{where}: recipe: {named}",
+            do=f"add a line such as   recipe: {recipes()[0]}",
+        )
+    if named.endswith((".yaml", ".yml")):
+        raise ConfigError("recipe can't be another YAML file", given=f"{where}: recipe: {named}")
+    try:
+        # A recipe file is looked for beside the YAML, so that the two can be moved together.
+        base = find(str(path.parent / Path(named).expanduser()) if named.endswith(".py") else named)
+    except ConfigError as error:
+        raise ConfigError(error.what, **{"given": where, **error.facts}) from error
+    # A run folder's settings are called like the run.
+    name = re.sub(r"-\d+$", "", path.parent.resolve().name) if path.name == "config.yaml" else path.stem
+    return replace(base, name=name, layers=(*base.layers, _without_recipe(layer)))
+
+
+def _from_file(path: Path) -> Source:
+    _must_be_a_file(path)
+    path = path.resolve()
+    module = _load_file(path)
+    shown = short_path(path)
+    config_class = getattr(module, "Config", RunConfig)
+    if not (isinstance(config_class, type) and issubclass(config_class, RunConfig)):
+        raise ConfigError(
+            f"Config in {shown} is not a kind of RunConfig",
+            do="from lockstep.config.schema import RunConfig; class Config(RunConfig): ...",
+        )
+    if not callable(getattr(module, "build", None)):
+        raise ConfigError(f"{shown} is no recipe: it has no build", do="def build(config): return Parts(...)")
+    layers = [_recipe_layer(str(path))]
+    preset = getattr(module, "PRESET", None)
+    if preset is not None:
+        if not isinstance(preset, dict):
+            raise ConfigError(f"PRESET in {shown} is not a dict")
+        layers.append(_without_recipe(mapping_layer(preset, f"{shown}, in PRESET", is_preset=True)))
+    name = path.parent.name if path.stem == "recipe" else path.stem
+    return Source(name, str(path), None, tuple(layers), config_class)
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Import a person's file once, as Python would from its folder, so that it can import what is beside it."""
+    name = path.stem
+    taken = sys.modules.get(name)
+    if taken is not None and getattr(taken, "__file__", None) == str(path):
+        return taken
+    if taken is not None or name in sys.stdlib_module_names:
+        name = f"{name}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+        if name in sys.modules:
+            return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: its classes are looked up by this name when they are pickled
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(
+            f"{short_path(path)} can't be imported: {type(error).__name__}",
+            given=_line_of(error, path),
+            problem=error.msg if isinstance(error, SyntaxError) else error,
+            do="LOCKSTEP_DEBUG=1 shows the traceback",
+        ) from error
+    return module
+
+
+def _line_of(error: Exception, path: Path) -> str | None:
+    """FILE:LINE of the person's file where the error came up."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{short_path(Path(error.filename))}:{error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f"{short_path(path)}:{lines[-1]}" if lines else None
+
+
+def _recipe_layer(recipe: str) -> Layer:
+    return mapping_layer({"recipe": recipe}, "the recipe's name", is_preset=True)
+
+
+def _without_recipe(layer: Layer) -> Layer:
+    values: dict[str, Any] = {key: value for key, value in layer.values.items() if key != "recipe"}
+    return replace(layer, values=values)
+
+
+def _must_be_a_file(path: Path) -> None:
+    if path.is_file():
+        return
+    if path.is_dir():
+        raise ConfigError(f"{short_path(path)} is a folder")
+    beside = [file.name for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    raise ConfigError(
+        f"there is no file {short_path(path)}",
+        where=None if path.parent.is_dir() else f"there is no folder {short_path(path.parent)} either",
+        nearest=str(path.parent / near[0]) if near else None,
+    )
+
+
+def _unknown(name: str, known: Iterable[str], everything: Iterable[Preset]) -> ConfigError:
+    full = [f"{preset.recipe}/{preset.name}" for preset in everything]
+    names: dict[str, str] = {**{preset.name: preset.name for preset in everything}, **{each: each for each in known}}
+    near = difflib.get_close_matches(name, [*names, *full], n=1)
+    path, do = Path(name).expanduser(), None
+    if (path / "config.yaml").is_file():
+        do = f"{name} is a run folder. To go on with it: --run-dir {name} --resume auto"
+    elif (path / "recipe.py").is_file():
+        near = [str(path / "recipe.py")]
+    return ConfigError(
+        f"there is no recipe or preset called {name}",
+        nearest=near[0] if near else None,
+        recipes=wrapped(", ".join(known)),
+        presets=wrapped(", ".join(full)),
+        do=do or "name one of these, a YAML file (.yaml) or a recipe file (.py)",
+    )

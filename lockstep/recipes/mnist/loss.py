@@ -1,0 +1,15 @@
+"""What training minimises: cross-entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from lockstep.data.samples import Batch
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Mapping[str, Tensor]:
+    """(N, 10) logits and (N,) labels -> their cross-entropy in nats, the mean over the N samples."""
+    return {"cross_entropy": F.cross_entropy(logits, batch.targets)}

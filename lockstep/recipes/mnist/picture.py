@@ -1,0 +1,101 @@
+"""A person's own picture of a digit, made to look like the training pictures; and the model's answer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from lockstep.errors import DataError
+from lockstep.recipes.mnist.data import Scale
+
+GreyArray = npt.NDArray[np.float32]
+
+# Ink fainter than this share of the darkest is taken for paper.
+_FAINT = 0.2
+
+
+def read_picture(path: Path, scale: Scale) -> Tensor:
+    """Read a picture of one digit in any form that Pillow knows: (1, H, W) float32, as the model takes it.
+
+    A picture of the training pictures' size is taken as it is. Any other is cut to its ink, scaled so that the ink
+    fills the box that it fills in the training pictures, and laid with its centre of mass in the middle. Where the
+    border is light, the picture is dark ink on paper, and is inverted; transparent parts count as white paper.
+
+    Raises:
+        DataError: The file can't be read, is no picture, or shows nothing.
+    """
+    ink = _ink(path)
+    if ink.shape != (scale.size_px, scale.size_px):
+        ink = _fit(ink, scale)
+    return scale.normalise(torch.from_numpy(ink * scale.white)).unsqueeze(0)
+
+
+def answer(logits: Tensor, num_top: int = 3) -> Mapping[str, Any]:
+    """(10,) logits of one picture -> the class, its probability, and the most likely classes in order."""
+    probabilities = logits.detach().flatten().to(torch.float64).softmax(dim=0)
+    values, classes = probabilities.topk(num_top)
+    top = [
+        {"class": place, "probability": round(value, 6)}
+        for place, value in zip(classes.tolist(), values.tolist(), strict=True)
+    ]
+    return {**top[0], "top": top}
+
+
+def _ink(path: Path) -> GreyArray:
+    """(H, W), 0 where nothing is written, 1 for full ink."""
+    try:
+        with Image.open(path) as image:
+            image.load()
+            grey = _grey(image)
+    except UnidentifiedImageError as error:
+        raise DataError(f"{path} is not a picture", expected="PNG, JPEG or another form that Pillow reads") from error
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror or error}") from error
+    border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
+    ink = 1 - grey if np.median(border) > 0.5 else grey
+    if ink.max() - ink.min() < 0.05:
+        raise DataError(f"{path} shows nothing: all of it is one shade", expected="a picture of one digit")
+    return ink
+
+
+def _grey(image: Image.Image) -> GreyArray:
+    """(H, W) brightness in 0 ... 1, whatever the mode."""
+    if image.mode[0] in "IF":
+        # 16 and 32 bits: a conversion to "L" would cut off everything above 255. The brightest pixel counts as white.
+        wide = np.asarray(image, dtype=np.float32)
+        bright: GreyArray = np.clip(wide / max(float(wide.max()), 1.0), 0, 1, dtype=np.float32)
+        return bright
+    turned = ImageOps.exif_transpose(image).convert("RGBA")
+    paper = Image.new("RGBA", turned.size, "white")
+    grey = Image.alpha_composite(paper, turned).convert("L")
+    return np.asarray(grey, dtype=np.float32) / np.float32(255)
+
+
+def _fit(ink: GreyArray, scale: Scale) -> GreyArray:
+    """Ink of any size -> (size_px, size_px), as the training pictures have it."""
+    ink = (ink - ink.min()) / (ink.max() - ink.min())
+    ink = np.where(ink < _FAINT, 0, ink).astype(np.float32)
+    rows, columns = np.nonzero(ink.max(axis=1))[0], np.nonzero(ink.max(axis=0))[0]
+    cut = Image.fromarray(ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
+    factor = scale.box_px / max(cut.size)
+    size = (max(1, round(cut.width * factor)), max(1, round(cut.height * factor)))
+    small = np.clip(
+        np.asarray(cut.resize(size, Image.Resampling.BOX if factor < 1 else Image.Resampling.BICUBIC)), 0, 1
+    )
+    canvas = np.zeros((scale.size_px, scale.size_px), dtype=np.float32)
+    top, left = (_offset(small.sum(axis=1 - axis), scale.size_px) for axis in (0, 1))
+    canvas[top : top + small.shape[0], left : left + small.shape[1]] = small
+    return canvas
+
+
+def _offset(mass: npt.NDArray[np.float32], size_px: int) -> int:
+    """Where ink with this mass along one axis has to start for its centre of mass to lie in the middle."""
+    centre = float((mass * (np.arange(len(mass)) + 0.5)).sum() / mass.sum())
+    return min(max(round(size_px / 2 - centre), 0), size_px - len(mass))

@@ -1,0 +1,34 @@
+"""The mnist recipe: from settings to what the engine trains."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from lockstep.engine.parts import Parts
+from lockstep.metrics.classification import Top1
+from lockstep.recipes.mnist.config import Config
+from lockstep.recipes.mnist.data import SCALES, TITLES, open_pictures
+from lockstep.recipes.mnist.drawing import draw_pictures
+from lockstep.recipes.mnist.loss import cross_entropy
+from lockstep.recipes.mnist.model import NUM_CLASSES, build_model
+from lockstep.recipes.mnist.picture import answer, read_picture
+
+
+def build(config: Config) -> Parts:
+    """Join data, model, loss and metric. Reads no data yet.
+
+    Raises:
+        ConfigError: The settings ask for a network that can't take these pictures.
+    """
+    return Parts(
+        model=build_model(config),
+        loss=cross_entropy,
+        train_data=partial(open_pictures, config.data, train=True),
+        eval_data=partial(open_pictures, config.data, train=False),
+        metric=partial(Top1, NUM_CLASSES),
+        best=("top1", "max"),
+        read_input=partial(read_picture, scale=SCALES[config.data.name]),
+        answer=answer,
+        draw=partial(draw_pictures, scale=SCALES[config.data.name]),
+        describe={"data": TITLES[config.data.name], "model": config.model.name},
+    )
