@@ -1,0 +1,56 @@
+"""Finds the pictures that can't be read, before training begins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from lockstep.data.images import read_rgb
+from lockstep.errors import DataError
+from lockstep.recipes.classify.listing import Files
+
+
+def drop_unreadable(files: Files, base: Path) -> tuple[Files, dict[str, str]]:
+    """Read every picture whole, and leave out those that can't be.
+
+    Args:
+        files: By class, relative to the base.
+        base: A folder, or a CSV file in it.
+
+    Returns:
+        The files that can be read, and why each of the others can't.
+
+    Raises:
+        DataError: Of a class nothing is left.
+    """
+    base = base.expanduser()
+    folder = base.parent if base.is_file() else base
+    names = [file for found in files.values() for file in found]
+    # Decoding lets other threads run.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        faults = dict(zip(names, pool.map(_fault, [folder / name for name in names], chunksize=16), strict=True))
+    kept = {name: [file for file in found if faults[file] is None] for name, found in files.items()}
+    for name, found in kept.items():
+        if not found:
+            raise DataError(
+                f"no picture of class {name} can be read", first=faults[files[name][0]], where=folder / files[name][0]
+            )
+    return kept, {file: fault for file, fault in faults.items() if fault is not None}
+
+
+def _fault(path: Path) -> str | None:
+    try:
+        read_rgb(path)
+    except DataError as error:
+        return error.what
+    return None
+
+
+def skipped_row(skipped: Sequence[str]) -> str:
+    """For the head of a run: what was left out; empty if nothing."""
+    if not skipped:
+        return ""
+    shown = ", ".join(list(skipped)[:3]) + (" …" if len(skipped) > 3 else "")
+    return f"{len(skipped):,} picture{'s' if len(skipped) > 1 else ''} that can't be read: {shown}"

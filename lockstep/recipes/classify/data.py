@@ -1,0 +1,199 @@
+"""Picture files as samples.
+
+Legend: N pictures, H and W their height and width, S the side of the square that the model sees.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lockstep.data.crop import RandomBoxes, centre_square, fitting_scale, resized, resized_shorter
+from lockstep.data.decoded import DecodedPictures
+from lockstep.data.images import ByteArray, Picture
+from lockstep.data.keyed import IntArray, KeyArray, uniform
+from lockstep.data.samples import Batch
+from lockstep.errors import DataError
+from lockstep.recipes.classify.config import DataConfig
+from lockstep.recipes.classify.listing import Files
+
+# Of a sample's random numbers, the first says whether it is mirrored; the part that is taken uses those after it.
+_FLIP, _CROP = 0, 1
+# Pixels that are to be left for each of the result's, along a side, for a picture to be read smaller than it is.
+_TRAIN_MARGIN, _EVAL_MARGIN = 1.0, 2.0
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a picture file says of itself before it is decoded."""
+
+    size: tuple[int, int]
+    is_scalable: bool
+
+
+class PictureFiles:
+    """Pictures in files with their labels: a random part of each to train on, or the middle to evaluate on.
+
+    Batches come as bytes, (N, S, S, 3); `finish` makes numbers of them on the device.
+
+    Args:
+        files: N paths.
+        labels: (N,) int64, their classes.
+        config: What is done to them.
+        train: Whether to take random parts.
+        decoded: Where decoded pictures are kept, if anywhere.
+    """
+
+    is_costly = True
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        labels: Tensor,
+        config: DataConfig,
+        *,
+        train: bool,
+        decoded: DecodedPictures | None = None,
+    ) -> None:
+        self.files, self._labels, self._config, self._train = files, labels, config, train
+        self._decoded = decoded
+        self._heads: dict[int, Head] = {}
+        self._normalise = Normalise(config)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        """Read, cut and resize: inputs (N, S, S, 3) bytes, targets (N,) int64."""
+        size_px = self._config.size_px
+        images = torch.empty(len(indices), size_px, size_px, 3, dtype=torch.uint8)
+        if self._train:
+            boxes = RandomBoxes(keys, area=self._config.crop_area, ratio=self._config.crop_ratio, first_column=_CROP)
+            flips = (uniform(keys, _FLIP) < self._config.flip).tolist()
+            for place, index in enumerate(indices.tolist()):
+                image = self._random_part(index, boxes, place)
+                images[place] = image.flip(1) if flips[place] else image
+        else:
+            for place, index in enumerate(indices.tolist()):
+                images[place] = self._middle(index)
+        places = torch.from_numpy(indices)
+        return Batch(images, self._labels.index_select(0, places), places)
+
+    def finish(self, batch: Batch) -> Batch:
+        """On the device: inputs become (N, 3, S, S) float32, normalised, with the channels last in memory."""
+        return dataclasses.replace(batch, inputs=self._normalise(batch.inputs))
+
+    def _random_part(self, index: int, boxes: RandomBoxes, place: int) -> Tensor:
+        size_px = self._config.size_px
+        head, picture = self._look(index)
+        box = boxes.box(place, head.size)
+        scale = self._scale(head, min(box.width, box.height), size_px, _TRAIN_MARGIN)
+        box = box.at(scale)
+        pixels = self._pixels(index, picture, scale, bottom_px=box.top + box.height)
+        return resized(pixels, box, size_px, size_px)
+
+    def _middle(self, index: int) -> Tensor:
+        head, picture = self._look(index)
+        scale = self._scale(head, min(head.size), resize_px(self._config), _EVAL_MARGIN)
+        return middle(self._pixels(index, picture, scale), self._config)
+
+    def _look(self, index: int) -> tuple[Head, Picture | None]:
+        """A picture's head; the file is opened, unless this process has seen it and its pixels may be kept."""
+        head = self._heads.get(index)
+        if head is not None:
+            return head, None
+        picture = Picture(self.files[index])
+        head = Head(picture.size, picture.is_scalable)
+        if self._decoded is not None:
+            self._heads[index] = head
+        return head, picture
+
+    def _scale(self, head: Head, shorter_px: int, target_px: int, margin: float) -> int:
+        if not (head.is_scalable and self._config.scaled_decode):
+            return 1
+        return fitting_scale(shorter_px, target_px, margin=margin)
+
+    def _pixels(self, index: int, picture: Picture | None, scale: int, *, bottom_px: int | None = None) -> ByteArray:
+        path = self.files[index]
+        if self._decoded is None:
+            return (picture or Picture(path)).pixels(scale, bottom_px=bottom_px)
+        pixels = self._decoded.read(path, scale)
+        if pixels is None:
+            pixels = (picture or Picture(path)).pixels(scale)
+            self._decoded.keep(path, scale, pixels)
+        return pixels
+
+
+class Normalise:
+    """Bytes to numbers: (byte / 255 - mean) / std for each of red, green and blue."""
+
+    def __init__(self, config: DataConfig) -> None:
+        # Rows of the whole picture, three colours in turn: with only three values to repeat, torch would go through the
+        # picture three values at a time, which takes eight times as long.
+        self._mean = torch.tensor(config.mean, dtype=torch.float64).mul(255).float().repeat(config.size_px)
+        self._factor = (
+            torch.tensor(config.std, dtype=torch.float64).mul(255).reciprocal().float().repeat(config.size_px)
+        )
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(N, S, S, 3) bytes -> (N, 3, S, S) float32, channels last in memory."""
+        if self._mean.device != images.device:
+            self._mean, self._factor = self._mean.to(images.device), self._factor.to(images.device)
+        values = images.flatten(0, 1).flatten(1).to(torch.float32).sub_(self._mean).mul_(self._factor)
+        return values.view(images.shape).permute(0, 3, 1, 2)
+
+
+def resize_px(config: DataConfig) -> int:
+    """The shorter side's length from which evaluation cuts the middle."""
+    return config.eval_resize_px or round(config.size_px * 256 / 224)
+
+
+def middle(pixels: ByteArray, config: DataConfig) -> Tensor:
+    """What evaluation sees of a whole picture, (H, W, 3) bytes: (S, S, 3) bytes."""
+    return centre_square(resized_shorter(pixels, resize_px(config)), config.size_px)
+
+
+def read_input(path: Path, config: DataConfig) -> Tensor:
+    """A person's own picture as evaluation sees it: (3, S, S) float32.
+
+    Raises:
+        DataError: The file is no picture, or damaged.
+    """
+    picture = Picture(path)
+    scale = 1
+    if picture.is_scalable and config.scaled_decode:
+        scale = fitting_scale(min(picture.size), resize_px(config), margin=_EVAL_MARGIN)
+    return Normalise(config)(middle(picture.pixels(scale), config).unsqueeze(0))[0]
+
+
+def open_files(base: Path, files: Files, classes: Sequence[str], config: DataConfig, *, train: bool) -> PictureFiles:
+    """Samples over files that were listed; none of them is opened yet.
+
+    Args:
+        base: What their paths are relative to.
+        files: By class.
+        classes: In the model's order.
+        config: What is done to them.
+        train: Whether to train on them.
+
+    Raises:
+        DataError: One that was listed when the run began is not there.
+    """
+    base = base.expanduser().absolute()
+    base = base.parent if base.is_file() else base
+    paths = [base / file for name in classes for file in files.get(name, [])]
+    missing = next((path for path in paths if not path.exists()), None)
+    if missing is not None:
+        raise DataError(
+            f"the picture {missing} is not there",
+            likely="it was there when the run began, or the data lies elsewhere now",
+            do="put it back, or give the place where the pictures are: data.root=DIR",
+        )
+    labels = torch.tensor([label for label, name in enumerate(classes) for _ in files.get(name, [])], dtype=torch.int64)
+    decoded = None if config.cache is None else DecodedPictures(config.cache, int(config.cache_gb * 1e9))
+    return PictureFiles(paths, labels, config, train=train, decoded=decoded)

@@ -1,0 +1,91 @@
+"""Pictures of an evaluation, for the run folder; and a person's own picture with the answer to it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from lockstep.data.images import read_rgb
+from lockstep.data.samples import Samples
+from lockstep.metrics.classification import Top1
+from lockstep.report.pictures import draw_confusion, draw_sheet
+
+# A matrix of more classes is too large to look at.
+_MAX_CLASSES = 40
+
+
+def draw_pictures(metric: Top1, samples: Samples, folder: Path, *, classes: Sequence[str]) -> None:
+    """Draw the confusion matrix and the pictures with the largest loss; write all counts as a table.
+
+    Args:
+        metric: What was counted over all of them.
+        samples: The evaluated pictures.
+        folder: Where the PNGs and confusion.csv go.
+        classes: Their names.
+    """
+    state = metric.state()
+    counts, rows = state["confusion"], state["worst"]
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_counts(counts, classes, folder / "confusion.csv")
+    draw_confusion(*_most_confused(counts, classes), folder / "confusion.png")
+    indices = np.array([index for _, index, _, _ in rows], dtype=np.int64)
+    tiles = samples.batch(indices, np.zeros(len(indices), dtype=np.uint64)).inputs.numpy()
+    captions = [
+        f"{classes[label]}, not {classes[choice]}" if label != choice else f"{classes[label]}, loss {loss:.2f}"
+        for loss, _, label, choice in rows
+    ]
+    draw_sheet("The held-out pictures with the largest loss", list(tiles), captions, folder / "worst.png")
+
+
+def _write_counts(counts: Sequence[Sequence[int]], classes: Sequence[str], path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["label", "samples", "right", *(f"taken for {name}" for name in classes)])
+        for label, (name, row) in enumerate(zip(classes, counts, strict=True)):
+            table.writerow([name, sum(row), row[label], *row])
+
+
+def _most_confused(
+    counts: Sequence[Sequence[int]], classes: Sequence[str]
+) -> tuple[Sequence[Sequence[int]], Sequence[str]]:
+    """The matrix itself; of one that is too large, the classes with the most mistakes, and all others as one."""
+    if len(classes) <= _MAX_CLASSES:
+        return counts, classes
+    matrix = np.array(counts)
+    mistakes = matrix.sum(0) + matrix.sum(1) - 2 * matrix.diagonal()
+    shown = np.sort(np.argsort(-mistakes, kind="stable")[: _MAX_CLASSES - 1])
+    place = np.full(len(classes), len(shown))
+    place[shown] = np.arange(len(shown))
+    small = np.zeros((_MAX_CLASSES, _MAX_CLASSES), dtype=np.int64)
+    np.add.at(small, (place[:, None], place[None, :]), matrix)
+    return small.tolist(), [*(classes[label] for label in shown), f"{len(classes) - len(shown)} others"]
+
+
+def draw_answer(path: Path, answer: Mapping[str, Any]) -> Image.Image:
+    """A person's picture with the likeliest classes below it, each with a bar as long as it is likely.
+
+    Args:
+        path: The file.
+        answer: What the recipe's `answer` gave for it.
+    """
+    picture = Image.fromarray(read_rgb(path))
+    picture.thumbnail((720, 720))
+    width, line_px, margin_px = max(picture.width, 360), 26, 12
+    font = ImageFont.load_default(15)
+    top = answer["top"]
+    canvas = Image.new("RGB", (width, picture.height + line_px * len(top) + 2 * margin_px), "white")
+    canvas.paste(picture, ((width - picture.width) // 2, 0))
+    draw = ImageDraw.Draw(canvas)
+    left = margin_px + 10 + max(int(font.getlength(entry["class"])) for entry in top)
+    for place, entry in enumerate(top):
+        y = picture.height + margin_px + place * line_px
+        draw.text((left - 10, y + line_px // 2), entry["class"], (34, 34, 34), font, anchor="rm")
+        length = max(1, int((width - left - 70) * entry["probability"]))
+        draw.rectangle((left, y + 5, left + length, y + line_px - 5), (33, 102, 172) if place == 0 else (150, 150, 150))
+        draw.text((left + length + 6, y + line_px // 2), f"{entry['probability']:.1%}", (34, 34, 34), font, anchor="lm")
+    return canvas

@@ -1,0 +1,200 @@
+"""Which pictures there are, of which class, and which of them are held out.
+
+What is found is plain JSON, is kept with the run, and is the same whatever order the file system gives names in.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.errors import DataError
+from lockstep.recipes.classify.config import DataConfig
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_USUAL_HALVES = {"train", "training", "val", "valid", "validation", "eval", "test"}
+
+# Class -> files, relative to the folder in which they were listed.
+Files = dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The pictures of a data set.
+
+    Attributes:
+        classes: Their names, in the model's order.
+        train: To train on.
+        held_out: To evaluate on.
+    """
+
+    classes: list[str]
+    train: Files
+    held_out: Files
+
+
+def find_pictures(config: DataConfig, seed: int) -> Listing:
+    """List the pictures that the settings name.
+
+    Raises:
+        DataError: There is nothing, or it does not fit together; the path, and the line of a CSV file, are named.
+    """
+    if config.root is not None:
+        everything = _chosen(list_folder(config.root, "data.root"), config.classes, config.root)
+        train, held_out = split(everything, config.eval_share, seed)
+        return Listing(list(everything), train, held_out)
+    if config.train is None or config.eval is None:
+        raise DataError(
+            "it is not said where the pictures are",
+            do="data.root=DIR, with a folder of pictures for each class\n"
+            "or data.train=DIR data.eval=DIR, or CSV files of path,label\n"
+            "to try without: lockstep data make classify --out DIR",
+        )
+    train = _chosen(list_either(config.train, "data.train"), config.classes, config.train)
+    held_out = list_held_out(config.eval, list(train), restrict=config.classes is not None)
+    return Listing(list(train), train, held_out)
+
+
+def list_held_out(path: Path, classes: Sequence[str], *, restrict: bool = False) -> Files:
+    """The held-out pictures of a person's own split.
+
+    Args:
+        path: Class folders or a CSV file.
+        classes: Those of the training pictures.
+        restrict: Leave other classes out, instead of complaining.
+    """
+    held_out = list_either(path, "data.eval")
+    unknown = [name for name in held_out if name not in classes]
+    if unknown and not restrict:
+        near = difflib.get_close_matches(unknown[0], classes, n=1)
+        raise DataError(
+            f"class {unknown[0]} is in {path}, but not among the training pictures",
+            nearest=near[0] if near else None,
+            others=", ".join(unknown[1:6]),
+            classes=", ".join(classes[:12]) + (" …" if len(classes) > 12 else ""),
+        )
+    return {name: held_out[name] for name in classes if name in held_out}
+
+
+def list_either(path: Path, setting: str) -> Files:
+    """Class folders, or a CSV file."""
+    return read_csv(path.expanduser()) if path.expanduser().is_file() else list_folder(path, setting)
+
+
+def list_folder(folder: Path, setting: str) -> Files:
+    """The pictures in a folder's class folders, also in folders further down; classes and files by name.
+
+    Raises:
+        DataError: There are no class folders, or one is empty.
+    """
+    root = folder.expanduser()
+    try:
+        names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise DataError(
+            f"the folder {root} can't be read: {error.strerror or error}", given=f"{setting}={folder}"
+        ) from error
+    if not names:
+        num_pictures = sum(_is_picture(name) for name in os.listdir(root))
+        raise DataError(
+            f"{root} holds no class folders",
+            found=f"{num_pictures:,} pictures, but no folder says what they are" if num_pictures else "no folders",
+            expected=f"{root}/daisy/a.jpg, {root}/tulips/b.jpg and so on: a folder for each class",
+        )
+    if set(map(str.lower, names)) <= _USUAL_HALVES:
+        raise DataError(
+            f"the folders in {root} look like parts of a split, not like classes: {', '.join(names)}",
+            do=f"data.train={root / names[0]} data.eval={root / names[-1]}",
+        )
+    files = {name: sorted(_walk(root, name)) for name in names}
+    for name, found in files.items():
+        if not found:
+            raise DataError(
+                f"the class folder {root / name} holds no pictures",
+                expected=f"files that end in {', '.join(ENDINGS)}",
+                do="put pictures into it, or take it away",
+            )
+    return files
+
+
+def read_csv(path: Path) -> Files:
+    """Pictures named by a CSV file of path,label, with or without that as its first line.
+
+    Paths are relative to the CSV file's folder, or absolute.
+
+    Raises:
+        DataError: A line has another form, or names a file that isn't there.
+    """
+    files: Files = {}
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            for row in (reader := csv.reader(file)):
+                where = f"{path}:{reader.line_num}"
+                if not row or (reader.line_num == 1 and [cell.strip().lower() for cell in row] == ["path", "label"]):
+                    continue
+                if len(row) != 2 or not all(cell.strip() for cell in row):
+                    raise DataError(f"{where} is not of the form path,label", given=",".join(row) or "an empty line")
+                name, label = (cell.strip() for cell in row)
+                if not (path.parent / name).is_file():
+                    raise DataError(f"{where} names a picture that is not there: {path.parent / name}")
+                files.setdefault(label, []).append(name)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} can't be read: {error}", expected="a CSV file of path,label, in UTF-8") from error
+    if not files:
+        raise DataError(f"{path} names no pictures", expected="lines such as daisy/a.jpg,daisy")
+    return {label: sorted(files[label]) for label in sorted(files)}
+
+
+def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[Files, Files]:
+    """Hold a share of each class out, rounded down but at least one picture.
+
+    Which ones follows from the seed and each file's own name, so that files that come or go move few others.
+
+    Raises:
+        DataError: A class has only one picture.
+    """
+    train: Files = {}
+    held_out: Files = {}
+    for name, found in files.items():
+        if len(found) < 2:
+            raise DataError(
+                f"class {name} has only one picture, so there is none to hold out", do="add pictures, or take it away"
+            )
+        num_held_out = max(1, int(len(found) * share))
+        ranked = sorted(found, key=lambda file: hashlib.blake2b(f"{seed}\n{file}".encode(), digest_size=8).digest())
+        chosen = set(ranked[:num_held_out])
+        train[name] = [file for file in found if file not in chosen]
+        held_out[name] = [file for file in found if file in chosen]
+    return train, held_out
+
+
+def _chosen(files: Files, classes: Sequence[str] | None, path: Path) -> Files:
+    """The classes that were asked for, in that order."""
+    if classes is not None:
+        missing = [name for name in classes if name not in files]
+        if missing:
+            near = difflib.get_close_matches(missing[0], files, n=1)
+            raise DataError(
+                f"there is no class {missing[0]} in {path}", given="data.classes", nearest=near[0] if near else None
+            )
+        files = {name: files[name] for name in classes}
+    if len(files) < 2:
+        raise DataError(f"{path} holds only one class: {', '.join(files)}", expected="two or more")
+    return files
+
+
+def _walk(root: Path, name: str) -> list[str]:
+    found = []
+    for folder, _, files in os.walk(root / name, followlinks=True):
+        inside = Path(folder).relative_to(root).as_posix()
+        found += [f"{inside}/{file}" for file in files if _is_picture(file)]
+    return found
+
+
+def _is_picture(name: str) -> bool:
+    return name.lower().endswith(ENDINGS) and not name.startswith(".")

@@ -1,0 +1,19 @@
+"""What training minimises: cross-entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from lockstep.data.samples import Batch
+
+
+def cross_entropy(logits: Tensor, batch: Batch, *, label_smoothing: float) -> Mapping[str, Tensor]:
+    """(N, C) logits and (N,) labels -> their cross-entropy in nats, the mean over the N samples.
+
+    Label smoothing as in Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", CVPR 2016,
+    section 7: the target is (1 - smoothing) for the label and smoothing / C more for each of the C classes.
+    """
+    return {"cross_entropy": F.cross_entropy(logits.float(), batch.targets, label_smoothing=label_smoothing)}

@@ -1,0 +1,113 @@
+"""The classify recipe: from settings to what the engine trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from lockstep.engine.parts import Parts
+from lockstep.engine.pretrained import load_pretrained
+from lockstep.metrics.classification import Top1
+from lockstep.recipes.classify.checking import drop_unreadable, skipped_row
+from lockstep.recipes.classify.config import Config
+from lockstep.recipes.classify.data import PictureFiles, open_files, read_input
+from lockstep.recipes.classify.drawing import draw_answer, draw_pictures
+from lockstep.recipes.classify.listing import Files, find_pictures, list_held_out
+from lockstep.recipes.classify.loss import cross_entropy
+from lockstep.recipes.classify.model import build_model, frozen_row
+
+NUM_TOP = 5
+
+
+def facts(config: Config) -> Mapping[str, Any]:
+    """The classes, which pictures are trained on and which are held out, and which were left out as damaged.
+
+    Raises:
+        DataError: The pictures can't be found, or don't fit together.
+    """
+    data = config.data
+    found = find_pictures(data, config.seed)
+    train, held_out = found.train, found.held_out
+    skipped: dict[str, str] = {}
+    if data.on_error == "skip":
+        train, skipped = drop_unreadable(train, _base(config, train=True))
+        held_out, more = drop_unreadable(held_out, _base(config, train=False))
+        skipped |= more
+    return {
+        "classes": found.classes,
+        "held_out_from": None if data.eval is None else _whole(data.eval),
+        "skipped": skipped,
+        "train": train,
+        "held_out": held_out,
+    }
+
+
+def build(config: Config, facts: Mapping[str, Any]) -> Parts:
+    """Join data, model, loss and metric. Opens no picture.
+
+    Raises:
+        ConfigError: The settings ask for a network that there is not.
+    """
+    classes: list[str] = facts["classes"]
+    model = build_model(config.model, len(classes))
+    place = config.data.root or config.data.train
+    rows = {
+        "data": f"{len(classes):,} classes in {place}",
+        "model": config.model.name,
+        "frozen": frozen_row(model),
+        "skipped": skipped_row(list(facts["skipped"])),
+    }
+    return Parts(
+        model=model,
+        loss=partial(cross_entropy, label_smoothing=config.loss.label_smoothing),
+        train_data=partial(_open, config, facts, train=True),
+        eval_data=partial(_open, config, facts, train=False),
+        metric=partial(Top1, len(classes), num_top=NUM_TOP, classes=classes),
+        best=("top1", "max"),
+        start=None if config.model.weights is None else partial(_start, path=config.model.weights),
+        read_input=partial(read_input, config=config.data),
+        answer=partial(answer, classes=classes),
+        draw=partial(draw_pictures, classes=classes),
+        draw_answer=draw_answer,
+        describe={name: text for name, text in rows.items() if text},
+    )
+
+
+def answer(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:
+    """(C,) logits of one picture -> the class, its probability, and the five likeliest classes in order."""
+    probabilities = logits.detach().flatten().double().softmax(dim=0)
+    values, places = probabilities.topk(min(NUM_TOP, len(classes)))
+    top = [
+        {"class": classes[place], "probability": round(value, 6)}
+        for place, value in zip(places.tolist(), values.tolist(), strict=True)
+    ]
+    return {**top[0], "top": top}
+
+
+def _start(model: nn.Module, path: Path) -> Mapping[str, str]:
+    return load_pretrained(model, path)
+
+
+def _open(config: Config, facts: Mapping[str, Any], *, train: bool) -> PictureFiles:
+    files: Files = facts["train" if train else "held_out"]
+    other = config.data.eval
+    if not train and other is not None and _whole(other) != facts["held_out_from"]:
+        # The run's model is asked about other pictures than those that were held out from it.
+        files = list_held_out(other, facts["classes"], restrict=config.data.classes is not None)
+        if config.data.on_error == "skip":
+            files, _ = drop_unreadable(files, other)
+    return open_files(_base(config, train=train), files, facts["classes"], config.data, train=train)
+
+
+def _base(config: Config, *, train: bool) -> Path:
+    base = config.data.root or (config.data.train if train else config.data.eval)
+    assert base is not None
+    return base
+
+
+def _whole(path: Path) -> str:
+    return str(path.expanduser().absolute())

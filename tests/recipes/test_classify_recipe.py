@@ -1,0 +1,348 @@
+"""The classify recipe: networks held to the reference's numbers, weights, frozen parts, figures, answers, pictures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from lockstep.data.keyed import keys
+from lockstep.data.samples import Batch
+from lockstep.engine.parts import Parts
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.metrics.classification import Top1
+from lockstep.optim.build import optimizer
+from lockstep.recipes.classify.config import Config, MakeConfig, ModelConfig
+from lockstep.recipes.classify.make import make
+from lockstep.recipes.classify.model import RESNETS, backbone_of, build_model, frozen_row
+from lockstep.recipes.classify.recipe import answer, build, facts
+
+CLASSES = ["daisy", "dandelion", "roses", "sunflowers", "tulips"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 made-up pictures in class folders."""
+    folder = tmp_path_factory.mktemp("shapes")
+    make(MakeConfig(num_per_class=40, size_px=64), folder)
+    return folder
+
+
+def config_of(root: Path, **settings: Any) -> Config:
+    data = {"root": root, "size_px": 32, **settings.pop("data", {})}
+    model = {"name": "resnet18", **settings.pop("model", {})}
+    return Config.model_validate({"recipe": "classify", "data": data, "model": model, **settings})
+
+
+def parts_of(config: Config) -> Parts:
+    torch.manual_seed(0)
+    return build(config, json.loads(json.dumps(facts(config))))
+
+
+def filling(folder: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("fill", folder / "fill.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def filled(folder: Path, name: str) -> nn.Module:
+    model = build_model(ModelConfig(name=name), 5)
+    shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    values = filling(folder).fill(shapes)
+    model.load_state_dict({key: torch.from_numpy(np.asarray(value)) for key, value in values.items()})
+    return model
+
+
+@pytest.mark.parametrize(("name", "num_parameters"), [("resnet34", 21_287_237), ("resnet101", 42_510_405)])
+def test_a_network_answers_as_the_reference(parity_folder: Path, name: str, num_parameters: int) -> None:
+    known = json.loads((parity_folder / "resnet_models.json").read_text())[f"{name}_5"]
+    expected = np.load(parity_folder / "resnet_outputs.npz", allow_pickle=False)
+    model = filled(parity_folder, name).eval()
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters == known["params"]
+    assert [(key, list(tensor.shape)) for key, tensor in model.state_dict().items()] == list(known["state"].items())
+    for case in ("sq224", "wide"):
+        field = f"{name}_5/{case}"
+        inputs = filling(parity_folder).noise(expected[f"{field}/x_shape"], int(expected[f"{field}/x_seed"]))
+        with torch.no_grad():
+            logits = model(torch.from_numpy(inputs)).numpy()
+        assert np.abs(logits - expected[f"{field}/logits"]).max() < 1e-4 * expected[f"{field}/logits"].std()
+
+
+def test_three_steps_of_training_are_the_references(parity_folder: Path) -> None:
+    data = np.load(parity_folder / "resnet_outputs.npz", allow_pickle=False)
+    known = {name.removeprefix("resnet34_5/train/"): data[name] for name in data.files if "34_5/train" in name}
+    model = filled(parity_folder, "resnet34").train()
+    settings = {"name": "sgd"} | {name: float(known[name]) for name in ("lr", "momentum", "weight_decay")}
+    config = Config.model_validate({"recipe": "classify", "optim": settings})
+    parts = build(config.model_copy(update={"model": ModelConfig(name="resnet18")}), _facts(CLASSES))
+    update = optimizer(model, config.optim)
+    inputs = torch.from_numpy(filling(parity_folder).noise(known["x_shape"], int(known["x_seed"])))
+    targets = torch.from_numpy(known["targets"])
+    batch = Batch(inputs, targets, torch.arange(len(targets)))
+    losses = []
+    for step in range(3):
+        update.zero_grad()
+        (loss,) = parts.loss(model(inputs), batch).values()
+        loss.backward()
+        losses.append(loss.item())
+        if step == 0:
+            gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+            compare(gradients, known, "grad", parity_folder, 1e-4)
+        update.step()
+        if step in (0, 2):
+            compare(model.state_dict(), known, f"after{step + 1}", parity_folder, 1e-4)
+    assert losses == pytest.approx(known["losses"].tolist(), rel=1e-4)
+
+
+def compare(
+    tensors: Mapping[str, Tensor | None], known: Mapping[str, np.ndarray], group: str, folder: Path, tolerance: float
+) -> None:
+    sample, offsets = filling(folder).sample, known[f"{group}/offsets"]
+    for place, name in enumerate(known[f"{group}/names"].tolist()):
+        tensor = tensors[name]
+        assert tensor is not None
+        ours = sample(tensor.detach().numpy(), 64)
+        theirs = known[f"{group}/samples"][offsets[place] : offsets[place + 1]]
+        assert len(ours) == len(theirs), name
+        assert np.abs(ours - theirs).max() <= tolerance * max(np.abs(theirs).max(), 1e-3), name
+
+
+def _facts(classes: list[str]) -> dict[str, Any]:
+    return {"classes": classes, "skipped": {}, "train": {}, "held_out": {}, "held_out_from": None}
+
+
+def test_an_unknown_network_is_explained() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_model(ModelConfig(name="resnet43"), 5)
+    assert "nearest  resnet34" in str(caught.value)
+    assert all(name in str(caught.value) for name in RESNETS)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is not None, reason="timm is installed")
+def test_without_timm_its_networks_are_explained() -> None:
+    with pytest.raises(ConfigError, match="timm/resnet10t needs timm, which is not installed"):
+        build_model(ModelConfig(name="timm/resnet10t"), 5)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+def test_networks_of_timm_have_the_head_that_is_needed_and_can_be_frozen() -> None:
+    model = build_model(ModelConfig(name="timm/resnet10t", freeze="backbone"), 7)
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained == ["fc.weight", "fc.bias"]
+    with pytest.raises(ConfigError, match="timm has no network called resnet10x"):
+        build_model(ModelConfig(name="timm/resnet10x"), 7)
+
+
+def test_a_frozen_backbone_stays_as_it_is_with_its_statistics() -> None:
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(name="resnet18", freeze="backbone"), 5)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    update = optimizer(model, Config(recipe="classify", optim={"lr": 0.1, "weight_decay": 0.1}).optim)
+    for _ in range(2):
+        update.zero_grad()
+        F.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.arange(4)).backward()
+        update.step()
+    changed = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
+    assert changed == ["fc.weight", "fc.bias"]
+    row = frozen_row(model)
+    assert row.startswith("11,176,512 of 11,179,077 parameters; trained: fc")
+    assert "20 of 20 batch norms keep their statistics" in row
+
+
+def test_patterns_freeze_a_part() -> None:
+    model = build_model(ModelConfig(name="resnet18", freeze=("conv1", "bn1", "layer1.*")), 5)
+    frozen = {name.split(".")[0] for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"conv1", "bn1", "layer1"}
+    assert "6" not in frozen_row(build_model(ModelConfig(name="resnet18"), 5))
+    with pytest.raises(ConfigError, match="conv9"):
+        build_model(ModelConfig(name="resnet18", freeze=("conv9",)), 5)
+
+
+def test_a_network_that_does_not_name_its_head_is_explained() -> None:
+    with pytest.raises(ConfigError, match="does not say what its head is"):
+        backbone_of(nn.Sequential(nn.Linear(3, 3)))
+
+
+def test_weights_of_another_head_start_all_but_the_head(shapes: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    trained = build_model(ModelConfig(name="resnet18"), 1000)
+    wrapped = {"epoch": 3, "state_dict": {f"module.{name}": tensor for name, tensor in trained.state_dict().items()}}
+    torch.save(wrapped, tmp_path / "resnet18.pth.tar")
+    parts = parts_of(config_of(shapes, model={"weights": tmp_path / "resnet18.pth.tar", "freeze": "backbone"}))
+    assert parts.start is not None
+    rows = parts.start(parts.model)
+    assert torch.equal(parts.model.state_dict()["layer4.1.conv2.weight"], trained.state_dict()["layer4.1.conv2.weight"])
+    assert re.search(r"fc.*1000.*5", str(rows), re.DOTALL)
+    torch.save({"other": torch.zeros(3)}, tmp_path / "other.pth")
+    parts = parts_of(config_of(shapes, model={"weights": tmp_path / "other.pth"}))
+    assert parts.start is not None
+    with pytest.raises(CheckpointError, match=r"nothing in .*other\.pth fits"):
+        parts.start(parts.model)
+
+
+def test_label_smoothing_is_torchs(shapes: Path) -> None:
+    parts = parts_of(config_of(shapes, loss={"label_smoothing": 0.2}))
+    logits, labels = torch.randn(6, 5), torch.tensor([0, 1, 2, 3, 4, 0])
+    (loss,) = parts.loss(logits, Batch(None, labels, torch.arange(6))).values()
+    target = torch.full((6, 5), 0.2 / 5)
+    target[torch.arange(6), labels] += 0.8
+    assert loss.item() == pytest.approx(-(target * logits.log_softmax(1)).sum(1).mean().item())
+
+
+def test_the_recipe_learns_answers_and_draws(shapes: Path, tmp_path: Path) -> None:
+    # It is measured on what it was trained on: that it learns is what counts here, not how well it carries over.
+    parts = parts_of(config_of(shapes, data={"root": None, "train": shapes, "eval": shapes, "crop_area": [0.6, 1.0]}))
+    model = nn.Sequential(  # the network does not matter here, and a ResNet would take minutes
+        nn.Conv2d(3, 16, 5, 2, 2), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.BatchNorm2d(32),
+        nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(64, 5),
+    )  # fmt: skip
+    data: Any = parts.train_data()
+    update = torch.optim.Adam(model.parameters(), 5e-3)
+    first = last = 0.0
+    for epoch in range(12):
+        total = 0.0
+        for indices in np.array_split(np.random.default_rng(epoch).permutation(len(data)), 10):
+            batch = data.finish(data.batch(indices, keys(0, epoch, indices)))
+            update.zero_grad()
+            (loss,) = parts.loss(model(batch.inputs), batch).values()
+            loss.backward()
+            update.step()
+            total += loss.item() / 10
+        first, last = (total, total) if epoch == 0 else (first, total)
+    assert last < first - 0.3
+
+    held_out: Any = parts.eval_data()
+    metric: Any = parts.metric()
+    model.eval()
+    with torch.no_grad():
+        for indices in np.array_split(np.arange(len(held_out)), 3):
+            batch = held_out.finish(held_out.batch(indices, keys(0, 0, indices)))
+            metric.add(model(batch.inputs), batch)
+    assert metric.num_samples == 200
+    assert metric.result()["top1"] > 0.4
+    assert set(metric.result()) == {"top1", *(f"top1/{name}" for name in facts(config_of(shapes))["classes"])}
+
+    assert parts.read_input is not None
+    assert parts.answer is not None
+    assert parts.draw is not None
+    assert parts.draw_answer is not None
+    path = held_out.files[0]
+    with torch.no_grad():
+        said = json.loads(json.dumps(parts.answer(model(parts.read_input(path).unsqueeze(0))[0])))
+    assert said["class"] == said["top"][0]["class"]
+    assert len(said["top"]) == 5
+    assert sum(entry["probability"] for entry in said["top"]) == pytest.approx(1, abs=1e-5)
+    parts.draw(metric, held_out, tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["confusion.csv", "confusion.png", "worst.png"]
+    assert (tmp_path / "confusion.csv").read_text().startswith("label,samples,right,taken for circles,")
+    drawn = parts.draw_answer(path, said)
+    assert drawn.width >= 360
+    assert drawn.height > Image.open(path).height
+
+
+def test_a_model_answers_when_its_data_is_gone(shapes: Path, tmp_path: Path) -> None:
+    config = config_of(shapes)
+    known = json.loads(json.dumps(facts(config)))
+    gone = config.model_copy(update={"data": config.data.model_copy(update={"root": tmp_path / "gone"})})
+    parts = build(gone, known)
+    assert parts.answer is not None
+    assert parts.answer(torch.tensor([0.0, 0, 9, 0, 0]))["class"] == "squares"
+
+
+def test_a_run_asked_about_other_pictures_lists_those(shapes: Path, tmp_path: Path) -> None:
+    first = config_of(shapes, data={"root": None, "train": shapes, "eval": shapes})
+    known = json.loads(json.dumps(facts(first)))
+    (tmp_path / "stars").mkdir()
+    (tmp_path / "stars" / "one.jpg").write_bytes((shapes / "stars" / "0000.jpg").read_bytes())
+    other = first.model_copy(update={"data": first.data.model_copy(update={"eval": tmp_path})})
+    samples = build(other, known).eval_data()
+    assert len(samples) == 1
+    assert samples.batch(np.array([0]), np.zeros(1, np.uint64)).targets.tolist() == [known["classes"].index("stars")]
+    assert len(build(first, known).eval_data()) == 200
+
+
+def test_skipped_pictures_are_counted_and_kept_with_the_run(tmp_path: Path) -> None:
+    make(MakeConfig(num_per_class=4, size_px=40), tmp_path)
+    (tmp_path / "stars" / "0001.jpg").write_bytes(b"no picture")
+    config = config_of(tmp_path, data={"on_error": "skip"})
+    known = json.loads(json.dumps(facts(config)))
+    parts = build(config, known)
+    assert len(parts.train_data()) + len(parts.eval_data()) == 19
+    assert parts.describe["skipped"] == "1 picture that can't be read: stars/0001.jpg"
+
+
+def test_the_label_among_the_likeliest_is_counted_exactly_however_samples_are_shared() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(731, 12), torch.randint(12, (731,))
+    names = [f"class {place}" for place in range(12)]
+    whole = Top1(12, num_top=5, classes=names)
+    whole.add(logits, Batch(None, labels, torch.arange(731)))
+    expected = (logits.topk(5).indices == labels[:, None]).any(1).sum().item()
+    assert whole.result()["top5"] == expected / 731
+    merged = Top1(12, num_top=5, classes=names)
+    for rank in range(4):
+        own = Top1(12, num_top=5, classes=names)
+        own.add(logits[rank::4], Batch(None, labels[rank::4], torch.arange(731)[rank::4]))
+        merged.merge(json.loads(json.dumps(own.state())))
+    assert merged.num_samples == 731
+    assert merged.result() == whole.result()
+    right = (logits.argmax(1) == labels)[labels == 3]
+    assert whole.result()["top1/class 3"] == right.sum().item() / len(right)
+
+
+def test_equal_logits_count_as_argmax_has_it_and_no_number_never_counts() -> None:
+    metric = Top1(7, num_top=5)
+    metric.add(torch.zeros(7, 7), Batch(None, torch.arange(7), torch.arange(7)))
+    assert metric.result() == {"top1": 1 / 7, "top5": 5 / 7}
+    metric = Top1(7, num_top=5)
+    metric.add(torch.full((1, 7), torch.nan), Batch(None, torch.tensor([3]), torch.arange(1)))
+    assert metric.result()["top5"] == 0
+
+
+def test_many_classes_and_few_have_the_figures_that_say_something() -> None:
+    few, many = Top1(5, num_top=5, classes=CLASSES), Top1(60, num_top=5, classes=[str(place) for place in range(60)])
+    few.add(torch.eye(5)[:2], Batch(None, torch.tensor([0, 2]), torch.arange(2)))
+    many.add(torch.eye(60)[:2], Batch(None, torch.tensor([0, 2]), torch.arange(2)))
+    assert few.result() == {"top1": 0.5, "top1/daisy": 1.0, "top1/roses": 0.0}
+    assert set(many.result()) == {"top1", "top5"}
+
+
+def test_a_matrix_of_many_classes_is_drawn_small(tmp_path: Path) -> None:
+    from lockstep.recipes.classify.drawing import _most_confused
+
+    counts = np.diag(np.full(100, 9)).tolist()
+    counts[7][70], counts[70][7] = 5, 4
+    small, names = _most_confused(counts, [f"class {place}" for place in range(100)])
+    assert len(small) == len(names) == 40
+    assert names[-1] == "61 others"
+    assert {"class 7", "class 70"} <= set(names)
+    assert sum(map(sum, small)) == 909
+    assert small[names.index("class 7")][names.index("class 70")] == 5
+
+
+def test_an_answer_names_the_five_likeliest() -> None:
+    said = answer(torch.arange(9.0), classes=[f"class {place}" for place in range(9)])
+    assert [entry["class"] for entry in said["top"]] == [f"class {place}" for place in (8, 7, 6, 5, 4)]
