@@ -1,0 +1,57 @@
+"""The lines that were read worst, as a sheet for the run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from lockstep.data.keyed import keys
+from lockstep.data.samples import Samples
+from lockstep.metrics.text import Lines
+from lockstep.recipes.text.config import HEIGHT_PX, DataConfig
+from lockstep.recipes.text.fonts import font_for
+
+_ZOOM, _TEXT_PX, _MARGIN_PX, _NUM_COLUMNS = 2, 15, 16, 3
+_PAPER, _INK, _FAINT, _WRONG = (255, 255, 255), (34, 34, 34), (150, 150, 150), (178, 24, 43)
+
+
+def draw_worst(metric: Lines, samples: Samples, folder: Path, *, data: DataConfig) -> None:
+    """Draw the lines with the most errors as `worst.png`: the picture as the network sees it, truth, what was read.
+
+    Args:
+        metric: What was counted over all of them.
+        samples: The evaluated lines.
+        folder: Where the PNG goes.
+        data: How pictures became numbers.
+    """
+    rows = metric.state()["worst"]
+    if not rows:
+        return
+    tiles = [_tile(samples, index, data) for _, index, *_ in rows]
+    tile_px = max(tile.width for tile in tiles)
+    cell = (tile_px + _MARGIN_PX, _ZOOM * HEIGHT_PX + 2 * (_TEXT_PX + 6) + _MARGIN_PX)
+    num_columns = max(1, min(_NUM_COLUMNS, 1200 // cell[0]))
+    num_rows = -(-len(tiles) // num_columns)
+    sheet = Image.new("RGB", (num_columns * cell[0] + _MARGIN_PX, num_rows * cell[1] + 3 * _MARGIN_PX), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    title = "The held-out lines with the most errors: what is there, and what was read"
+    draw.text((_MARGIN_PX, _MARGIN_PX), title, _FAINT, font_for(title, _TEXT_PX))
+    for place, (tile, (_, _, truth, text)) in enumerate(zip(tiles, rows, strict=True)):
+        row, column = divmod(place, num_columns)
+        x, y = _MARGIN_PX + column * cell[0], 3 * _MARGIN_PX + row * cell[1]
+        sheet.paste(tile, (x, y))
+        shown = text or "(nothing)"
+        draw.text((x, y + tile.height + 3), truth, _INK, font_for(truth, _TEXT_PX))
+        draw.text((x, y + tile.height + _TEXT_PX + 9), shown, _WRONG, font_for(shown, _TEXT_PX))
+    folder.mkdir(parents=True, exist_ok=True)
+    sheet.save(folder / "worst.png", optimize=True)
+
+
+def _tile(samples: Samples, index: int, data: DataConfig) -> Image.Image:
+    # The key with which the evaluation has read it: a made-up line is another one under another key.
+    place = np.array([index], dtype=np.int64)
+    pixels = samples.batch(place, keys(0, 0, place)).inputs[0, 0].numpy() * data.std + data.mean
+    image = Image.fromarray(np.clip(pixels * 255, 0, 255).round().astype(np.uint8))
+    return image.resize((image.width * _ZOOM, image.height * _ZOOM), Image.Resampling.BICUBIC).convert("RGB")

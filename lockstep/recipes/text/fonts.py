@@ -1,0 +1,196 @@
+"""Fonts found on the machine: which there are, and which characters each can draw."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from lockstep.errors import DataError
+from lockstep.recipes.text.alphabet import named
+
+_ENDINGS = {".ttf", ".otf", ".ttc"}
+_PLACES = (
+    ["/System/Library/Fonts", "/Library/Fonts", "~/Library/Fonts"]
+    if sys.platform == "darwin"
+    else ["/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts"]
+)
+# A code point that will never be a character: what a font draws for it, it draws for all that it lacks.
+_NOTHING = "\uffff"
+_LOOK_PX = 24
+
+
+@dataclass(frozen=True)
+class Font:
+    """A font file.
+
+    Attributes:
+        path: The file.
+        family: Such as "DejaVu Sans": fonts of one family look alike.
+        sha256: Of the file, the first 16 digits: another version draws other lines.
+    """
+
+    path: str
+    family: str
+    sha256: str
+
+
+def find_fonts(folder: Path | None, characters: str) -> list[Font]:
+    """The fonts that can draw at least half of some characters, by family and file name.
+
+    Args:
+        folder: Is searched with all that is in it; None: where systems keep fonts.
+        characters: What is to be drawn.
+
+    Raises:
+        DataError: There is none, or a character that none of them can draw.
+    """
+    places = [Path(place).expanduser() for place in _PLACES] if folder is None else [folder]
+    files = {file for place in places for file in place.rglob("*") if file.suffix.lower() in _ENDINGS}
+    fonts = []
+    drawn: set[str] = set()
+    for file in files:
+        family = _family(file)
+        can = covered(str(file), characters) if family is not None else ""
+        if family is not None and 2 * len(can) >= len(characters):
+            fonts.append(Font(str(file), family, hashlib.sha256(file.read_bytes()).hexdigest()[:16]))
+            drawn |= set(can)
+    where = ", ".join(map(str, places))
+    if not fonts:
+        raise DataError(
+            f"no font can draw half of the {len(characters):,} characters, and made-up lines need one",
+            given=f"{len(files):,} font files in {where}",
+            do="install fonts (Debian: apt install fonts-dejavu fonts-liberation), or name a folder with .ttf files",
+        )
+    lacking = [character for character in characters if character not in drawn]
+    if lacking:
+        raise DataError(
+            f"no font draws {named(lacking[0])}" + (f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""),
+            given=f"{len(fonts):,} fonts in {where}",
+            do="add a font that has them, or take them out of the alphabet",
+        )
+    return sorted(fonts, key=lambda font: (font.family, Path(font.path).name, font.path))
+
+
+def hold_out(fonts: Sequence[Font], share: float) -> tuple[list[Font], list[Font]]:
+    """Fonts for training, and fonts of other families that training never sees.
+
+    Evenly spread over the families in alphabetical order; at least one family stays on each side. With a share above
+    0 and a single family, single fonts are held out in place of families.
+
+    Returns:
+        Seen, unseen.
+    """
+    families = sorted({font.family for font in fonts})
+    names = families if len(families) > 1 else [font.path for font in fonts]
+    if share == 0 or len(names) < 2:
+        return list(fonts), []
+    count = min(max(1, round(share * len(names))), len(names) - 1)
+    out = {names[int((place + 0.5) * len(names) / count)] for place in range(count)}
+    is_out = [(font.family if len(families) > 1 else font.path) in out for font in fonts]
+    seen = [font for font, out in zip(fonts, is_out, strict=True) if not out]
+    return seen, [font for font, out in zip(fonts, is_out, strict=True) if out]
+
+
+def check_fonts(fonts: Iterable[Font]) -> None:
+    """See that fonts are what they were when a run began.
+
+    Raises:
+        DataError: One is gone or another.
+    """
+    for font in fonts:
+        try:
+            now = hashlib.sha256(Path(font.path).read_bytes()).hexdigest()[:16]
+        except OSError as error:
+            raise DataError(
+                f"the font {font.path} can't be read: {error.strerror or error}",
+                likely="this run began on a machine that has other fonts",
+                do="install it here too, or begin a new run",
+            ) from error
+        if now != font.sha256:
+            raise DataError(f"the font {font.path} is another one than when this run began", do="begin a new run")
+
+
+@functools.lru_cache(maxsize=512)
+def load_font(path: str, size_px: int) -> ImageFont.FreeTypeFont:
+    """A font at a size, with Pillow's own layout: what is drawn then needs no other library."""
+    return ImageFont.truetype(path, size_px, layout_engine=ImageFont.Layout.BASIC)
+
+
+@functools.lru_cache(maxsize=512)
+def covered(path: str, characters: str) -> str:
+    """Those of some characters that a font can draw, blank ones left out."""
+    font = load_font(path, _LOOK_PX)
+    try:
+        nothing = _ink(font, _NOTHING)
+        inks = {character: _ink(font, character) for character in characters}
+    except (OSError, ValueError):  # a damaged font
+        return ""
+    return "".join(character for character, ink in inks.items() if ink[1] and ink != nothing)
+
+
+def font_for(text: str, size_px: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """A font that has all characters of a text, or the one that comes with Pillow if none has."""
+    wanted = "".join(sorted(set(text) - set(" ")))
+    if not wanted.isascii():
+        best, most = "", 0
+        for path in _system_files():
+            num_drawn = len(covered(path, wanted))
+            if num_drawn > most:
+                best, most = path, num_drawn
+            if most == len(wanted):
+                break
+        if best:
+            return load_font(best, size_px)
+    return ImageFont.load_default(size_px)
+
+
+@functools.cache
+def _system_files() -> list[str]:
+    files = [
+        file for place in _PLACES for file in Path(place).expanduser().rglob("*") if file.suffix.lower() in _ENDINGS
+    ]
+    return sorted(str(file) for file in files if _family(file) is not None)
+
+
+def _family(file: Path) -> str | None:
+    try:
+        return str(load_font(str(file), _LOOK_PX).getname()[0])
+    except (OSError, ValueError):  # a damaged file, or one with nothing but pictures of a fixed size
+        return None
+
+
+def _ink(font: ImageFont.FreeTypeFont, character: str) -> tuple[tuple[int, int], bytes]:
+    """Size of a character's picture, and its bytes if there is any ink."""
+    mask = font.getmask(character)
+    content = bytes(mask)
+    return mask.size, content if any(content) else b""
+
+
+def draw_text(
+    font: ImageFont.FreeTypeFont, text: str, spacing_px: float
+) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.uint8]], int]:
+    """Draw characters side by side, on one base line: (H, W) bytes, 255 for full ink.
+
+    H is the font's own height of a line, so that a small o stays smaller than a large one.
+
+    Returns:
+        The picture, and the width of its margin on each side.
+    """
+    ascent, descent = font.getmetrics()
+    margin = max(2, (ascent + descent) // 4)
+    steps = [font.getlength(character) + spacing_px for character in text]
+    width = 2 * margin + max(1, round(sum(steps) - spacing_px))
+    image = Image.new("L", (width, ascent + descent), 0)
+    draw = ImageDraw.Draw(image)
+    x = float(margin)
+    for character, step in zip(text, steps, strict=True):
+        draw.text((x, 0), character, 255, font)
+        x += step
+    return np.asarray(image), margin

@@ -1,0 +1,271 @@
+"""Label files of any kind, read whole: which picture says what.
+
+Millions of lines are held as a few arrays, which processes share, in place of millions of strings.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.config.load import short_path
+from lockstep.data.keyed import IntArray
+from lockstep.errors import DataError
+from lockstep.recipes.text import packed_lmdb
+from lockstep.recipes.text.alphabet import CodeArray, codes_of, normalised, read_chars, text_of
+from lockstep.recipes.text.config import DataConfig
+
+_CHUNK_LINES = 100_000
+_FORMS = {
+    "tsv": "path<TAB>text",
+    "words": "path text",
+    "index": "path number number ...",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """N pictures and their texts.
+
+    Attributes:
+        path: The file or LMDB folder that they came from.
+        names: Of the pictures, with line breaks between; none for LMDB.
+        name_ends: (N,) where each name ends.
+        codes: Code points of all texts, one after another.
+        text_ends: (N,) where each text ends.
+        lines: (N,) line of the file, from 1; for LMDB the number of the picture.
+        is_index: Whether the file has numbers of characters in place of texts.
+        num_gaps: Numbers in index labels that stand for nothing, so that a text is shorter than its label.
+    """
+
+    path: Path
+    names: bytes
+    name_ends: IntArray
+    codes: CodeArray
+    text_ends: IntArray
+    lines: IntArray
+    is_index: bool = False
+    num_gaps: int = 0
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def name(self, place: int) -> str:
+        """Of the picture, as the file has it."""
+        start = int(self.name_ends[place - 1]) + 1 if place else 0
+        return self.names[start : int(self.name_ends[place])].decode()
+
+    def text(self, place: int) -> str:
+        """What the picture says."""
+        return text_of(self.codes[self.text_start(place) : int(self.text_ends[place])])
+
+    def text_start(self, place: int) -> int:
+        """Where a text begins in `codes`."""
+        return int(self.text_ends[place - 1]) if place else 0
+
+    def where(self, place: int) -> str:
+        """FILE:LINE, or the number in the LMDB folder."""
+        return f"{short_path(self.path)}:{self.lines[place]}"
+
+
+def read_labels(path: Path, config: DataConfig, chars: Path | None = None) -> Labels:
+    """Read a label file or an LMDB folder, once for several callers.
+
+    Args:
+        path: The file or folder.
+        config: Form, encoding and normalisation.
+        chars: What index labels mean.
+
+    Raises:
+        DataError: It can't be read, or a line is not of the form that it should have.
+    """
+    try:
+        stamp = path.stat()
+    except OSError as error:
+        beside = sorted(file.name for file in path.parent.glob("*")) if path.parent.is_dir() else []
+        raise DataError(
+            f"{path} can't be read: {error.strerror or error}",
+            expected="a file with labels, or an LMDB folder",
+            there=", ".join(beside[:8]) + (" ..." if len(beside) > 8 else ""),
+            do="name it with data.train or data.eval" if beside else None,
+        ) from error
+    return _read(path, (stamp.st_mtime_ns, stamp.st_size), config.form, chars, config.encoding, config.normalise)
+
+
+Rows = list[tuple[int, str]]  # numbers of lines, from 1, and the lines
+
+
+@functools.lru_cache(maxsize=2)
+def _read(path: Path, stamp: tuple[int, int], form: str, chars: Path | None, encoding: str, normalise: str) -> Labels:
+    if path.is_dir():
+        texts = packed_lmdb.read_texts(path)
+        return _joined(path, [_pack([], texts, range(1, len(texts) + 1), normalise)])
+    table: list[str] = []
+    pieces: list[_Piece] = []
+    for rows in _chunks(path, encoding):
+        if not pieces:
+            form = _form_of(path, form, rows, chars)
+            table = read_chars(chars) if form == "index" and chars is not None else []
+        if form == "index":
+            pieces.append(_pack_index(path, rows, table))
+        else:
+            names, texts = _split(path, rows, "\t" if form == "tsv" else None)
+            pieces.append(_pack(names, texts, [number for number, _ in rows], normalise))
+    if not pieces:
+        raise DataError(f"{path} has no labels", expected=f"lines of {' or '.join(_FORMS.values())}")
+    return _joined(path, pieces)
+
+
+def _chunks(path: Path, encoding: str) -> Iterator[Rows]:
+    """The lines of a file that aren't empty, some at a time: as strings they take ten times the room."""
+    content = path.read_bytes()
+    name = _encoding_of(path, content, encoding)
+    lines = io.BytesIO(content)
+    number = 0
+    while chunk := list(itertools.islice(lines, _CHUNK_LINES)):
+        # No character's bytes have a line break among them, in none of these encodings.
+        texts = b"".join(chunk).decode(name).removeprefix("\ufeff").split("\n")
+        rows = [(place, line) for place, line in enumerate(texts, start=number + 1) if line.strip()]
+        number += len(chunk)
+        if rows:
+            yield rows
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """A stretch of a label file; its ends count from its own start."""
+
+    names: bytes
+    name_lengths: IntArray
+    codes: CodeArray
+    text_lengths: IntArray
+    lines: IntArray
+    is_index: bool = False
+    num_gaps: int = 0
+
+
+def _joined(path: Path, pieces: list[_Piece]) -> Labels:
+    return Labels(
+        path=path,
+        names=b"\n".join(piece.names for piece in pieces),
+        name_ends=np.cumsum(np.concatenate([piece.name_lengths for piece in pieces]) + 1) - 1,
+        codes=np.concatenate([piece.codes for piece in pieces]),
+        text_ends=np.cumsum(np.concatenate([piece.text_lengths for piece in pieces])),
+        lines=np.concatenate([piece.lines for piece in pieces]),
+        is_index=pieces[0].is_index,
+        num_gaps=sum(piece.num_gaps for piece in pieces),
+    )
+
+
+def _form_of(path: Path, form: str, rows: Rows, chars: Path | None) -> str:
+    if form == "auto":
+        first = [line for _, line in rows[:20]]
+        if all("\t" in line for line in first):
+            return "tsv"
+        looks_like_numbers = all(
+            len(fields) > 2 and all(map(str.isdecimal, fields[1:])) for fields in map(str.split, first)
+        )
+        if not looks_like_numbers:
+            return "words"
+        form = "index"
+    if form == "index" and chars is None:
+        raise DataError(
+            f"{short_path(path)} has labels by number, and nothing says which character each number is",
+            given=f"{short_path(path)}:{rows[0][0]}: {rows[0][1][:60]}",
+            do="data.chars=char_std_5990.txt, or data.form=words if they are texts",
+        )
+    return form
+
+
+def _split(path: Path, rows: Rows, separator: str | None) -> tuple[list[str], list[str]]:
+    """Names and texts. What follows a second tab is of no concern: sets have their own columns there."""
+    pairs = [line.strip("\r\n").split(separator, 2 if separator else 1) for _, line in rows]
+    short = next((place for place, pair in enumerate(pairs) if len(pair) < 2 or not pair[0]), None)
+    if short is not None:
+        number, line = rows[short]
+        raise DataError(
+            f"{short_path(path)}:{number} is not {_FORMS['tsv' if separator else 'words']}",
+            given=line[:60],
+            do="correct the line, or say data.form",
+        )
+    texts = [pair[1] if separator else pair[1].strip() for pair in pairs]
+    return [pair[0] for pair in pairs], texts
+
+
+def _pack(names: list[str], texts: list[str], lines: Iterable[int], normalise: str) -> _Piece:
+    if normalise != "none":
+        # One by one: normalised together, the end of one text could melt into the start of the next.
+        texts = [normalised(text, normalise) for text in texts]
+    return _Piece(
+        *_pack_names(names),
+        codes=codes_of("".join(texts)),
+        text_lengths=_lengths(texts),
+        lines=np.fromiter(lines, dtype=np.int64),
+    )
+
+
+def _pack_index(path: Path, rows: Rows, table: list[str]) -> _Piece:
+    halves = [line.split(None, 1) for _, line in rows]
+    names, labels = [half[0] for half in halves], [half[1] if len(half) > 1 else "" for half in halves]
+    counts = np.array([len(label.split()) for label in labels], dtype=np.int64)
+    try:
+        numbers = np.array(" ".join(labels).split(), dtype=np.int64)
+    except ValueError:
+        raise _bad_number(path, rows, len(table)) from None
+    if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(table)):
+        raise _bad_number(path, rows, len(table))
+    codes = np.array([ord(character) if character else 0 for character in table], dtype=np.uint32)[numbers]
+    is_there = codes != 0
+    # How many real characters there are up to the end of each label.
+    ends = np.concatenate([[0], np.cumsum(is_there)])[np.cumsum(counts)]
+    return _Piece(
+        *_pack_names(names),
+        codes=codes[is_there],
+        text_lengths=np.diff(ends, prepend=0).astype(np.int64),
+        lines=np.array([number for number, _ in rows], dtype=np.int64),
+        is_index=True,
+        num_gaps=int((~is_there).sum()),
+    )
+
+
+def _pack_names(names: Sequence[str]) -> tuple[bytes, IntArray]:
+    packed = [name.encode() for name in names]
+    return b"\n".join(packed), _lengths(packed)
+
+
+def _lengths(values: Sequence[str] | Sequence[bytes]) -> IntArray:
+    return np.fromiter(map(len, values), dtype=np.int64, count=len(values))
+
+
+def _bad_number(path: Path, rows: Rows, num_chars: int) -> DataError:
+    for number, line in rows:
+        for field in line.split()[1:]:
+            if not field.isdecimal() or int(field) >= num_chars:
+                return DataError(
+                    f"{short_path(path)}:{number} has {field}, which is no number of a character",
+                    allowed=f"0 to {num_chars - 1:,}",
+                    do="data.form=words if labels are texts, or give the right data.chars",
+                )
+    raise AssertionError("every number is one of a character")
+
+
+def _encoding_of(path: Path, content: bytes, encoding: str) -> str:
+    names = {"auto": ("utf-8", "gb18030"), "utf-8": ("utf-8",), "gbk": ("gb18030",)}[encoding]
+    for name in names:
+        try:
+            content.decode(name)
+            return name
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+    raise DataError(
+        f"{path}:{line} can't be decoded",
+        given=f"data.encoding={encoding}",
+        allowed="UTF-8 or GBK",
+        do="save it as UTF-8",
+    )

@@ -1,0 +1,81 @@
+"""LMDB sets as the field packs them: `num-samples`, then `image-000000001` and `label-000000001` and so on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import DataError
+
+
+def read_texts(folder: Path) -> list[str]:
+    """All labels of a set, in order.
+
+    Raises:
+        DataError: It is no such set, or a label is missing or not UTF-8.
+    """
+    with _environment(folder).begin() as transaction:
+        count = transaction.get(b"num-samples")
+        if count is None or not count.isdigit():
+            raise DataError(f"{folder} is not a set of text lines", expected="an entry num-samples with their number")
+        texts = []
+        for number in range(1, int(count) + 1):
+            label = transaction.get(b"label-%09d" % number)
+            if label is None:
+                raise DataError(f"{folder} has no label-{number:09d}", given=f"num-samples {int(count):,}")
+            try:
+                texts.append(label.decode())
+            except UnicodeDecodeError as error:
+                raise DataError(f"label-{number:09d} of {folder} is not UTF-8") from error
+    if not texts:
+        raise DataError(f"{folder} has no lines", given="num-samples 0")
+    return texts
+
+
+def read_picture(folder: Path, number: int) -> bytes:
+    """The picture file of a line, by its number from 1.
+
+    Raises:
+        DataError: There is none.
+    """
+    with _environment(folder).begin() as transaction:
+        content = transaction.get(b"image-%09d" % number)
+    if content is None:
+        raise DataError(f"{folder} has no image-{number:09d}")
+    return bytes(content)
+
+
+_open: dict[Path, Any] = {}
+
+
+def _close_all() -> None:
+    for environment in _open.values():
+        environment.close()
+    _open.clear()
+
+
+# LMDB does not outlive a fork: loader workers, which are forked, could neither use nor open what is open by then.
+os.register_at_fork(before=_close_all)
+
+
+def _environment(folder: Path) -> Any:
+    """A set, opened when it is first asked for."""
+    if folder not in _open:
+        _open[folder] = _opened(folder)
+    return _open[folder]
+
+
+def _opened(folder: Path) -> Any:
+    try:
+        import lmdb
+    except ImportError:
+        raise DataError(
+            f"{folder} is a folder, and to read LMDB sets the package lmdb is needed", do="pip install lmdb"
+        ) from None
+    if not (folder / "data.mdb").is_file():
+        raise DataError(f"{folder} is a folder without data.mdb", expected="an LMDB set, or a file with labels")
+    try:
+        return lmdb.open(str(folder), readonly=True, lock=False, readahead=False, meminit=False, max_readers=1)
+    except lmdb.Error as error:
+        raise DataError(f"{folder} can't be read as an LMDB set: {error}") from error

@@ -1,0 +1,129 @@
+"""The text recipe: from settings to what the engine trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from lockstep.data.samples import Samples
+from lockstep.engine.freeze import freeze
+from lockstep.engine.parts import Parts
+from lockstep.engine.pretrained import load_pretrained
+from lockstep.metrics.text import Lines
+from lockstep.recipes.text.alphabet import Alphabet
+from lockstep.recipes.text.answer import answer, draw_answer, read_line
+from lockstep.recipes.text.config import HEIGHT_PX, Config
+from lockstep.recipes.text.data import HELD_OUT, TRAINING, MadeLines, PictureLines, made_group, truths
+from lockstep.recipes.text.decode import read
+from lockstep.recipes.text.drawing import draw_worst
+from lockstep.recipes.text.files import Chosen, choose, find_alphabet
+from lockstep.recipes.text.fonts import Font, check_fonts, find_fonts, hold_out
+from lockstep.recipes.text.lines import LineMaker
+from lockstep.recipes.text.loss import ctc
+from lockstep.recipes.text.model import build_model
+
+
+def facts(config: Config) -> Mapping[str, Any]:
+    """The alphabet; for made-up lines the fonts, seen in training and not; for others what was left out.
+
+    Raises:
+        DataError: Labels or fonts can't be found or read.
+    """
+    alphabet = find_alphabet(config.data)
+    found: dict[str, Any] = {"alphabet": alphabet.characters}
+    if config.data.is_made:
+        fonts = find_fonts(config.data.made.fonts, alphabet.characters)
+        seen, unseen = hold_out(fonts, config.data.made.unseen)
+        return {**found, "seen": [asdict(font) for font in seen], "unseen": [asdict(font) for font in unseen]}
+    chosen = {"training": choose(config, alphabet, train=True), "held out": choose(config, alphabet, train=False)}
+    return {**found, "left_out": _left_out(chosen)}
+
+
+def build(config: Config, facts: Mapping[str, Any]) -> Parts:
+    """Join data, model, loss and metric. Reads no data yet.
+
+    Raises:
+        ConfigError: `model.freeze` names no part of the network.
+    """
+    alphabet = Alphabet(facts["alphabet"])
+    model = build_model(config.model, alphabet.num_classes)
+    freeze(model, config.model.freeze)
+    read_texts = partial(read, alphabet=alphabet, beam_width=config.decode.beam_width)
+    made = config.data.is_made
+    open_lines: Callable[..., Samples]
+    if made:
+        num_fonts, num_unseen = len(facts["seen"]), len(facts["unseen"])
+        what = f"made-up lines in {num_fonts} fonts" + (f", held out in {num_unseen} others" if num_unseen else "")
+        open_lines = partial(_open_made, config, facts)
+    else:
+        widths = config.data.widths
+        shown = str(widths[0]) if len(widths) == 1 else f"{len(widths)} widths from {widths[0]} to {widths[-1]}"
+        what = f"pictures of lines, {shown} x {HEIGHT_PX} px"
+        open_lines = partial(_open_files, config, alphabet)
+    weights = config.model.weights
+    return Parts(
+        model=model,
+        loss=ctc,
+        train_data=partial(open_lines, train=True),
+        eval_data=partial(open_lines, train=False),
+        metric=partial(Lines, read_texts, partial(truths, alphabet=alphabet), made_group if made else None),
+        best=("line_accuracy", "max"),
+        start=None if weights is None else partial(load_pretrained, path=weights),
+        read_input=partial(read_line, config=config),
+        answer=partial(answer, alphabet=alphabet, config=config.decode),
+        draw=partial(draw_worst, data=config.data),
+        draw_answer=draw_answer,
+        describe={
+            "data": what,
+            "model": config.model.name,
+            "alphabet": f"{len(alphabet):,} characters: {_shortened(alphabet.characters)}",
+            **({"left out": facts["left_out"]} if facts.get("left_out") else {}),
+        },
+    )
+
+
+def _open_made(config: Config, facts: Mapping[str, Any], *, train: bool) -> MadeLines:
+    made, alphabet = config.data.made, Alphabet(facts["alphabet"])
+    groups = [[Font(**font) for font in facts[name]] for name in ("seen", "unseen")]
+    if train or not groups[1]:
+        groups = groups[:1]
+    for fonts in groups:
+        check_fonts(fonts)
+    makers = [
+        LineMaker(
+            fonts=fonts,
+            characters=alphabet.characters,
+            min_length=made.min_length,
+            max_length=made.max_length,
+            style=made.style,
+            width_px=config.data.widths[0],
+        )
+        for fonts in groups
+    ]
+    num_lines, purpose = (made.num_train, TRAINING) if train else (made.num_eval, HELD_OUT)
+    return MadeLines(makers, num_lines, alphabet, config.data, purpose)
+
+
+def _open_files(config: Config, alphabet: Alphabet, *, train: bool) -> PictureLines:
+    return PictureLines(choose(config, alphabet, train=train), config.data, train=train)
+
+
+def _left_out(parts: Mapping[str, Chosen]) -> str:
+    lines = []
+    for name, chosen in parts.items():
+        counts = {
+            "with characters that the alphabet lacks": chosen.num_unknown,
+            "too long for their time steps": chosen.num_too_long,
+        }
+        told = [f"{count:,} line{'s' if count > 1 else ''} {why}" for why, count in counts.items() if count]
+        if chosen.labels.num_gaps:
+            told.append(f"{chosen.labels.num_gaps:,} characters by numbers that stand for nothing")
+        if told:
+            lines.append(f"{name}: {', '.join(told)}")
+    return "\n".join(lines)
+
+
+def _shortened(characters: Sequence[str]) -> str:
+    return "".join(characters[:20]) + (" ..." if len(characters) > 20 else "")

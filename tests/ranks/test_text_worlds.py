@@ -1,0 +1,81 @@
+"""The text recipe over real processes: one hash in all worlds and after stops, and 20 steps beside recorded ones.
+
+Where a change of what training computes is meant, `python -m tests.ranks.test_text_worlds` records anew; the commit
+then says why.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.engine.environment import cpu_name
+from lockstep.errors import DataError
+from lockstep.recipes.text.config import LATIN
+from lockstep.recipes.text.fonts import find_fonts
+from tests.ranks.gang import Gang
+from tests.ranks.text_in_ranks import carry_out, draw_digits, settings
+
+RECORDED = Path(__file__).with_name("text_recorded.json")
+
+
+@pytest.mark.parametrize(("name", "num_workers"), [("fast", 0), ("crnn", 1)])
+def test_groups_of_widths_give_one_hash_in_all_worlds_and_after_a_stop(
+    gang: Gang, tmp_path: Path, name: str, num_workers: int
+) -> None:
+    draw_digits(tmp_path, 50)
+    config = settings(tmp_path, name=name)
+    (straight,) = gang.run(1, carry_out, tmp_path / "1", config)
+    weights, figures, losses, is_done = straight
+    assert is_done
+    assert len(losses) == 8
+    assert set(figures) == {"loss", "line_accuracy", "cer"}
+    busy = settings(tmp_path, name=name, num_workers=num_workers)
+    for world in (2, 3, 4):
+        assert gang.run(world, carry_out, tmp_path / str(world), busy) == [straight] * world
+    gang.run(2, carry_out, tmp_path / "stopped", config, 4)
+    for other in gang.run(3, carry_out, tmp_path / "stopped", config):
+        assert other == (weights, figures, losses[5:], True)
+
+
+def test_made_up_lines_give_one_hash_in_two_worlds(gang: Gang, tmp_path: Path) -> None:
+    try:
+        find_fonts(None, LATIN)
+    except DataError as error:
+        pytest.skip(error.what)
+    made = {"num_train": 20, "num_eval": 8, "min_length": 2, "max_length": 4}
+    config = settings(tmp_path, data={"train": None, "held_out": None, "width": 64, "made": made})
+    (straight,) = gang.run(1, carry_out, tmp_path / "1", config)
+    assert gang.run(2, carry_out, tmp_path / "2", config) == [straight] * 2
+
+
+def _recording(gang: Gang, folder: Path) -> dict[str, Any]:
+    draw_digits(folder, 50)
+    ((weights, _, losses, _),) = gang.run(1, carry_out, folder / "run", settings(folder, epochs=5))
+    return {
+        "cpu": cpu_name(),
+        "torch": torch.__version__.partition("+")[0],
+        "losses": [round(loss, 6) for loss in losses],
+        "weights_sha256": weights,
+    }
+
+
+def test_twenty_steps_are_the_recorded_ones(gang: Gang, tmp_path: Path) -> None:
+    recorded, now = json.loads(RECORDED.read_text()), _recording(gang, tmp_path)
+    assert len(now["losses"]) == 20
+    # On another processor the last digits differ, and grow apart over the steps.
+    assert now["losses"][:6] == pytest.approx(recorded["losses"][:6], rel=1e-3)
+    if (now["cpu"], now["torch"]) == (recorded["cpu"], recorded["torch"]):
+        assert now == recorded
+
+
+if __name__ == "__main__":
+    ranks = Gang(1)
+    with tempfile.TemporaryDirectory() as place:
+        RECORDED.write_text(json.dumps(_recording(ranks, Path(place)), indent=1) + "\n")
+    ranks.end()

@@ -1,0 +1,72 @@
+"""A small run of the text recipe on pictures of three widths, as a rank of a gang carries it out."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from lockstep.cluster.world import World
+from lockstep.config.schema import CheckpointConfig, LoaderConfig
+from lockstep.engine.loop import train
+from lockstep.engine.run import make_job
+from lockstep.engine.run_folder import RunFolder
+from lockstep.engine.saving import Saver
+from lockstep.engine.weights import weights_sha256
+from lockstep.recipes.text.config import Config
+from lockstep.recipes.text.recipe import build, facts
+from tests.ranks.pose_in_ranks import Losses
+
+
+def draw_digits(folder: Path, num_lines: int) -> None:
+    """Lines of one to five digits as l.tsv; each digit is four bars, light or dark: no font is needed."""
+    rng = np.random.default_rng(0)
+    labels = []
+    for number in range(num_lines):
+        digits = rng.integers(0, 10, 1 + number % 5)
+        bars = [[40 + 170 * (digit >> bit & 1) for bit in range(4)] for digit in digits.tolist()]
+        line = np.concatenate([np.repeat(np.repeat([bar], 4, axis=1), 26, axis=0) for bar in bars], axis=1)
+        picture = np.full((32, 6 + 20 * len(digits)), 128, np.uint8)
+        for place in range(len(digits)):
+            picture[3:29, 6 + 20 * place : 22 + 20 * place] = line[:, 16 * place : 16 * place + 16]
+        Image.fromarray(picture).save(folder / f"{number}.png")
+        labels.append(f"{number}.png\t{''.join(map(str, digits.tolist()))}\n")
+    (folder / "l.tsv").write_text("".join(labels))
+
+
+def settings(folder: Path, *, num_workers: int = 0, name: str = "fast", **more: Any) -> Config:
+    """Two epochs over 43 lines in groups of 15, 17 and 11; some micro-batches are smaller than others."""
+    data = {
+        "train": str(folder / "l.tsv"),
+        "held_out": 0.15,
+        "width": [40, 64, 100],
+        "jitter": 0.5,
+        **more.pop("data", {}),
+    }
+    return Config(
+        recipe="text", epochs=more.pop("epochs", 2), global_batch=12, micro_batch=3, eval_batch=4, device="cpu",
+        data=data, model={"name": name, "width": 4, "num_hidden": 8}, loader=LoaderConfig(num_workers=num_workers),
+        checkpoint=CheckpointConfig(every="2 steps"), optim={"name": "adam", "lr": 3e-3}, **more,
+    )  # fmt: skip
+
+
+def carry_out(world: World, path: Path, config: Config, stop_at: int = -1) -> Any:
+    """Train until the end, or until after step `stop_at`: hash of the weights, figures, losses, whether it is done."""
+    folder = RunFolder(path)
+    if world.is_main:
+        folder.open()
+    told = Losses()
+    job = make_job(config, partial(build, config, facts(config)), world)
+    try:
+        saver = Saver(folder, config.checkpoint, world)
+        saver.restore(job, "auto", told.say)
+        is_done = train(job, saver, told, lambda: float(job.progress.step == stop_at))  # type: ignore[arg-type]
+        saver.close()
+        return weights_sha256(job.model.state_dict()), job.progress.metrics, told.losses, is_done
+    finally:
+        torch.use_deterministic_algorithms(False)
+        folder.close()

@@ -1,0 +1,282 @@
+"""The text recipe against the reference implementation's numbers, which are in ../shared/parity."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.data.keyed import keys
+from lockstep.recipes.text.alphabet import Alphabet, read_alphabet, read_chars
+from lockstep.recipes.text.config import Config
+from lockstep.recipes.text.data import truths
+from lockstep.recipes.text.loss import ctc_loss
+from lockstep.recipes.text.model import Reader, crnn
+from lockstep.recipes.text.recipe import build, facts
+
+SHARED = Path(__file__).resolve().parents[3] / "shared"
+PARITY, TEXTS = SHARED / "parity", SHARED / "data" / "text"
+
+pytestmark = [
+    pytest.mark.skipif(not (PARITY / "crnn_models.json").is_file(), reason="../shared/parity is not there"),
+    pytest.mark.skipif(not TEXTS.is_dir(), reason="../shared/data/text is not there"),
+]
+
+
+def load(name: str) -> Any:
+    path = PARITY / name
+    return json.loads(path.read_text()) if path.suffix == ".json" else np.load(path, allow_pickle=False)
+
+
+def fill(shapes: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+    """Weights made from their names, by the fixtures' rule."""
+    values = {}
+    for name, shape in shapes.items():
+        z = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(tuple(shape))
+        if name.endswith("num_batches_tracked"):
+            z = np.zeros(tuple(shape), np.int64)
+        elif name.endswith("running_var"):
+            z = 1 + 0.2 * np.abs(z)
+        elif len(shape) == 1:
+            z = 1 + 0.1 * z if name.endswith("weight") else 0.1 * z
+        else:
+            z = z * math.sqrt(1 / math.prod(shape[1:]))
+        values[name] = torch.from_numpy(z if z.dtype == np.int64 else z.astype(np.float32))
+    return values
+
+
+def noise(shape: Any, seed: Any) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(int(seed)).standard_normal(tuple(shape)).astype(np.float32))
+
+
+def sample(values: np.ndarray[Any, Any], about: int) -> np.ndarray[Any, Any]:
+    return values.reshape(-1)[:: max(1, values.size // about) | 1]
+
+
+def network(name: str) -> Reader:
+    facts = load("crnn_models.json")[name]
+    model = crnn(facts["num_classes"], 64, facts["num_hidden"])
+    model.load_state_dict(fill(facts["state"]), strict=True)
+    return model
+
+
+def log_probs(model: Reader, x: torch.Tensor) -> torch.Tensor:
+    """(T, N, C), as the reference gives them."""
+    return model(x).log_softmax(dim=2).transpose(0, 1)
+
+
+def padded(targets: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> torch.Tensor:
+    classes = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.int64)
+    for row, part in zip(classes, np.split(targets, np.cumsum(lengths)[:-1]), strict=True):
+        row[: len(part)] = torch.from_numpy(part.astype(np.int64))
+    return classes
+
+
+@pytest.mark.parametrize("name", ["alphabet6736", "char_std5991", "small40"])
+def test_a_network_has_the_reference_s_names_shapes_and_size(name: str) -> None:
+    facts = load("crnn_models.json")[name]
+    model = crnn(facts["num_classes"], 64, facts["num_hidden"])
+    assert {key: list(value.shape) for key, value in model.state_dict().items()} == facts["state"]
+    assert list(model.state_dict()) == list(facts["state"])
+    assert sum(parameter.numel() for parameter in model.parameters()) == facts["params"]
+    filled = [tensor.double() for key, tensor in fill(facts["state"]).items() if "num_batches" not in key]
+    assert sum(float(tensor.sum()) for tensor in filled) == pytest.approx(facts["fill_check"]["sum"], rel=1e-9)
+    assert sum(float(tensor.abs().sum()) for tensor in filled) == pytest.approx(
+        facts["fill_check"]["abs_sum"], rel=1e-9
+    )
+
+
+def test_a_fresh_network_is_drawn_as_the_reference_s() -> None:
+    facts = load("crnn_models.json")["small40"]
+    torch.manual_seed(0)
+    for name, tensor in crnn(40, 64, 32).state_dict().items():
+        mean, std = facts["init_mean_std"][name]
+        values = tensor.double()
+        # What two draws of so many values differ by.
+        spread = 5 * max(std, 1e-3) / math.sqrt(max(1, values.numel()))
+        assert abs(float(values.mean()) - mean) <= 2 * spread, name
+        if values.numel() > 1:
+            assert abs(float(values.std(correction=0)) - std) <= 2 * spread + 1e-12, name
+
+
+@pytest.mark.parametrize("width", [280, 160, 100])
+def test_outputs_are_the_reference_s(width: int) -> None:
+    outputs, case = load("crnn_outputs.npz"), f"small40/w{width}"
+    with torch.inference_mode():
+        ours = log_probs(network("small40").eval(), noise(outputs[f"{case}/x_shape"], outputs[f"{case}/x_seed"]))
+    assert ours.shape[0] == width // 4 + 1
+    np.testing.assert_allclose(ours.numpy(), outputs[f"{case}/log_probs"], atol=1e-5)
+    sure = outputs[f"{case}/top2_gap"] > 1e-4
+    assert (ours.argmax(2).numpy() == outputs[f"{case}/argmax"])[sure].all()
+
+
+def test_outputs_of_all_6736_classes_are_the_reference_s() -> None:
+    outputs, model = load("crnn_outputs.npz"), network("alphabet6736").eval()
+    for width in (280, 160):
+        case = f"alphabet6736/w{width}"
+        with torch.inference_mode():
+            ours = log_probs(model, noise(outputs[f"{case}/x_shape"], outputs[f"{case}/x_seed"]))
+        assert list(ours.shape) == outputs[f"{case}/log_probs/shape"].tolist() == [width // 4 + 1, 2, 6736]
+        some = ours.contiguous().numpy().reshape(-1)[:: int(outputs[f"{case}/log_probs/step"])]
+        np.testing.assert_allclose(some, outputs[f"{case}/log_probs/sample"], atol=1e-5)
+        assert float(ours.double().sum()) == pytest.approx(float(outputs[f"{case}/log_probs/sum"]), rel=1e-6)
+        assert float(ours.double().abs().sum()) == pytest.approx(float(outputs[f"{case}/log_probs/abs_sum"]), rel=1e-6)
+        sure = outputs[f"{case}/top2_gap"] > 1e-4
+        assert (ours.argmax(2).numpy() == outputs[f"{case}/argmax"])[sure].all()
+
+
+_TAKEN_OFF = ("cnn.conv2.bias", "cnn.conv4.bias", "cnn.conv6.bias")
+
+
+def check_group(
+    outputs: Any, group: str, tensors: dict[str, torch.Tensor], ignored: Mapping[str, np.ndarray[Any, Any]]
+) -> None:
+    """Each tensor's sample within a ten-thousandth of its largest value, but for the values that are ignored."""
+    offsets, samples = outputs[f"{group}/offsets"], outputs[f"{group}/samples"]
+    names = outputs[f"{group}/names"].tolist()
+    assert names == list(tensors)
+    for place, name in enumerate(names):
+        expected = samples[offsets[place] : offsets[place + 1]]
+        ours = sample(tensors[name].detach().contiguous().numpy(), 256)
+        counts = ~ignored.get(name, np.zeros(len(ours), bool))
+        # A bias before a batch norm has no gradient but rounding.
+        largest = 1e-2 if name in _TAKEN_OFF else float(np.abs(expected).max())
+        atol = 1e-4 * max(largest, 1e-12)
+        np.testing.assert_allclose(ours[counts], expected[counts], rtol=0, atol=atol, err_msg=name)
+
+
+def test_three_training_steps_are_the_reference_s() -> None:
+    outputs = load("crnn_outputs.npz")
+    model = network("small40").train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    x = noise(outputs["small40/train/x_shape"], outputs["small40/train/x_seed"])
+    lengths = torch.from_numpy(outputs["small40/train/target_lengths"].astype(np.int64))
+    classes = padded(outputs["small40/train/targets"], lengths.numpy())
+    losses = []
+    for step in range(3):
+        logits = model(x)
+        loss = (ctc_loss(logits, classes, lengths) / lengths.clamp(min=1)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        if step == 0:
+            ours = logits.detach().log_softmax(dim=2).transpose(0, 1)
+            np.testing.assert_allclose(ours.numpy(), outputs["small40/train/log_probs"], atol=1e-5)
+            gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+            check_group(outputs, "small40/train/grad", gradients, {})  # type: ignore[arg-type]
+        optimizer.step()
+        if step == 0:
+            # Adam's first step is lr * sign(gradient): where that is rounding, so is the step.
+            tiny = {
+                name: np.abs(sample(gradient.numpy(), 256)) <= 1e-6
+                for name, gradient in gradients.items()
+                if gradient is not None
+            }
+            check_group(outputs, "small40/train/after", model.state_dict(), tiny)
+    np.testing.assert_allclose(losses, outputs["small40/train/losses"], rtol=1e-4)
+
+
+def test_losses_and_gradients_are_the_reference_s() -> None:
+    ctc = load("crnn_ctc.npz")
+    # Log-probabilities are logits too: their softmax is themselves.
+    logits = torch.from_numpy(ctc["ctc/log_probs"]).transpose(0, 1).contiguous().requires_grad_()
+    lengths = torch.from_numpy(ctc["ctc/target_lengths"].astype(np.int64))
+    steps = torch.from_numpy(ctc["ctc/input_lengths"].astype(np.int64))
+    classes = padded(ctc["ctc/targets"], lengths.numpy())
+    losses = ctc_loss(logits, classes, lengths, steps)
+    np.testing.assert_allclose(losses.detach().numpy(), ctc["ctc/none"], rtol=1e-4)
+    assert losses.sum().item() == pytest.approx(float(ctc["ctc/sum"]), rel=1e-4)
+    mean = (losses / lengths.clamp(min=1)).mean()
+    assert mean.item() == pytest.approx(float(ctc["ctc/mean"]), rel=1e-4)
+    mean.backward()
+    assert logits.grad is not None
+    np.testing.assert_allclose(logits.grad.transpose(0, 1).numpy(), ctc["ctc/grad_mean"], atol=1e-4 * 0.2)
+
+
+def test_a_text_without_room_has_the_reference_s_infinite_loss_and_no_gradient() -> None:
+    ctc = load("crnn_ctc.npz")
+    logits = torch.from_numpy(ctc["ctc/log_probs"]).transpose(0, 1).contiguous().requires_grad_()
+    lengths = torch.from_numpy(ctc["ctc/target_lengths"].astype(np.int64))
+    steps = torch.from_numpy(ctc["ctc/input_lengths_infeasible"].astype(np.int64))
+    losses = ctc_loss(logits, padded(ctc["ctc/targets"], lengths.numpy()), lengths, steps)
+    np.testing.assert_allclose(losses.detach().numpy(), ctc["ctc/infeasible_none"], rtol=1e-4)
+    finite = torch.where(losses.isfinite(), losses, 0.0)
+    mean = (finite / lengths.clamp(min=1)).mean()
+    assert mean.item() == pytest.approx(float(ctc["ctc/infeasible_zero_infinity_mean"]), rel=1e-4)
+    losses[losses.isinf()].sum().backward()
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
+def test_texts_are_encoded_as_the_reference_does() -> None:
+    known = load("crnn_labels.json")
+    alphabet = read_alphabet(TEXTS / "cc360" / "alphabet_6735.txt")
+    assert (len(alphabet), alphabet.num_classes) == (known["alphabet_len"], known["num_classes"])
+    assert alphabet.characters.startswith(known["alphabet_first"])
+    assert alphabet.characters.endswith(known["alphabet_last"])
+    encoded = [alphabet.encode(text) for text in known["texts"]]
+    assert [len(classes) for classes in encoded] == known["lengths"]
+    assert np.concatenate(encoded).tolist() == known["encoded"]
+    toy = Alphabet(known["toy"]["alphabet"])
+    assert (
+        np.concatenate([toy.encode(text) for text in known["toy"]["list"]]).tolist() == known["toy"]["list_encoded"][0]
+    )
+    assert toy.encode(known["toy"]["word"]).tolist() == known["toy"]["word_encoded_crnn_pytorch"][0]
+
+
+def test_paths_are_decoded_as_the_reference_does() -> None:
+    known = load("crnn_labels.json")
+    alphabet = read_alphabet(TEXTS / "cc360" / "alphabet_6735.txt")
+    assert len(known["decode"]) == 24
+    for case in known["decode"]:
+        lengths, texts = np.array(case["lengths"]), case["text"] if isinstance(case["text"], list) else [case["text"]]
+        paths = padded(np.array(case["indices"]), lengths).numpy()
+        if case["raw"]:
+            shown = alphabet.show_paths(paths)
+            assert [text[:length] for text, length in zip(shown, lengths, strict=True)] == texts
+        else:
+            assert alphabet.decode_paths(paths, lengths) == texts
+
+
+def test_the_published_table_of_characters_is_read_as_the_reference_does() -> None:
+    known = load("crnn_labels.json")
+    table = read_chars(TEXTS / "cc360" / "char_std_5990.txt")
+    assert len(table) == known["char_std_lines"]
+    assert [number for number, text in enumerate(table) if not text][1:] == known["char_std_empty_lines"]
+    assert [table.index("，"), table.index(",")] == known["char_std_comma"]
+    assert [table.index("（"), table.index("(")] == known["char_std_brackets"]
+    alphabet = read_alphabet(TEXTS / "cc360" / "alphabet_6735.txt")
+    assert [text for text in table if text and text not in alphabet.characters] == known["char_std_not_in_alphabet"]
+
+
+@pytest.mark.parametrize(("case", "folder"), [("cc360_w160", "cc360"), ("cc360_w280", "cc360"), ("lpr_w160", "lpr")])
+@pytest.mark.parametrize("labels", ["labels_index.txt", "labels_text.txt"])
+def test_samples_are_the_reference_s(case: str, folder: str, labels: str) -> None:
+    arrays, known = load("crnn_dataset.npz"), load("crnn_dataset.json")[case]
+    data = {
+        "root": str(TEXTS / folder), "train": labels, "eval": labels, "width": known["width"],
+        "chars": str(TEXTS / "cc360" / "char_std_5990.txt"), "alphabet": str(TEXTS / "cc360" / "alphabet_6735.txt"),
+    }  # fmt: skip
+    config = Config.model_validate({"recipe": "text", "data": data, "model": {"name": "fast", "width": 1}})
+    found = facts(config)
+    samples = build(config, found).train_data()
+    pick = arrays[f"{case}/pick"]
+    batch = samples.batch(pick, keys(0, 0, pick))
+    assert truths(batch, Alphabet(found["alphabet"])) == [text for _, text in known["labels"]]
+    pixels = ((batch.inputs * config.data.std + config.data.mean) * 255).numpy()
+    close = np.abs(pixels - arrays[f"{case}/pixels"]) <= 2
+    assert close.mean() >= 0.99
+    mean, std = arrays[f"{case}/tensor_mean_std"]
+    assert float(batch.inputs.mean()) == pytest.approx(mean, abs=2e-3)
+    assert float(batch.inputs.std(correction=0)) == pytest.approx(std, abs=2e-3)
+    first = arrays[f"{case}/tensor_first"]
+    ours = batch.inputs[0, 0, ::4, ::4].numpy()
+    assert ours.shape == first.shape
+    assert (np.abs(ours - first) < 0.05).mean() >= 0.99

@@ -1,0 +1,322 @@
+"""The text recipe as a whole: made-up lines, fonts, learning, predicting, drawing, making data sets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from lockstep.data.keyed import keys
+from lockstep.engine.parts import Parts
+from lockstep.errors import ConfigError, DataError
+from lockstep.recipes.text.alphabet import Alphabet
+from lockstep.recipes.text.config import LATIN, Config, MakeConfig, ModelConfig, StyleConfig
+from lockstep.recipes.text.data import truths
+from lockstep.recipes.text.fonts import Font, check_fonts, covered, find_fonts, hold_out
+from lockstep.recipes.text.lines import LineMaker
+from lockstep.recipes.text.make import make
+from lockstep.recipes.text.model import build_model, crnn
+from lockstep.recipes.text.recipe import build, facts
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small networks are slower on several threads, and far slower when other tests run beside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def fonts() -> list[Font]:
+    try:
+        return find_fonts(None, LATIN)
+    except DataError as error:
+        pytest.skip(error.what)
+
+
+def config_of(**given: Any) -> Config:
+    data = {"width": 64, "made": {"min_length": 2, "max_length": 4, "num_train": 50, "num_eval": 20}}
+    model = {"name": "fast", "width": 4, "num_hidden": 16}
+    return Config.model_validate({"recipe": "text", "data": data, "model": model, **given})
+
+
+def draw_lines(folder: Path, texts: list[str], size: tuple[int, int] = (64, 32)) -> None:
+    """Pictures and l.tsv, in the font that comes with Pillow: the same on any machine."""
+    font = ImageFont.load_default(20)
+    for number, text in enumerate(texts):
+        image = Image.new("L", size, 220)
+        ImageDraw.Draw(image).text((4 + number % 3, 3), text, 20, font)
+        image.save(folder / f"{number}.png")
+    (folder / "l.tsv").write_text("".join(f"{number}.png\t{text}\n" for number, text in enumerate(texts)))
+
+
+def maker(fonts: list[Font], **more: Any) -> LineMaker:
+    given = {"min_length": 2, "max_length": 5, "style": StyleConfig(), "width_px": 64, **more}
+    return LineMaker(fonts=fonts, characters=LATIN, **given)
+
+
+def test_a_made_up_line_follows_from_its_key_alone(fonts: list[Font]) -> None:
+    lines = maker(fonts)
+    first = [lines.line(key, 1) for key in (3, 2**63 + 1, 4)]
+    again = [lines.line(key, 1) for key in (4, 2**63 + 1, 3)][::-1]
+    for (picture, text), (other, same) in zip(first, again, strict=True):
+        assert text == same
+        assert np.array_equal(picture, other)
+        assert picture.shape == (32, 64)
+        assert picture.dtype == np.uint8
+        assert 2 <= len(text) <= 5
+    assert len({text for _, text in first}) > 1
+
+
+def test_a_held_out_line_is_another_than_the_training_line_of_the_same_key(fonts: list[Font]) -> None:
+    lines = maker(fonts)
+    same = [lines.line(key, 1)[1] == lines.line(key, 2)[1] for key in range(50)]
+    assert sum(same) <= 2
+
+
+def test_a_line_shows_its_text(fonts: list[Font]) -> None:
+    lines = maker(fonts, style=StyleConfig(noise=0, blur_px=0, inverted=0, backgrounds=False))
+    for key in range(20):
+        picture, _ = lines.line(key, 1)
+        columns = np.flatnonzero(picture.min(axis=0) < picture.max() - 20)
+        # Ink from near the left to near the right, with paper around.
+        assert columns.min() < 20
+        assert columns.max() > 44
+        assert picture[0].std() < 40
+
+
+def test_fonts_of_a_family_are_on_one_side(fonts: list[Font]) -> None:
+    many = [Font(f"{family}{number}", f"family {family}", "") for family in range(10) for number in range(3)]
+    seen, unseen = hold_out(many, 0.2)
+    assert len({font.family for font in unseen}) == 2
+    assert not {font.family for font in seen} & {font.family for font in unseen}
+    assert sorted(seen + unseen, key=str) == sorted(many, key=str)
+    assert hold_out(many, 0) == (many, [])
+    assert [len(side) for side in hold_out(many[:3], 0.2)] == [2, 1]
+    assert hold_out(many[:1], 0.2) == (many[:1], [])
+
+
+def test_a_folder_without_fonts_is_said(tmp_path: Path) -> None:
+    (tmp_path / "broken.ttf").write_bytes(b"no font")
+    with pytest.raises(DataError, match="no font can draw half of the 59 characters") as error:
+        find_fonts(tmp_path, LATIN)
+    assert "1 font files" in error.value.facts["given"]
+
+
+def test_a_character_that_no_font_draws_is_named(fonts: list[Font]) -> None:
+    nothing = "\U0010fffd"
+    assert covered(fonts[0].path, "a" + nothing + " ") == "a"
+    with pytest.raises(DataError, match=r"no font draws .*U\+10FFFD"):
+        find_fonts(Path(fonts[0].path).parent, LATIN + nothing)
+
+
+def test_a_font_that_is_gone_or_another_stops_a_run_that_goes_on(tmp_path: Path, fonts: list[Font]) -> None:
+    path = tmp_path / "a.ttf"
+    path.write_bytes(Path(fonts[0].path).read_bytes())
+    (font,) = find_fonts(tmp_path, "ab")
+    check_fonts([font])
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(DataError, match="is another one than when this run began"):
+        check_fonts([font])
+    path.unlink()
+    with pytest.raises(DataError, match="can't be read"):
+        check_fonts([font])
+
+
+def test_made_up_lines_have_two_halves_held_out_and_new_lines_each_epoch(fonts: list[Font]) -> None:
+    config = config_of()
+    found = json.loads(json.dumps(facts(config)))
+    parts = build(config, found)
+    train, held_out = parts.train_data(), parts.eval_data()
+    indices = np.arange(20)
+    alphabet = Alphabet(found["alphabet"])
+    first, second = (truths(train.batch(indices, keys(0, epoch, indices)), alphabet) for epoch in (0, 1))
+    assert first != second
+    batch = held_out.batch(indices, keys(0, 0, indices))
+    assert batch.inputs.shape == (20, 1, 32, 64)
+    if found["unseen"]:
+        assert batch.targets["maker"].tolist() == [0] * 10 + [1] * 10
+    # Training in epoch 0 with seed 0 has the same keys, and other lines all the same.
+    assert sum(a == b for a, b in zip(first, truths(batch, alphabet), strict=True)) <= 2
+
+
+def train(parts: Parts, num_epochs: int, lr: float) -> None:
+    """A loop without an engine: what the recipe hands over is enough to learn."""
+    data = parts.train_data()
+    optimizer = torch.optim.AdamW(parts.model.parameters(), lr=lr)
+    for epoch in range(num_epochs):
+        order = np.random.default_rng(epoch).permutation(len(data))
+        for indices in np.array_split(order, max(1, len(order) // 8)):
+            batch = data.batch(indices, keys(0, epoch, indices))
+            optimizer.zero_grad()
+            sum(parts.loss(parts.model(batch.inputs), batch).values()).backward()  # type: ignore[union-attr]
+            optimizer.step()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
+    texts = [f"{7 * number % 100:02d}" for number in range(1, 11)]
+    draw_lines(tmp_path, texts, size=(40, 32))
+    labels = str(tmp_path / "l.tsv")
+    config = config_of(
+        data={"train": labels, "eval": labels, "width": 32},
+        model={"name": "fast", "width": 8, "num_hidden": 24},
+    )
+    found = facts(config)
+    torch.manual_seed(0)
+    parts = build(config, found)
+    train(parts, 150, lr=1e-2)
+    parts.model.eval()
+    data, metric = parts.eval_data(), parts.metric()
+    with torch.no_grad():
+        for indices in np.array_split(np.arange(len(data)), 3):
+            batch = data.batch(indices, keys(0, 0, indices))
+            metric.add(parts.model(batch.inputs), batch)
+    assert metric.num_samples == 10
+    assert metric.result()["line_accuracy"] > 0.9
+
+    assert parts.read_input is not None
+    assert parts.answer is not None
+    assert parts.draw_answer is not None
+    picture = Image.open(tmp_path / "5.png")
+    picture.rotate(180).save(tmp_path / "upside-down.png")
+    upright = parts.read_input(tmp_path / "5.png")
+    assert torch.equal(parts.read_input(tmp_path / "upside-down.png"), upright.flip(0))
+    with torch.no_grad():
+        answer = parts.answer(parts.model(upright.unsqueeze(0))[0])
+    assert (answer["text"], answer["view"]) == ("42", 0)
+    assert 0.5 < answer["confidence"] <= 1
+    json.dumps(answer)
+    assert parts.draw_answer(tmp_path / "5.png", answer).height > Image.open(tmp_path / "5.png").height
+
+    metric.add(parts.model(batch.inputs).roll(1, dims=0), batch)  # some that are read wrong
+    assert parts.draw is not None
+    parts.draw(metric, data, tmp_path / "pictures")
+    assert [path.name for path in (tmp_path / "pictures").iterdir()] == ["worst.png"]
+
+
+def test_a_tall_picture_is_turned_to_both_sides(tmp_path: Path) -> None:
+    parts = build(config_of(), {"alphabet": "ab", "seen": [], "unseen": []})
+    assert parts.read_input is not None
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 64), np.uint8))
+    picture.save(tmp_path / "line.png")
+    picture.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "up.png")
+    picture.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "down.png")
+    lying = parts.read_input(tmp_path / "line.png")
+    assert lying.shape == (2, 1, 32, 64)
+    assert torch.equal(parts.read_input(tmp_path / "down.png"), lying)
+    assert torch.equal(parts.read_input(tmp_path / "up.png"), lying.flip(0))
+    as_it_is = build(config_of(decode={"turns": False}), {"alphabet": "ab", "seen": [], "unseen": []})
+    assert as_it_is.read_input is not None
+    assert as_it_is.read_input(tmp_path / "up.png").shape == (1, 1, 32, 64)
+
+
+@pytest.mark.parametrize(
+    ("upright", "turned", "text"),
+    # Logits of blank, a, b in each view.
+    [
+        ([0, 3, -9], [0, -9, 3], "a"),
+        ([0, 0.2, 0.1], [0, -9, 4], "b"),
+        ([0, 0.5, -9], [0, -9, 4], "a"),  # 62% and 98%: not twice as sure
+        ([3, 0, -9], [0, -9, 1], "b"),  # nothing is read upright
+    ],
+)
+def test_the_surest_view_answers_and_a_turned_one_only_if_it_is_twice_as_sure(
+    upright: list[float], turned: list[float], text: str
+) -> None:
+    parts = build(config_of(), {"alphabet": "ab", "seen": [], "unseen": []})
+    assert parts.answer is not None
+    answer = parts.answer(torch.tensor([[upright], [turned]]))
+    assert (answer["text"], answer["view"]) == (text, "ab".index(text))
+
+
+def test_a_picture_of_one_shade_is_refused(tmp_path: Path) -> None:
+    parts = build(config_of(), {"alphabet": "ab", "seen": [], "unseen": []})
+    Image.new("L", (100, 30), 200).save(tmp_path / "blank.png")
+    assert parts.read_input is not None
+    with pytest.raises(DataError, match="shows nothing"):
+        parts.read_input(tmp_path / "blank.png")
+
+
+def test_a_run_starts_from_an_official_checkpoint_whose_alphabet_is_another(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    official = crnn(9, 8, 12)
+    torch.save({"state_dict": official.state_dict(), "epoch": 3}, tmp_path / "official.pth")
+    model = {"name": "crnn", "width": 8, "num_hidden": 12, "weights": str(tmp_path / "official.pth"), "freeze": "cnn"}
+    parts = build(config_of(model=model), {"alphabet": "abc", "seen": [], "unseen": []})
+    assert parts.start is not None
+    rows = parts.start(parts.model)
+    assert "rnn.1.embedding.weight" in rows["other shape"]
+    ours, theirs = parts.model.state_dict(), official.state_dict()
+    same = [name for name in ours if torch.equal(ours[name], theirs[name])]
+    assert len(same) == len(ours) - 2
+    trainable = [name for name, parameter in parts.model.named_parameters() if parameter.requires_grad]
+    assert trainable
+    assert all(name.startswith("rnn.") for name in trainable)
+
+
+@pytest.mark.parametrize("name", ["crnn", "fast"])
+@pytest.mark.parametrize("width", [64, 100, 160, 281])
+def test_a_width_gives_the_time_steps_that_settings_reckon_with(name: str, width: int) -> None:
+    config = ModelConfig.model_validate({"name": name, "width": 2, "num_hidden": 2})
+    model = build_model(config, 5)
+    assert model(torch.zeros(2, 1, 32, width)).shape == (2, config.num_steps(width), 5)
+    assert model(torch.zeros(2, 3, 1, 32, width)).shape == (2, 3, config.num_steps(width), 5)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"train": "a.tsv"}, "train needs eval, or held_out"),
+        ({"train": "a", "eval": "b", "held_out": 0.1}, "can't both be given"),
+        ({"eval": "b"}, "need train"),
+        ({"width": "auto"}, "made-up lines need one width"),
+        ({"width": 32, "made": {"max_length": 8}}, "8 time steps hold 4 equal characters"),
+        ({"made": {"min_length": 9}}, r"min_length \(9\) is more than max_length \(8\)"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(data: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        config_of(data=data)
+
+
+def test_a_made_data_set_can_be_trained_on(tmp_path: Path, fonts: list[Font]) -> None:
+    told = make(MakeConfig(num=12, num_eval=0, max_length=4), tmp_path)
+    assert told.startswith("12 lines in ")
+    given = dict(word.partition("=")[::2] for word in told.splitlines()[1].split() if "=" in word)
+    names = {"data.train": "train", "data.held_out": "held_out", "data.alphabet": "alphabet"}
+    data: dict[str, Any] = {names[name]: value for name, value in given.items()}
+    config = config_of(data={**data, "held_out": float(data["held_out"]), "width": [64, 160]})
+    found = facts(config)
+    assert found["alphabet"] == LATIN
+    samples: Any = build(config, found).train_data()
+    assert len(samples) == 11
+    same = np.flatnonzero(samples.groups == samples.groups[0])
+    batch = samples.batch(same, keys(0, 0, same))
+    assert all(1 <= len(text) <= 4 for text in truths(batch, Alphabet(LATIN)))
+    assert (tmp_path / "train" / "000" / "0000000.png").is_file()
+
+
+def test_making_a_data_set_again_gives_the_same_files(tmp_path: Path, fonts: list[Font]) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        (tmp_path / name).mkdir()
+        make(MakeConfig(num=3, seed=seed), tmp_path / name)
+    contents = [
+        {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in (tmp_path / name).rglob("*.*")}
+        for name in "abc"
+    ]
+    assert contents[0] == contents[1]
+    assert contents[0] != contents[2]
+
+
+def test_a_beam_of_no_width_is_refused() -> None:
+    with pytest.raises((ConfigError, ValueError)):
+        config_of(decode={"beam_width": 0})
