@@ -1,0 +1,101 @@
+"""One affine map that a picture, its mask and its joints go through together.
+
+Points are (x, y) with the centre of the first pixel at (0, 0), as OpenCV has it. Source of the map: the HigherHRNet
+authors' implementation; a square of 200 * scale pixels around a centre fills the result.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from lockstep.data.keyed import uniform
+from lockstep.recipes.pose.config import DataConfig
+from lockstep.recipes.pose.skeletons import Skeleton
+
+Floats = npt.NDArray[np.float64]
+Pixels = npt.NDArray[np.uint8]
+UNIT_PX = 200.0
+
+# A pool of threads in each loader process would only be in its own way, and does not survive a fork.
+cv2.setNumThreads(0)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a picture comes to lie in a square.
+
+    Attributes:
+        centre: (x, y) of the picture that comes to lie in the middle of the square.
+        scale: The square shows 200 * scale pixels of the picture, each way.
+        rotation_deg: The picture is turned by this, counter-clockwise as one sees it.
+        is_mirrored: Whether left and right are swapped, after all else.
+    """
+
+    centre: tuple[float, float]
+    scale: float
+    rotation_deg: float = 0.0
+    is_mirrored: bool = False
+
+    def matrix(self, size_px: int) -> Floats:
+        """(2, 3): points of the picture -> points of a square of this size, before it is mirrored."""
+        factor = size_px / (UNIT_PX * self.scale)
+        turn = -math.radians(self.rotation_deg)
+        linear = factor * np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+        offset = size_px / 2 - linear @ np.array(self.centre)
+        return np.column_stack([linear, offset])
+
+    def points(self, points: Floats, size_px: int) -> Floats:
+        """(..., 2) points of the picture -> where they lie in a square of this size."""
+        matrix = self.matrix(size_px)
+        placed = points @ matrix[:, :2].T + matrix[:, 2]
+        if self.is_mirrored:
+            placed[..., 0] = size_px - placed[..., 0] - 1
+        return placed
+
+    def joints(self, joints: Floats, size_px: int, skeleton: Skeleton) -> Floats:
+        """(P, K, 3 or more) joints (x, y, visible ...) of the picture -> those of a square of this size.
+
+        In a mirrored picture a left knee is a right knee.
+        """
+        placed = joints.copy()
+        placed[..., :2] = self.points(joints[..., :2], size_px)
+        return placed[:, list(skeleton.mirrored)] if self.is_mirrored else placed
+
+    def warp(self, pixels: Pixels, size_px: int) -> Pixels:
+        """(H, W) or (H, W, 3) -> (size_px, size_px ...), bilinear; black outside of the picture."""
+        matrix = self.matrix(size_px)
+        if self.is_mirrored:
+            matrix[0] *= -1
+            matrix[0, 2] += size_px - 1
+        warped: Any = cv2.warpAffine(pixels, matrix, (size_px, size_px))
+        return warped  # type: ignore[no-any-return]
+
+
+def draw_placement(width: int, height: int, key: int, config: DataConfig) -> Placement:
+    """A random placement of a picture, that follows from a key.
+
+    Args:
+        width: The picture's, pixels.
+        height: The picture's, pixels.
+        key: The sample's.
+        config: How far it may be turned, scaled and moved, and how often it is mirrored.
+    """
+    keys = np.array([key], dtype=np.uint64)
+    scaled, turned, right, down, mirrored = (float(uniform(keys, column)[0]) for column in range(5))
+    side = min(width, height) if config.scale_side == "short" else max(width, height)
+    scale = side / UNIT_PX * (config.min_scale + scaled * (config.max_scale - config.min_scale))
+    reach = int(config.max_shift_px * scale)
+    # Whole pixels from -reach to reach - 1, as the reference draws them.
+    shifts = [math.floor(share * 2 * reach) - reach for share in (right, down)]
+    return Placement(
+        centre=(width / 2 + shifts[0], height / 2 + shifts[1]),
+        scale=scale,
+        rotation_deg=(2 * turned - 1) * config.max_rotation_deg,
+        is_mirrored=mirrored < config.flip,
+    )

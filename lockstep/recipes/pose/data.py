@@ -1,0 +1,185 @@
+"""Pictures of people as the training and the evaluation take them.
+
+Legend: N pictures, H and W a picture's height and width, P people, K joints, S the training square's side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from lockstep.data.keyed import IntArray, KeyArray
+from lockstep.data.samples import Batch
+from lockstep.recipes.pose.affine import UNIT_PX, Floats, Pixels, Placement, draw_placement
+from lockstep.recipes.pose.config import DataConfig
+from lockstep.recipes.pose.normalise import MEAN, STD
+from lockstep.recipes.pose.targets import Maps, draw_heatmaps, index_joints
+
+STRIDES = (4, 2)  # of the network's two outputs
+BASE_PX = 256.0  # a person of this size has the spread that the settings give (scale_aware)
+HALF = 127
+_MEAN, _STD = (np.array(values, dtype=np.float32) * np.float32(255) for values in (MEAN, STD))
+
+
+@dataclass(frozen=True)
+class Example:
+    """A picture and the people in it.
+
+    Attributes:
+        rgb: (H, W, 3).
+        joints: (P, K, 3): x, y in pixels, visible.
+        sizes: (P,) the longer side of each person's box, pixels.
+        mask: (H, W), 255 where the picture counts, 0 where not; None: all of it counts.
+    """
+
+    rgb: Pixels
+    joints: Floats
+    sizes: Floats
+    mask: Pixels | None = None
+
+
+class Source(Protocol):
+    """Pictures with people."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def example(self, index: int, key: int) -> Example:
+        """One of them; the key is the only source of random numbers, where there are any."""
+
+    def truth(self, index: int) -> dict[str, Any]:
+        """What an evaluation wants: image_id, file_name, width, height, crowd_index, annotations as COCO has them."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One picture as the network is trained on it; of maps and masks the one at 1/4 first.
+
+    Attributes:
+        image: (S, S, 3) float32, normalised.
+        heatmaps: (K, S/4, S/4) and (K, S/2, S/2).
+        masks: (S/4, S/4) and (S/2, S/2) float32, 1 where the loss counts.
+        index: (max_people, K, 2), see `index_joints`.
+    """
+
+    image: Maps
+    heatmaps: Sequence[Maps]
+    masks: Sequence[Maps]
+    index: IntArray
+
+
+class TrainPictures:
+    """Pictures turned, scaled, moved and mirrored at random, with what the network should say of them.
+
+    Args:
+        source: The pictures.
+        config: How they are placed and drawn.
+        tag_per_joint: Each joint has a map of tags of its own.
+        channels_last: Layout of the batches in memory.
+    """
+
+    def __init__(
+        self, source: Source, config: DataConfig, *, tag_per_joint: bool = True, channels_last: bool = True
+    ) -> None:
+        self.source, self._config = source, config
+        self._tag_per_joint, self._channels_last = tag_per_joint, channels_last
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        """Read, place and draw.
+
+        Returns:
+            inputs (N, 3, S, S) float32; targets: `heatmaps` [(N, K, S/4, S/4), (N, K, S/2, S/2)], `masks`
+            [(N, S/4, S/4), (N, S/2, S/2)] float32, `index` (N, max_people, K, 2) int64.
+        """
+        count, size = len(indices), self._config.size_px
+        num_joints = self._config.skeleton.num_joints
+        images = np.empty((count, size, size, 3), np.float32)
+        heatmaps = [np.zeros((count, num_joints, size // step, size // step), np.float32) for step in STRIDES]
+        masks = [np.empty((count, size // step, size // step), np.float32) for step in STRIDES]
+        index = np.empty((count, self._config.max_people, num_joints, 2), np.int64)
+        for row, (place, key) in enumerate(zip(indices.tolist(), keys.tolist(), strict=True)):
+            example = self.source.example(place, key)
+            height, width = example.rgb.shape[:2]
+            place_sample(
+                example,
+                draw_placement(width, height, key, self._config),
+                self._config,
+                Sample(images[row], [maps[row] for maps in heatmaps], [mask[row] for mask in masks], index[row]),
+                tag_per_joint=self._tag_per_joint,
+            )
+        inputs = torch.from_numpy(images).permute(0, 3, 1, 2)
+        targets = {
+            "heatmaps": [torch.from_numpy(maps) for maps in heatmaps],
+            "masks": [torch.from_numpy(mask) for mask in masks],
+            "index": torch.from_numpy(index),
+        }
+        return Batch(inputs if self._channels_last else inputs.contiguous(), targets, torch.from_numpy(indices))
+
+
+def place_sample(
+    example: Example, placement: Placement, config: DataConfig, out: Sample, *, tag_per_joint: bool = True
+) -> None:
+    """Bring a picture and all that belongs to it into the training square.
+
+    Args:
+        example: The picture.
+        placement: Where it comes to lie.
+        config: Sizes and spreads.
+        out: Where the result goes: heat maps zero, the rest as it is.
+        tag_per_joint: Each joint has a map of tags of its own.
+    """
+    height, width = example.rgb.shape[:2]
+    size = config.size_px
+    warped = placement.warp(example.rgb, size)
+    # Row by row of S * 3 numbers: so short a last dimension as 3 would be slow.
+    np.subtract(warped.reshape(size, -1), np.tile(_MEAN, size), out=out.image.reshape(size, -1))
+    np.divide(out.image.reshape(size, -1), np.tile(_STD, size), out=out.image.reshape(size, -1))
+
+    mask = np.full((height, width), 255, np.uint8) if example.mask is None else example.mask
+    sigmas: float | Floats = config.sigma
+    if config.scale_aware:
+        side = min(width, height) if config.scale_side == "short" else max(width, height)
+        sigmas = config.sigma * example.sizes / BASE_PX / (placement.scale * UNIT_PX / side)
+    for stage, stride in enumerate(STRIDES):
+        map_px = size // stride
+        # Below half counts as nothing, outside of the picture too.
+        np.greater(placement.warp(mask, map_px), HALF, out=out.masks[stage], casting="unsafe")
+        joints = placement.joints(example.joints, map_px, config.skeleton)
+        draw_heatmaps(joints, sigmas, map_px, out=out.heatmaps[stage])
+        if stage == 0:
+            out.index[...] = index_joints(joints, map_px, config.max_people, tag_per_joint=tag_per_joint)
+
+
+class EvalPictures:
+    """Pictures as they are, each of its own size, with all that is known of them.
+
+    Args:
+        source: The pictures.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        """Read.
+
+        Returns:
+            inputs: N tensors (3, H, W) uint8; targets: N dicts, see `Source.truth`.
+        """
+        images = [torch.from_numpy(self.rgb(index)).permute(2, 0, 1) for index in indices.tolist()]
+        return Batch(images, [self.source.truth(index) for index in indices.tolist()], torch.from_numpy(indices))
+
+    def rgb(self, index: int) -> Pixels:
+        """(H, W, 3), a picture as it is."""
+        rgb = self.source.example(index, 0).rgb
+        return rgb if rgb.flags.writeable else rgb.copy()

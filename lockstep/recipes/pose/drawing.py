@@ -1,0 +1,169 @@
+"""People drawn on pictures: one colour a person, every line on a dark one, so that it shows on any ground."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+from lockstep.data.images import read_rgb
+from lockstep.recipes.pose.metric import PoseMetric
+from lockstep.recipes.pose.skeletons import Skeleton
+
+Colour = tuple[int, int, int]
+Points = npt.NDArray[np.float64]
+
+# Joints found less surely than this are not drawn: refining puts every joint somewhere. So are people of whom hardly a
+# joint is left. The JSON has all of them.
+MIN_JOINT_SCORE = 0.1
+MIN_JOINTS = 3
+
+_DARK, _PAPER, _INK, _FAINT = (20, 20, 20), (255, 255, 255), (34, 34, 34), (120, 120, 120)
+_PANEL_PX, _GAP_PX, _MARGIN_PX, _TEXT_PX = 240, 8, 20, 14
+
+
+class Pictures(Protocol):
+    """Samples that can show a picture."""
+
+    def rgb(self, index: int) -> npt.NDArray[np.uint8]:
+        """(H, W, 3) bytes of one sample."""
+
+
+def draw_people(image: Image.Image, people: Sequence[Points], skeleton: Skeleton) -> Image.Image:
+    """Draw skeletons on a picture.
+
+    Args:
+        image: RGB.
+        people: (K, 3) for each person: x, y in pixels of the picture, and the joint's score; 0: not to be drawn.
+        skeleton: Which joints are connected.
+
+    Returns:
+        A changed copy.
+    """
+    # Drawn twice as large and made smaller again: Pillow's own lines have steps.
+    fine = 2 if max(image.size) <= 2000 else 1
+    canvas = image.convert("RGB").resize((image.width * fine, image.height * fine), Image.Resampling.BICUBIC)
+    draw = ImageDraw.Draw(canvas)
+    for person, colour in zip(people, colours(len(people)), strict=True):
+        seen = person[:, 2] > 0
+        if not seen.any():
+            continue
+        spots = (person[:, :2] + 0.5) * fine
+        extent = float(np.ptp(spots[seen], axis=0).max())
+        # Thin on small people, so that they can be seen below it.
+        width = min(max(3.0 * fine, extent / 40), max(canvas.size) / 110)
+        limbs = [(tuple(spots[a]), tuple(spots[b])) for a, b in skeleton.limbs if seen[a] and seen[b]]
+        for extra, ink in ((max(1.5 * fine, width * 0.5), _DARK), (0, colour)):
+            for limb in limbs:
+                draw.line(limb, ink, max(1, round(width + extra)))
+            for x, y in spots[seen]:
+                radius = (width * 1.5 + extra) / 2 + 0.5
+                draw.ellipse((x - radius, y - radius, x + radius, y + radius), ink)
+    return canvas.resize(image.size, Image.Resampling.LANCZOS) if fine > 1 else canvas
+
+
+def colours(num_people: int) -> list[Colour]:
+    """One bright colour for each person, neighbours far apart."""
+    # By the golden ratio's part of a circle each hue falls into the largest gap that those before it left.
+    hues = [(0.07 + place * 0.618034) % 1 for place in range(num_people)]
+    return [_bright(hue) for hue in hues]
+
+
+def _bright(hue: float) -> Colour:
+    """A full colour, the paler the darker it looks: blue and red more than yellow and green."""
+    red, green, blue = colorsys.hls_to_rgb(hue, 0.55, 1.0)
+    luma = 0.299 * red + 0.587 * green + 0.114 * blue
+    red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, 0.5 + 0.28 * (1 - luma), 1.0))
+    return red, green, blue
+
+
+def draw_answer(path: Path, answer: Mapping[str, Any], *, skeleton: Skeleton) -> Image.Image:
+    """A person's picture with what was found in it, as `infer.answer` says it.
+
+    Raises:
+        DataError: The picture can't be read.
+    """
+    people = [np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in answer["people"]]
+    return draw_people(Image.fromarray(read_rgb(path)), _sure(people), skeleton)
+
+
+def draw_pictures(metric: PoseMetric, samples: Pictures, folder: Path) -> None:
+    """Draw the first pictures of an evaluation into `people.png`: what was found, what is there, and the heat.
+
+    Args:
+        metric: The merged metric of the evaluation.
+        samples: What was evaluated.
+        folder: Where the picture goes.
+    """
+    shown = sorted((p for p in metric.pictures if p["sketch"] is not None), key=lambda p: int(p["index"]))
+    rows = []
+    for picture in shown:
+        image = Image.fromarray(samples.rgb(picture["index"]))
+        found = [np.array(result["keypoints"]).reshape(-1, 3) for result in picture["results"]]
+        there = [
+            np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in picture["target"]["annotations"]
+        ]
+        rows.append(_row(image, _sure(found), there, np.array(picture["sketch"], np.uint8), metric.skeleton))
+    if not rows:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    _sheet(rows).save(folder / "people.png", optimize=True)
+
+
+def _sure(people: Sequence[Points]) -> list[Points]:
+    """People without their unsure joints, and without those who have too few others."""
+    sure = [np.where(person[:, 2:] >= MIN_JOINT_SCORE, person, 0.0) for person in people]
+    return [person for person in sure if np.count_nonzero(person[:, 2]) >= MIN_JOINTS]
+
+
+def _row(
+    image: Image.Image, found: list[Points], there: list[Points], heat: npt.NDArray[np.uint8], skeleton: Skeleton
+) -> tuple[Image.Image, Image.Image, Image.Image, str]:
+    """One picture's panels and caption."""
+    factor = _PANEL_PX / max(image.size)
+    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+    small = image.resize(size, Image.Resampling.LANCZOS)
+    shrunk = [
+        [np.column_stack([(p[:, :2] + 0.5) * factor - 0.5, p[:, 2]]) for p in people] for people in (found, there)
+    ]
+    drawn = [draw_people(small, people, skeleton) for people in shrunk]
+    there_shown = [person for person in there if (person[:, 2] > 0).any()]
+    caption = f"{len(found)} found, {len(there_shown)} there"
+    return drawn[0], drawn[1], _warm(small, heat), caption
+
+
+def _warm(image: Image.Image, heat: npt.NDArray[np.uint8]) -> Image.Image:
+    """The picture in dim grey, with the heat glowing over it."""
+    glow = np.asarray(Image.fromarray(heat).resize(image.size, Image.Resampling.BILINEAR), np.float32)[..., None] / 255
+    dim = np.asarray(image.convert("L"), np.float32)[..., None] * 0.45
+    hot = np.concatenate([np.minimum(1, 3 * glow), np.clip(3 * glow - 1, 0, 1), np.clip(3 * glow - 2, 0, 1)], axis=2)
+    return Image.fromarray((dim * (1 - np.minimum(1, 2 * glow)) + 255 * hot).clip(0, 255).astype(np.uint8))
+
+
+def _sheet(rows: Sequence[tuple[Image.Image, Image.Image, Image.Image, str]]) -> Image.Image:
+    """Pictures below one another, two side by side."""
+    font, small = ImageFont.load_default(_TEXT_PX), ImageFont.load_default(_TEXT_PX - 2)
+    num_columns = min(2, len(rows))
+    row_px = max(panel.height for row in rows for panel in row[:3]) + _TEXT_PX + 14
+    column_px = 3 * _PANEL_PX + 2 * _GAP_PX
+    top = _MARGIN_PX + 24
+    num_rows = -(-len(rows) // num_columns)
+    width = 2 * _MARGIN_PX + num_columns * column_px + (num_columns - 1) * _MARGIN_PX
+    sheet = Image.new("RGB", (width, top + num_rows * row_px + _MARGIN_PX - 14), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for column in range(num_columns):
+        for place, title in enumerate(("found", "there", "heat maps")):
+            x = _MARGIN_PX + column * (column_px + _MARGIN_PX) + place * (_PANEL_PX + _GAP_PX)
+            draw.text((x, _MARGIN_PX - 4), title, _INK, font)
+    for number, (*panels, caption) in enumerate(rows):
+        row, column = divmod(number, num_columns)
+        left, y = _MARGIN_PX + column * (column_px + _MARGIN_PX), top + row * row_px
+        for place, panel in enumerate(panels):
+            sheet.paste(panel, (left + place * (_PANEL_PX + _GAP_PX), y))
+        draw.text((left, y + max(panel.height for panel in panels) + 3), caption, _FAINT, small)
+    return sheet

@@ -1,0 +1,210 @@
+"""The whole way from a picture to people: looked at in several sizes, mirrored too, grouped, and put back.
+
+HigherHRNet's test path (`valid.py`). Pictures are looked at one by one, each at its own size.
+
+Legend: P people, K joints, H and W of a picture or map, T tag maps (2 with the mirrored picture's).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lockstep.data.images import read_rgb
+from lockstep.recipes.pose.assign import SCORE, Y
+from lockstep.recipes.pose.config import Config
+from lockstep.recipes.pose.group import Grouping
+from lockstep.recipes.pose.normalise import normalise
+from lockstep.recipes.pose.view import View, view
+
+# COCO's and CrowdPose's number of the category "person".
+PERSON = 1
+# Long side of the heat map that is kept for a drawing.
+_SKETCH_PX = 96
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found in one picture.
+
+    Attributes:
+        joints: (P, K, 3) float64: x and y in pixels of the picture, and the joint's score; 0 where it is missing.
+        scores: (P,) float64, how sure each person is.
+        heat: (h, w) uint8, the largest of all joints' heat maps at each place, small; 255 stands for 1.
+        image_id: Number or name of the picture, if it came with it.
+    """
+
+    joints: npt.NDArray[np.float64]
+    scores: npt.NDArray[np.float64]
+    heat: npt.NDArray[np.uint8]
+    image_id: int | str = 0
+
+
+def read_picture(path: Path) -> dict[str, Any]:
+    """A person's own picture, in any form, as `infer` takes it, with its number: 785 for 000000000785.jpg.
+
+    Raises:
+        DataError: It can't be read.
+    """
+    digits = re.search(r"\d+$", path.stem)
+    return {"rgb": prepare(read_rgb(path)), "image_id": int(digits.group()) if digits else path.stem}
+
+
+def prepare(rgb: npt.NDArray[np.uint8]) -> Tensor:
+    """(H, W, 3) bytes -> what `infer` takes: (3, H, W) uint8."""
+    return torch.from_numpy(np.ascontiguousarray(rgb.transpose(2, 0, 1)))
+
+
+def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Found]]:
+    """How people are found with these settings.
+
+    Returns:
+        (model, pictures) -> what was found in each. Pictures are (3, H, W) uint8 tensors of any sizes in a list, or
+        (N, 3, H, W) as `rgb` with N `image_id`.
+    """
+    test, skeleton = config.test, config.skeleton
+    grouping = Grouping(
+        order=skeleton.order,
+        max_people=test.max_people,
+        detection_threshold=test.detection_threshold,
+        tag_threshold=test.tag_threshold,
+        use_detection_value=test.use_detection_value,
+        ignore_too_much=test.ignore_too_much,
+        nms_kernel=test.nms_kernel,
+        adjust=test.adjust,
+        refine=test.refine,
+    )
+    mirrored = skeleton.mirrored if test.flip else None
+    size_px = test.size_px or config.data.size_px
+
+    def infer(model: nn.Module, pictures: Any) -> list[Found]:
+        is_named = isinstance(pictures, Mapping)
+        images = pictures["rgb"] if is_named else pictures
+        numbers = pictures["image_id"] if is_named else [0] * len(images)
+        found = []
+        for picture, number in zip(images, numbers, strict=True):
+            views, base = views_of(picture, size_px, test.scales)
+            heat, tags = look(model, picture, views, base if test.project else None, mirrored=mirrored)
+            people, scores = grouping.people(heat, tags)
+            # Of the smallest view: all show the same part of the picture.
+            each = _found(people, scores, heat, list(views.values())[-1], picture)
+            found.append(replace(each, image_id=number))
+        return found
+
+    return infer
+
+
+def views_of(picture: Tensor, size_px: int, scales: Sequence[float]) -> tuple[dict[float, View], View]:
+    """The views of a (3, H, W) picture by scale, the largest first; and the view at scale 1, looked at or not."""
+    height, width = picture.shape[-2:]
+    smallest = min(scales)
+    views = {
+        scale: view(width, height, size_px=size_px, scale=scale, min_scale=smallest)
+        for scale in sorted(scales, reverse=True)
+    }
+    return views, view(width, height, size_px=size_px, scale=1.0, min_scale=smallest)
+
+
+def look(
+    model: nn.Module,
+    picture: Tensor,
+    views: Mapping[float, View],
+    project_to: View | None,
+    *,
+    mirrored: Sequence[int] | None,
+) -> tuple[Tensor, Tensor]:
+    """Look at a picture in all its views.
+
+    Args:
+        model: (N, 3, H, W) -> [(N, K + K or 1, H / 4, W / 4) heat and tags, (N, K, H / 2, W / 2) heat].
+        picture: (3, H, W) uint8.
+        views: By scale, the largest first. Tags are taken at scale 1, or of the only view.
+        project_to: Bring all maps to this view's size; None: to half the largest view's.
+        mirrored: For each joint its partner in a mirrored picture, to look at that too; None: don't.
+
+    Returns:
+        (K, H, W) heat, the mean over views; (T, K or 1, H, W) tags.
+    """
+    size = (project_to.height, project_to.width) if project_to is not None else None
+    total: Tensor | None = None
+    tags: Tensor | None = None
+    for scale, seen in views.items():
+        heat, own_tags = _look_once(model, normalise(seen.sample(picture)), mirrored)
+        size = size or (heat.shape[-2], heat.shape[-1])
+        heat = _resized(heat, size)
+        total = heat if total is None else total.add_(heat)
+        if scale == 1 or len(views) == 1:
+            tags = _resized(own_tags, size)
+    if total is None or tags is None:
+        raise ValueError(f"tags come from scale 1, which is not among {sorted(views)}")
+    return total / len(views), tags
+
+
+def answer(found: Found) -> dict[str, Any]:
+    """A picture's people as facts for JSON, each in the form in which COCO takes results."""
+    return {"people": coco_results(found, found.image_id)}
+
+
+def coco_results(found: Found, image_id: int | str) -> list[dict[str, Any]]:
+    """A picture's people in the form in which COCO takes results: keypoints are x, y, score of all joints."""
+    results = []
+    for joints, score in zip(found.joints, found.scores, strict=True):
+        low, high = joints[:, : Y + 1].min(axis=0), joints[:, : Y + 1].max(axis=0)
+        results.append(
+            {
+                "image_id": image_id,
+                "category_id": PERSON,
+                "keypoints": joints.ravel().tolist(),
+                "score": float(score),
+                "bbox": [*low.tolist(), *(high - low).tolist()],
+            }
+        )
+    return results
+
+
+def _look_once(model: nn.Module, seen: Tensor, mirrored: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    """(3, H, W) -> (K, h, w) heat, the mean over the network's outputs; (T, K or 1, h, w) tags, all at 1/2."""
+    images = torch.stack([seen, seen.flip(-1)]) if mirrored is not None else seen[None]
+    coarse, fine = (output.float() for output in model(images))
+    num_joints = fine.shape[1]
+    coarse = F.interpolate(coarse, size=fine.shape[-2:], mode="bilinear", align_corners=False)
+    heat, tags = (coarse[:, :num_joints] + fine) / 2, coarse[:, num_joints:]
+    if mirrored is None:
+        return heat[0], tags
+    partners = torch.tensor(mirrored, device=heat.device)
+    back = heat[1].flip(-1)[partners]
+    own_tags = tags[1].flip(-1)
+    own_tags = own_tags[partners] if len(own_tags) == num_joints else own_tags
+    return (heat[0] + back) / 2, torch.stack([tags[0], own_tags])
+
+
+def _resized(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """(C, h, w) or (T, C, h, w) -> the same at another size."""
+    if maps.shape[-2:] == size:
+        return maps
+    batch = maps if maps.dim() == 4 else maps[None]
+    resized = F.interpolate(batch, size=size, mode="bilinear", align_corners=False)
+    return resized if maps.dim() == 4 else resized[0]
+
+
+def _found(
+    people: npt.NDArray[np.float32], scores: npt.NDArray[np.float32], heat: Tensor, seen: View, picture: Tensor
+) -> Found:
+    """From points and maps of a view to what is in the picture."""
+    joints = people[:, :, : SCORE + 1].astype(np.float64)
+    joints[:, :, : Y + 1] = seen.to_picture(joints[:, :, : Y + 1], heat.shape[-1], heat.shape[-2])
+    height, width = picture.shape[-2:]
+    highest = seen.crop(heat.amax(dim=0, keepdim=True), width, height)
+    factor = min(1.0, _SKETCH_PX / max(highest.shape))
+    size = [max(1, round(side * factor)) for side in highest.shape[1:]]
+    sketch = F.adaptive_max_pool2d(highest, size)[0]
+    return Found(joints, scores.astype(np.float64), sketch.mul(255).clamp(0, 255).byte().cpu().numpy())

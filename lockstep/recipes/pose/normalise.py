@@ -1,0 +1,16 @@
+"""How bytes become the numbers that the network sees: (byte / 255 - mean) / std, with ImageNet's mean and std."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+def normalise(pixels: Tensor) -> Tensor:
+    """(..., 3, H, W) uint8, red, green, blue -> float32 of the same shape, on the same device."""
+    mean = torch.tensor(MEAN, device=pixels.device).mul_(255).view(3, 1, 1)
+    std = torch.tensor(STD, device=pixels.device).mul_(255).view(3, 1, 1)
+    return pixels.to(torch.float32).sub_(mean).div_(std)

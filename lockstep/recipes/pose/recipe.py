@@ -1,0 +1,86 @@
+"""The pose recipe: from settings to what the engine trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from lockstep.engine.parts import Parts
+from lockstep.engine.pretrained import load_pretrained
+from lockstep.recipes.pose.config import Config
+from lockstep.recipes.pose.data import EvalPictures, Source, TrainPictures
+from lockstep.recipes.pose.drawing import draw_answer, draw_pictures
+from lockstep.recipes.pose.figures import NUM_EVAL, NUM_TRAIN, Figures
+from lockstep.recipes.pose.files import open_files
+from lockstep.recipes.pose.infer import answer, make_infer, read_picture
+from lockstep.recipes.pose.loss import pose_loss
+from lockstep.recipes.pose.metric import PoseMetric
+from lockstep.recipes.pose.model import HigherHRNet
+
+TITLES = {"figures": "made-up figures", "coco": "COCO keypoints", "crowdpose": "CrowdPose"}
+
+
+def build(config: Config) -> Parts:
+    """Join data, model, loss and metric. Reads no data yet."""
+    skeleton = config.skeleton
+    model = HigherHRNet(config.model, skeleton.num_joints)
+    return Parts(
+        model=model,
+        loss=partial(pose_loss, config=config.loss),
+        train_data=partial(open_train_pictures, config),
+        eval_data=partial(open_eval_pictures, config),
+        metric=partial(PoseMetric, skeleton),
+        best=("AP", "max"),
+        start=partial(load_weights, path=config.model.weights) if config.model.weights else None,
+        infer=make_infer(config),
+        read_input=read_picture,
+        answer=answer,
+        draw=draw_pictures,  # type: ignore[arg-type]  # it also asks EvalPictures for a picture as it is
+        draw_answer=partial(draw_answer, skeleton=skeleton),
+        describe={
+            "data": f"{TITLES[config.data.name]}, {skeleton.num_joints} joints, {config.data.size_px} px",
+            "model": f"HigherHRNet-W{config.model.width}",
+        },
+    )
+
+
+def open_train_pictures(config: Config) -> TrainPictures:
+    """The training pictures.
+
+    Raises:
+        DataError: Files are missing, or are not what they claim to be.
+    """
+    return TrainPictures(
+        _open(config, train=True),
+        config.data,
+        tag_per_joint=config.model.tag_per_joint,
+        channels_last=config.channels_last,
+    )
+
+
+def open_eval_pictures(config: Config) -> EvalPictures:
+    """The held-out pictures.
+
+    Raises:
+        DataError: Files are missing, or are not what they claim to be.
+    """
+    return EvalPictures(_open(config, train=False))
+
+
+def load_weights(model: nn.Module, path: Path) -> Mapping[str, str]:
+    """Start from a checkpoint: a HigherHRNet's, or a classifier's with the same trunk (HRNet on ImageNet).
+
+    Raises:
+        CheckpointError: The file can't be read, or fits nothing here.
+    """
+    return load_pretrained(model, path.expanduser())
+
+
+def _open(config: Config, *, train: bool) -> Source:
+    if config.data.name != "figures":
+        return open_files(config.data, train=train)
+    count = (config.data.num_train or NUM_TRAIN) if train else (config.data.num_eval or NUM_EVAL)
+    return Figures(config.data.size_px, count, is_fixed=not train)

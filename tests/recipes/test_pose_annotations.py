@@ -1,0 +1,195 @@
+"""What can be wrong with an annotation file or a picture, and what has to be said of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.data.keyed import keys
+from lockstep.errors import DataError
+from lockstep.recipes.pose.config import DataConfig
+from lockstep.recipes.pose.data import EvalPictures, TrainPictures
+from lockstep.recipes.pose.figures import describe, draw_figures
+from lockstep.recipes.pose.files import open_files
+from lockstep.recipes.pose.skeletons import COCO, CROWDPOSE
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A data set of two made-up pictures in COCO's form."""
+    images, people = [], []
+    (tmp_path / "images/val2017").mkdir(parents=True)
+    for number in (1, 2):
+        drawing = draw_figures(64, number)
+        truth = describe(drawing, number)
+        Image.fromarray(drawing.rgb).save(tmp_path / "images/val2017" / truth["file_name"])
+        images.append({"id": number, "file_name": truth["file_name"], "width": 64, "height": 64})
+        people.extend(truth["annotations"])
+    category = {"id": 1, "name": "person", "keypoints": list(COCO.joints)}
+    content = {"images": images, "annotations": people, "categories": [category]}
+    _annotations(tmp_path).parent.mkdir()
+    _annotations(tmp_path).write_text(json.dumps(content))
+    return tmp_path
+
+
+def _annotations(root: Path) -> Path:
+    return root / "annotations/person_keypoints_val2017.json"
+
+
+def _open(root: Path, name: str = "coco") -> Any:
+    return open_files(DataConfig(name=name, root=root), train=False)
+
+
+Change = Callable[[dict[str, Any]], Any]
+FAULTS: dict[str, tuple[Change, str]] = {
+    "no annotations": (lambda c: c.pop("annotations"), r"no list of annotations"),
+    "annotations of another kind": (lambda c: c.update(annotations=[1]), r"annotations\[0\] .* is a int"),
+    "other joints": (
+        lambda c: c["categories"][0].update(keypoints=list(CROWDPOSE.joints)),
+        r"other joints(.|\n)*data\.name=crowdpose",
+    ),
+    "no people": (lambda c: c["categories"][0].update(name="dog"), r"no category person(.|\n)*dog"),
+    "too few numbers": (
+        lambda c: c["annotations"][1].update(keypoints=[1, 2, 2]),
+        r"keypoints of annotation \d+ is \[1, 2, 2\](.|\n)*51 numbers",
+    ),
+    "a number that is none": (
+        lambda c: c["annotations"][0]["keypoints"].__setitem__(3, "x"),
+        r"keypoints of annotation 100 is(.|\n)*\[0\]\.keypoints",
+    ),
+    "not finite": (
+        lambda c: c["annotations"][0]["bbox"].__setitem__(2, float("inf")),
+        r"bbox of annotation 100 is(.|\n)*4 numbers",
+    ),
+    "no field": (lambda c: c["annotations"][0].pop("num_keypoints"), r"annotation 100 has no num_keypoints"),
+    "an owner that isn't there": (
+        lambda c: c["annotations"][0].update(image_id=77),
+        r"image_id of annotation 100 is 77(.|\n)*id of one of",
+    ),
+    "a list for an owner": (lambda c: c["annotations"][0].update(image_id=[1]), r"image_id of annotation 100 is \[1\]"),
+    "two of one number": (lambda c: c["images"][1].update(id=1), r"id of image 1 is 1(.|\n)*no other entry"),
+    "a size of nothing": (lambda c: c["images"][1].update(width=0), r"width of image 2 is 0(.|\n)*images\[1\]\.width"),
+    "an enormous picture": (lambda c: c["images"][0].update(width=10**6, height=10**6), r"image 1 claims"),
+    "a way out of the folder": (
+        lambda c: c["images"][0].update(file_name="../../etc/passwd"),
+        r"file_name of image 1 is",
+    ),
+    "an absolute name": (lambda c: c["images"][0].update(file_name="/etc/passwd"), r"file_name of image 1 is"),
+    "a picture that is missing": (
+        lambda c: c["images"][0].update(file_name="gone.jpg"),
+        r"1 of 2 pictures are missing(.|\n)*gone\.jpg",
+    ),
+    "a broken region": (
+        lambda c: c["annotations"][0].update(iscrowd=1, segmentation=[[1, 2]]),
+        r"region of annotation 100 can't be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_annotation_file_that_is_not_what_it_claims_is_explained(small: Path, fault: str) -> None:
+    change, said = FAULTS[fault]
+    content = json.loads(_annotations(small).read_text())
+    change(content)
+    _annotations(small).write_text(json.dumps(content))
+    with pytest.raises(DataError) as error:
+        _open(small)
+    assert re.search(said, str(error.value)), str(error.value)
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "is not JSON"), ("[]", "holds a list"), ("\x00\x01", "is not JSON")])
+def test_a_file_that_is_no_annotation_file_is_named(small: Path, text: str, said: str) -> None:
+    _annotations(small).write_text(text)
+    with pytest.raises(DataError, match=said):
+        _open(small)
+
+
+def test_a_split_that_is_not_there_is_named_with_those_that_are(small: Path) -> None:
+    with pytest.raises(DataError, match="no annotations of split nowhere") as error:
+        open_files(DataConfig(name="coco", root=small, eval="nowhere"), train=False)
+    assert "person_keypoints_val2017.json" in str(error.value)
+    with pytest.raises(DataError, match="is no folder"):
+        _open(small / "other")
+
+
+def test_a_picture_of_another_size_than_annotated_is_refused(small: Path) -> None:
+    path = next((small / "images/val2017").glob("*.jpg"))
+    Image.new("RGB", (80, 64)).save(path)
+    with pytest.raises(DataError, match=r"80x64, its annotation says 64x64"):
+        EvalPictures(_open(small)).rgb(0 if path.stem.endswith("1") else 1)
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"no picture", "is not a picture"), (None, "is damaged")])
+def test_a_damaged_picture_is_named(small: Path, content: bytes | None, said: str) -> None:
+    path = small / "images/val2017/000000000001.jpg"
+    path.write_bytes(content or path.read_bytes()[:700])
+    with pytest.raises(DataError, match=said):
+        EvalPictures(_open(small)).rgb(0)
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_grey_and_cmyk_pictures_are_read_as_colours(small: Path, mode: str) -> None:
+    path = small / "images/val2017/000000000001.jpg"
+    Image.open(path).convert(mode).save(path)
+    assert EvalPictures(_open(small)).rgb(0).shape == (64, 64, 3)
+
+
+def test_a_picture_lies_as_it_is_stored_whatever_exif_says(small: Path) -> None:
+    path = small / "images/val2017/000000000001.jpg"
+    upright = Image.open(path)
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    upright.save(path, exif=exif, quality=100)
+    stored = np.asarray(Image.open(path))
+    assert np.array_equal(EvalPictures(_open(small)).rgb(0), stored)
+
+
+def test_crowds_and_people_without_keypoints_are_not_trained_on(small: Path) -> None:
+    content = json.loads(_annotations(small).read_text())
+    empty = {"image_id": 1, "category_id": 1, "keypoints": [0] * 51, "num_keypoints": 0, "area": 9.0}
+    inside = [64 * 20, 64 * 4, 64 * 40]  # column by column: four columns from the 20th
+    content["annotations"] += [
+        {**empty, "id": 1, "iscrowd": 1, "bbox": [20, 0, 4, 64], "segmentation": {"size": [64, 64], "counts": inside}},
+        {**empty, "id": 2, "iscrowd": 0, "bbox": [40, 10, 8, 8], "segmentation": [[40, 10, 48, 10, 48, 18, 40, 18]]},
+        {**empty, "id": 3, "iscrowd": 0, "bbox": [2, 50, 5, 5]},
+    ]
+    _annotations(small).write_text(json.dumps(content))
+    example = _open(small).example(0, 0)
+    expected = np.full((64, 64), 255)
+    expected[:, 20:24] = 0
+    expected[10:18, 40:48] = 0
+    expected[50:55, 2:7] = 0
+    assert np.array_equal(example.mask, expected)
+    num_people = len([entry for entry in content["annotations"] if entry["image_id"] == 1 and not entry["iscrowd"]])
+    assert len(example.joints) == num_people
+
+
+@pytest.mark.parametrize(
+    ("region", "said"),
+    [({"size": [64, 80], "counts": [64 * 80]}, "80x64"), ({"size": [64, 64], "counts": [10, 20]}, "add up to 30")],
+)
+def test_run_lengths_that_do_not_fit_the_picture_are_refused(small: Path, region: Any, said: str) -> None:
+    content = json.loads(_annotations(small).read_text())
+    content["annotations"][0].update(iscrowd=1, segmentation=region)
+    _annotations(small).write_text(json.dumps(content))
+    with pytest.raises(DataError, match="does not fit its picture") as error:
+        _open(small).example(0, 0)
+    assert said in str(error.value)
+
+
+def test_pictures_without_people_are_evaluated_but_not_trained_on(small: Path) -> None:
+    content = json.loads(_annotations(small).read_text())
+    content["annotations"] = [entry for entry in content["annotations"] if entry["image_id"] == 2]
+    _annotations(small).write_text(json.dumps(content))
+    config = DataConfig(name="coco", root=small, train="val2017")
+    assert len(open_files(config, train=False)) == 2
+    assert len(open_files(config, train=True)) == 1
+    alone = TrainPictures(open_files(config, train=True), config.model_copy(update={"size_px": 64}))
+    assert alone.batch(np.array([0]), keys(0, 0, np.array([0]))).inputs.shape == (1, 3, 64, 64)

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.data.keyed import keys
+from lockstep.recipes.pose.affine import Placement
+from lockstep.recipes.pose.config import DataConfig
+from lockstep.recipes.pose.data import EvalPictures, Sample, TrainPictures, place_sample
+from lockstep.recipes.pose.figures import Figures, describe, draw_figures
+from lockstep.recipes.pose.files import open_files
+from lockstep.recipes.pose.skeletons import COCO, SKELETONS
+
+CASES = [(case, index) for case, count in (("crowdpose", 2), ("coco", 4)) for index in range(count)]
+
+
+def _empty(config: DataConfig) -> Sample:
+    size, num_joints = config.size_px, config.skeleton.num_joints
+    return Sample(
+        image=np.empty((size, size, 3), np.float32),
+        heatmaps=[np.zeros((num_joints, size // step, size // step), np.float32) for step in (4, 2)],
+        masks=[np.empty((size // step, size // step), np.float32) for step in (4, 2)],
+        index=np.empty((config.max_people, num_joints, 2), np.int64),
+    )
+
+
+@pytest.mark.parametrize(("name", "index"), CASES)
+@pytest.mark.parametrize("kind", ["aug", "plain"])
+def test_a_sample_is_the_official_one(parity_folder: Path, pose_folder: Path, name: str, index: int, kind: str) -> None:
+    arrays = np.load(parity_folder / "pose_dataset.npz")
+
+    def field(field_name: str) -> Any:
+        return arrays[f"{name}_{kind}/{index}/{field_name}"]
+
+    def bits(field_name: str) -> Any:
+        shape = field(f"{field_name}_shape")
+        return np.unpackbits(field(field_name))[: shape.prod()].reshape(shape)
+
+    config = DataConfig(name=name, root=pose_folder / name)
+    source = open_files(config, train=True)
+    assert source.truth(index)["image_id"] == field("image_id")
+    example = source.example(index, 0)
+    assert np.allclose(example.rgb.reshape(-1, 3).mean(axis=0), field("picture_rgb_mean"), atol=0.5)
+    mask = np.ones(example.rgb.shape[:2]) if example.mask is None else example.mask / 255
+    assert np.array_equal(mask, bits("mask_source"))
+    x, y, scale, rotation, size, *matrix = field("affine")[-1].tolist()
+    placement = Placement((x, y), scale, rotation, bool(field("flip")))
+    assert np.allclose(placement.matrix(int(size)).reshape(-1), matrix, atol=1e-9)
+    sample = _empty(config)
+    place_sample(example, placement, config, sample)
+    picture = sample.image.transpose(2, 0, 1)
+    assert (np.abs(picture[:, 5::16, 3::16] - field("image")) < 0.05).mean() >= 0.99
+    assert np.allclose(picture.mean(axis=(1, 2)), field("image_mean"), atol=0.01)
+    for stage in (0, 1):
+        assert np.array_equal(sample.heatmaps[stage], field(f"heatmaps{stage}"))
+        assert (sample.masks[stage] == bits(f"mask{stage}")).mean() >= 0.999
+    assert np.array_equal(sample.index, field("index0"))
+
+
+def test_every_map_of_joints_is_as_large_as_a_batch_says(pose_folder: Path) -> None:
+    config = DataConfig(name="crowdpose", root=pose_folder / "crowdpose", size_px=128, max_people=6)
+    data = TrainPictures(open_files(config, train=True), config, tag_per_joint=False)
+    batch = data.batch(np.arange(2), keys(0, 0, np.arange(2)))
+    assert batch.inputs.shape == (2, 3, 128, 128)
+    assert [tuple(maps.shape) for maps in batch.targets["heatmaps"]] == [(2, 14, 32, 32), (2, 14, 64, 64)]
+    assert [tuple(mask.shape) for mask in batch.targets["masks"]] == [(2, 32, 32), (2, 64, 64)]
+    assert batch.targets["index"].shape == (2, 6, 14, 2)
+    assert batch.targets["index"][..., 0].max() < 32 * 32
+
+
+def test_a_sample_follows_from_its_key_alone(pose_folder: Path) -> None:
+    config = DataConfig(name="coco", root=pose_folder / "coco", size_px=128)
+    data = TrainPictures(open_files(config, train=True), config)
+    order, epoch_keys = np.array([3, 0, 2]), keys(7, 1, np.arange(4))
+    together = data.batch(order, epoch_keys[order])
+    for row, index in enumerate(order):
+        alone = data.batch(np.array([index]), epoch_keys[[index]])
+        assert torch.equal(alone.inputs[0], together.inputs[row])
+        assert torch.equal(alone.targets["heatmaps"][1][0], together.targets["heatmaps"][1][row])
+    other = data.batch(order, keys(7, 2, order))
+    assert not torch.equal(other.inputs, together.inputs)
+
+
+def test_a_person_twice_as_large_has_a_peak_twice_as_wide() -> None:
+    config = DataConfig(size_px=256, scale_aware=True, sigma=2.0)
+    drawing = Figures(256, 1, is_fixed=True).example(0, 0)
+    assert len(drawing.sizes)
+    straight = Placement((128, 128), 256 / 200)
+    spreads = []
+    for factor in (1.0, 2.0):
+        example = type(drawing)(drawing.rgb, drawing.joints[:1], np.array([256.0 * factor]))
+        sample = _empty(config)
+        place_sample(example, straight, config, sample)
+        joint = int(np.argmax(example.joints[0, :, 2] > 0))
+        spreads.append(np.sqrt(sample.heatmaps[1][joint].sum() / (2 * np.pi)))
+    assert spreads[0] == pytest.approx(2.0, rel=0.05)
+    assert spreads[1] == pytest.approx(4.0, rel=0.05)
+
+
+@pytest.mark.parametrize("packed", ["folder", "zip"])
+def test_pictures_are_read_from_folders_and_from_the_zips_that_ship(
+    pose_folder: Path, tmp_path: Path, packed: str
+) -> None:
+    for name, known, pictures in (
+        ("coco", "annotations/person_keypoints_val2017.json", "images/val2017"),
+        ("crowdpose", "json/crowdpose_test.json", "images"),
+    ):
+        root, source = tmp_path / name, pose_folder / name
+        (root / known).parent.mkdir(parents=True)
+        shutil.copy(source / known, root / known)
+        if packed == "folder":
+            shutil.copytree(source / pictures, root / pictures)
+        else:
+            (root / "images").mkdir(exist_ok=True)
+            place = (root / pictures).with_suffix(".zip") if name == "coco" else root / "images.zip"
+            if name == "crowdpose":
+                (root / "images").rmdir()
+            with zipfile.ZipFile(place, "w") as archive:
+                for path in sorted((source / pictures).glob("*.jpg")):
+                    archive.write(path, f"{Path(pictures).name}/{path.name}")
+        data = EvalPictures(open_files(DataConfig(name=name, root=root), train=False))
+        reference = EvalPictures(open_files(DataConfig(name=name, root=source), train=False))
+        indices = np.arange(len(reference))
+        ours, theirs = (each.batch(indices, keys(0, 0, indices)) for each in (data, reference))
+        assert ours.targets == theirs.targets
+        assert all(torch.equal(first, second) for first, second in zip(ours.inputs, theirs.inputs, strict=True))
+
+
+def test_crowdpose_as_it_ships_is_trained_on_train_and_val(pose_folder: Path, tmp_path: Path) -> None:
+    content = json.loads((pose_folder / "crowdpose/json/crowdpose_trainval.json").read_text())
+    shutil.copytree(pose_folder / "crowdpose/images", tmp_path / "images")
+    (tmp_path / "json").mkdir()
+    for place, name in enumerate(("train", "val")):
+        image = content["images"][place]
+        people = [entry for entry in content["annotations"] if entry["image_id"] == image["id"]]
+        part = {**content, "images": [image], "annotations": people}
+        (tmp_path / f"json/crowdpose_{name}.json").write_text(json.dumps(part))
+    source = open_files(DataConfig(name="crowdpose", root=tmp_path), train=True)
+    whole = open_files(DataConfig(name="crowdpose", root=pose_folder / "crowdpose"), train=True)
+    assert [source.truth(index) for index in range(2)] == [whole.truth(index) for index in range(2)]
+    assert np.array_equal(source.example(1, 0).rgb, whole.example(1, 0).rgb)
+
+
+def test_the_truth_of_an_evaluation_is_the_file(pose_folder: Path) -> None:
+    content = json.loads((pose_folder / "coco/annotations/person_keypoints_val2017.json").read_text())
+    source = open_files(DataConfig(name="coco", root=pose_folder / "coco"), train=False)
+    truths = [source.truth(index) for index in range(len(source))]
+    assert [truth["image_id"] for truth in truths] == [image["id"] for image in content["images"]]
+    people = {entry["id"]: entry for truth in truths for entry in truth["annotations"]}
+    assert len(people) == len(content["annotations"])
+    for entry in content["annotations"]:
+        for field in ("image_id", "category_id", "keypoints", "num_keypoints", "bbox", "iscrowd", "area"):
+            assert people[entry["id"]][field] == entry[field]
+
+
+# Made-up figures.
+
+
+def test_figures_are_new_in_each_epoch_and_the_same_when_held_out() -> None:
+    fresh, fixed = Figures(96, 10, is_fixed=False), Figures(96, 10, is_fixed=True)
+    assert np.array_equal(fresh.example(3, 11).rgb, fresh.example(4, 11).rgb)
+    assert not np.array_equal(fresh.example(3, 11).rgb, fresh.example(3, 12).rgb)
+    assert np.array_equal(fixed.example(3, 11).rgb, fixed.example(3, 12).rgb)
+    assert not np.array_equal(fixed.example(3, 0).rgb, fixed.example(4, 0).rgb)
+
+
+def test_figures_are_annotated_as_coco_is() -> None:
+    for index in range(40):
+        drawing = draw_figures(128, index)
+        truth = describe(drawing, index + 1)
+        assert len(truth["annotations"]) == len(drawing.joints)
+        for place, person in enumerate(truth["annotations"]):
+            joints = np.array(person["keypoints"]).reshape(17, 3)
+            assert set(joints[:, 2]) <= {0, 1, 2}
+            assert person["num_keypoints"] == (joints[:, 2] > 0).sum()
+            for x, y, seen in joints[joints[:, 2] == 2]:
+                assert drawing.owners[round(y), round(x)] == place + 1, seen
+            left, top, width, height = person["bbox"]
+            rows, columns = np.nonzero(drawing.owners == place + 1)
+            if len(rows):
+                assert (columns.min(), rows.min()) == (left, top)
+                assert (columns.max() + 1, rows.max() + 1) == (left + width, top + height)
+            # Everybody faces the viewer: their left is on the right.
+            ears = [joints[COCO.joints.index(f"{side}_ear")] for side in ("left", "right")]
+            if ears[0][2] and ears[1][2]:
+                assert ears[0][0] > ears[1][0]
+
+
+def test_settings_that_do_not_fit_are_refused() -> None:
+    assert set(SKELETONS) == {"coco", "crowdpose"}
+    base = copy.deepcopy(DataConfig().model_dump())
+    for change in ({"size_px": 100}, {"min_scale": 2.0}, {"train": "train2017"}):
+        with pytest.raises(ValueError, match=r"multiple of 32|more than max_scale|figures have none"):
+            DataConfig.model_validate({**base, **change})

@@ -1,0 +1,112 @@
+"""Skeletons show on any ground, one colour a person, at their places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.data.samples import Batch
+from lockstep.recipes.pose.drawing import colours, draw_answer, draw_people, draw_pictures
+from lockstep.recipes.pose.infer import Found, answer
+from lockstep.recipes.pose.metric import PoseMetric
+from lockstep.recipes.pose.skeletons import COCO
+
+
+def _person(left: float, score: float = 0.9) -> Any:
+    """Joints in a zigzag from (left, 40) to (left + 32, 140)."""
+    places = np.arange(17)
+    return np.column_stack([left + 32 * (places % 2), 40 + 6.0 * places, np.full(17, score)])
+
+
+def _pixels(image: Image.Image) -> Any:
+    return np.asarray(image).astype(int)
+
+
+@pytest.mark.parametrize("ground", [(255, 255, 255), (0, 0, 0), (255, 140, 0), (128, 128, 128)])
+def test_every_joint_shows_on_any_ground(ground: tuple[int, int, int]) -> None:
+    person = _person(60)
+    drawn = _pixels(draw_people(Image.new("RGB", (200, 200), ground), [person], COCO))
+    for x, y, _ in person:
+        around = drawn[int(y) - 3 : int(y) + 4, int(x) - 3 : int(x) + 4]
+        assert np.abs(around - ground).max() > 80
+
+
+def test_each_person_has_a_colour_of_their_own() -> None:
+    drawn = _pixels(draw_people(Image.new("RGB", (300, 200)), [_person(40), _person(200)], COCO))
+    first, second = colours(2)
+    assert np.abs(drawn[40, 40] - first).max() < 25
+    assert np.abs(drawn[40, 200] - second).max() < 25
+    assert np.abs(np.array(first) - second).max() > 100
+    assert len(set(colours(30))) == 30
+
+
+def test_missing_joints_and_their_limbs_are_left_out() -> None:
+    person = _person(60)
+    person[8:, 2] = 0
+    drawn = _pixels(draw_people(Image.new("RGB", (200, 200)), [person], COCO))
+    assert drawn[30:90].any()
+    assert not drawn[100:].any()
+
+
+def test_the_picture_itself_is_not_changed() -> None:
+    image = Image.new("RGB", (200, 200))
+    draw_people(image, [_person(60)], COCO)
+    assert not np.asarray(image).any()
+
+
+def test_a_file_is_drawn_with_its_answer_and_without_what_is_unsure(tmp_path: Path) -> None:
+    path = tmp_path / "street.png"
+    Image.new("RGB", (300, 200)).save(path)
+    people = np.stack([_person(40), _person(200, score=0.02)])
+    facts = answer(Found(people, np.array([0.9, 0.02]), np.zeros((2, 3), np.uint8)))
+    drawn = _pixels(draw_answer(path, facts, skeleton=COCO))
+    assert drawn.shape == (200, 300, 3)
+    assert drawn[:, :150].any()
+    assert not drawn[:, 150:].any()
+
+
+class Dark:
+    """Samples that are dark grey."""
+
+    def rgb(self, index: int) -> Any:
+        return np.full((200, 300, 3), 40 + index, np.uint8)
+
+
+def test_an_evaluation_is_drawn_as_found_there_and_heat(tmp_path: Path) -> None:
+    metric = PoseMetric(COCO, num_sketches=2)
+    people = [
+        {"keypoints": _person(40).ravel().tolist(), "num_keypoints": 17, "area": 900.0, "bbox": [0, 0, 50, 50],
+         "iscrowd": 0, "category_id": 1, "id": 1},
+    ]  # fmt: skip
+    targets = [{"image_id": number, "annotations": people, "crowd_index": None} for number in (7, 8, 9)]
+    heat = np.zeros((64, 96), np.uint8)
+    heat[32, 48] = 255
+    found = [Found(_person(200)[None], np.ones(1), heat)] * 3
+    metric.add(found, Batch(None, targets, torch.arange(3)))
+    draw_pictures(metric, Dark(), tmp_path)
+    sheet = _pixels(Image.open(tmp_path / "people.png"))
+    assert [path.name for path in tmp_path.iterdir()] == ["people.png"]
+    # Panels are 240 px wide, 8 apart, from 20 on: what was found is right in the first, what is there left in the next.
+    top, bottom = 45, 203
+    found_panel, there_panel, heat_panel = (sheet[top:bottom, 20 + 248 * n : 260 + 248 * n] for n in range(3))
+
+    def is_coloured(part: Any) -> bool:
+        return bool((part.max(axis=2) - part.min(axis=2) > 100).any())
+
+    assert is_coloured(found_panel[:, 120:])
+    assert not is_coloured(found_panel[:, :100])
+    assert is_coloured(there_panel[:, :100])
+    assert not is_coloured(there_panel[:, 120:])
+    middle = heat_panel[75:87, 112:130]
+    assert is_coloured(middle) or middle.max() > 200
+    assert heat_panel[:40, :60].max() < 60
+
+
+def test_an_evaluation_without_sketches_draws_nothing(tmp_path: Path) -> None:
+    draw_pictures(PoseMetric(COCO), Dark(), tmp_path)
+    assert not list(tmp_path.iterdir())

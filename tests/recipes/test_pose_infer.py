@@ -1,0 +1,300 @@
+"""The test path equals the reference's, with known people painted as the network's output; views and geometry."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from lockstep.data.samples import Batch
+from lockstep.recipes.pose.config import Config
+from lockstep.recipes.pose.group import Grouping
+from lockstep.recipes.pose.infer import Found, answer, coco_results, look, make_infer, prepare, read_picture, views_of
+from lockstep.recipes.pose.metric import PoseMetric
+from lockstep.recipes.pose.skeletons import COCO, SKELETONS
+
+CASES = [
+    f"{name}_scales{num_scales}_project{project}"
+    for name in ("crowdpose", "coco")
+    for num_scales in (1, 3)
+    for project in (1, 0)
+]
+STATS = {
+    "AP": "AP", "Ap .5": "AP50", "AP .75": "AP75", "AP (M)": "APM", "AP (L)": "APL", "AR": "AR", "AR .5": "AR/50",
+    "AR .75": "AR/75", "AR (M)": "AR/M", "AR (L)": "AR/L", "AP (easy)": "AP_easy", "AP (medium)": "AP_medium",
+    "AP (hard)": "AP_hard",
+}  # fmt: skip
+
+
+def paint_quickly(
+    people: Any, matrix: Any, width: int, height: int, divisor: int, flip: Any = None, *, tag_step: float
+) -> tuple[Any, Any]:
+    """What paint.py paints, to the bit, touching only the pixels where float32 is not 0."""
+    shape = (people.shape[1], height // divisor, width // divisor)
+    heat, tags = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    for person, joints in enumerate(people):
+        for joint, (x, y, flag) in enumerate(joints):
+            if flag <= 0:
+                continue
+            x, y = (matrix @ (x, y, 1.0)) / divisor
+            channel = joint
+            if flip is not None:
+                x, channel = shape[2] - 1 - x, flip[joint]
+            rows, columns = (slice(max(0, int(at) - 31), max(0, int(at) + 32)) for at in (y, x))
+            yy, xx = np.arange(shape[1])[rows, None], np.arange(shape[2])[columns]
+            value = (np.exp(-((xx - x) ** 2 + (yy - y) ** 2) / 8.0) * (0.9 - 0.01 * joint)).astype(np.float32)
+            heat[channel, rows, columns] = np.maximum(heat[channel, rows, columns], value)
+            tags[channel, rows, columns][value > 0.05] = tag_step * (person + 1)
+    return heat, tags
+
+
+class Painted(nn.Module):
+    """Says what a perfect network would say, whatever size it is asked at."""
+
+    def __init__(self, facts: Mapping[str, Any], people: Any, scales: Any) -> None:
+        super().__init__()
+        self.facts, self.people = facts, people
+        self.matrices = {(int(row[1]), int(row[2])): row[7:].reshape(2, 3) for row in scales}
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        height, width = images.shape[-2:]
+        coarse, fine = [], []
+        for is_mirrored in range(len(images)):
+            flip = self.facts["flip_index"] if is_mirrored else None
+            step = self.facts["tag_step_mirrored" if is_mirrored else "tag_step"]
+            asked = (self.people, self.matrices[width, height], width, height)
+            coarse.append(np.concatenate(paint_quickly(*asked, 4, flip, tag_step=step)))
+            fine.append(paint_quickly(*asked, 2, flip, tag_step=step)[0])
+        return [torch.from_numpy(np.stack(maps)) for maps in (coarse, fine)]
+
+
+class Valid:
+    """One case of pose_valid."""
+
+    def __init__(self, parity_folder: Path, pose_folder: Path, name: str) -> None:
+        self.facts = json.loads((parity_folder / "pose_valid.json").read_text())[name]
+        with np.load(parity_folder / "pose_valid.npz", allow_pickle=False) as arrays:
+            self.arrays = {key.split("/", 1)[1]: arrays[key] for key in arrays.files if key.startswith(name + "/")}
+        self.skeleton = SKELETONS[name.split("_")[0]]
+        self.images = pose_folder / ("coco/images/val2017" if self.skeleton is COCO else "crowdpose/images")
+        self.annotations = json.loads((pose_folder / self.facts["annotation_file"]).read_text())
+
+    @property
+    def numbers(self) -> range:
+        return range(sum(key.endswith("/image_id") and "results" not in key for key in self.arrays))
+
+    def rgb(self, number: int) -> Any:
+        image_id = int(self.arrays[f"{number}/image_id"])
+        name = next(image["file_name"] for image in self.annotations["images"] if image["id"] == image_id)
+        return np.asarray(Image.open(self.images / name).convert("RGB"))
+
+    def model(self, number: int) -> Painted:
+        return Painted(self.facts, self.arrays[f"{number}/people"], self.arrays[f"{number}/scales"])
+
+    def target(self, number: int) -> dict[str, Any]:
+        image_id = int(self.arrays[f"{number}/image_id"])
+        image = next(image for image in self.annotations["images"] if image["id"] == image_id)
+        people = [each for each in self.annotations["annotations"] if each["image_id"] == image_id]
+        return {"image_id": image_id, "crowd_index": image.get("crowdIndex"), "annotations": people}
+
+    def config(self) -> Config:
+        return _config(
+            {
+                "data": {"name": self.skeleton.name, "size_px": 512},
+                "test": {"scales": self.facts["scale_factor"], "project": self.facts["project2image"], "flip": True},
+            }
+        )
+
+    @cache  # noqa: B019
+    def found(self) -> list[Found]:
+        infer = make_infer(self.config())
+        return [infer(self.model(number), prepare(self.rgb(number))[None])[0] for number in self.numbers]
+
+
+@cache
+def _valid(parity_folder: Path, pose_folder: Path, name: str) -> Valid:
+    return Valid(parity_folder, pose_folder, name)
+
+
+@pytest.fixture(params=CASES)
+def valid(request: pytest.FixtureRequest, parity_folder: Path, pose_folder: Path) -> Valid:
+    return _valid(parity_folder, pose_folder, request.param)
+
+
+def test_the_network_paints_as_the_fixtures_painter(parity_folder: Path, pose_folder: Path) -> None:
+    spec = importlib.util.spec_from_file_location("paint", parity_folder / "paint.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    valid = _valid(parity_folder, pose_folder, "crowdpose_scales3_project1")
+    _, width, height, *_, a, b, c, d, e, f = valid.arrays["1/scales"][-1].tolist()
+    for flip in (None, valid.facts["flip_index"]):
+        asked = (valid.arrays["1/people"], np.array([[a, b, c], [d, e, f]]), int(width), int(height), 2, flip)
+        for theirs, ours in zip(module.paint(*asked, tag_step=3.0), paint_quickly(*asked, tag_step=3.0), strict=True):
+            assert np.array_equal(theirs, ours)
+
+
+def test_maps_and_people_are_the_references(valid: Valid) -> None:
+    # The last picture has the most people. All go through the test below.
+    for number in [valid.numbers[-1]] if len(valid.facts["scale_factor"]) == 1 else [0]:
+        expected = {key.split("/", 1)[1]: valid.arrays[key] for key in valid.arrays if key.startswith(f"{number}/")}
+        picture = prepare(valid.rgb(number))
+        views, base = views_of(picture, 512, valid.facts["scale_factor"])
+        assert [base.width, base.height] == expected["base_size"].tolist()
+        sizes = [[seen.width, seen.height] for seen in views.values()]
+        assert sizes == expected["scales"][:, 1:3].tolist()
+        project_to = base if valid.facts["project2image"] else None
+        heat, tags = look(valid.model(number), picture, views, project_to, mirrored=valid.skeleton.mirrored)
+        assert (1, *heat.shape) == tuple(expected["heat/shape"])
+        _same_sample(heat, expected, "heat")
+        _same_sample(tags.permute(1, 2, 3, 0), expected, "tags")
+        people, scores = Grouping(order=valid.skeleton.order).people(heat, tags)
+        assert np.abs(people - expected["grouped"]).max() <= 0.01
+        assert np.abs(scores - expected["scores"]).max() <= 1e-4
+
+
+def test_people_are_put_back_into_the_picture_as_the_references(valid: Valid) -> None:
+    for number, found in zip(valid.numbers, valid.found(), strict=True):
+        assert np.abs(found.joints - valid.arrays[f"{number}/final"][:, :, :3]).max() <= 0.01
+
+
+def test_results_in_cocos_form_are_the_references(valid: Valid) -> None:
+    results = [
+        result
+        for number, found in zip(valid.numbers, valid.found(), strict=True)
+        for result in coco_results(found, int(valid.arrays[f"{number}/image_id"]))
+    ]
+    assert [result["image_id"] for result in results] == valid.arrays["results/image_id"].tolist()
+    for name, tolerance in (("keypoints", 0.01), ("bbox", 0.02), ("score", 1e-4)):
+        ours = np.array([result[name] for result in results])
+        assert np.abs(ours - valid.arrays[f"results/{name}"]).max() <= tolerance
+
+
+def test_the_whole_path_gives_the_references_statistics(valid: Valid) -> None:
+    metric = PoseMetric(valid.skeleton)
+    targets = [valid.target(number) for number in valid.numbers]
+    metric.add(valid.found(), Batch(None, targets, torch.tensor(list(valid.numbers))))
+    figures = metric.result()
+    assert {STATS[name]: pytest.approx(value, abs=1e-6) for name, value in valid.facts["stats"].items()} == figures
+
+
+@pytest.mark.parametrize("name", ["coco_scales1_project1", "crowdpose_scales1_project1"])
+def test_pictures_are_sampled_as_the_reference_samples_them(parity_folder: Path, pose_folder: Path, name: str) -> None:
+    valid = _valid(parity_folder, pose_folder, name)
+    for number in valid.numbers:
+        picture = prepare(valid.rgb(number))
+        views, _ = views_of(picture, 512, [1])
+        pixels = views[1].sample(picture).permute(1, 2, 0).numpy()[3::16, 5::16].astype(int)
+        # Decoders of JPEG differ by a level or two.
+        assert (np.abs(pixels - valid.arrays[f"{number}/resized_rgb"]) <= 2).mean() >= 0.99
+
+
+def _config(settings: dict[str, Any]) -> Config:
+    return Config.model_validate({"recipe": "pose", **settings})
+
+
+def _same_sample(ours: Tensor, expected: Mapping[str, Any], name: str) -> None:
+    sample = ours.reshape(-1)[:: int(expected[f"{name}/step"])]
+    assert np.abs(sample.numpy() - expected[f"{name}/sample"]).max() <= 1e-4
+    assert ours.double().sum().item() == pytest.approx(float(expected[f"{name}/sum"]), rel=1e-6)
+
+
+class Flat(nn.Module):
+    """A network that finds one person: a peak of each joint in the middle of what it is shown."""
+
+    def __init__(self, num_joints: int, num_tags: int) -> None:
+        super().__init__()
+        self.num_joints, self.num_tags = num_joints, num_tags
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        number, _, height, width = images.shape
+        coarse = torch.zeros(number, self.num_joints + self.num_tags, height // 4, width // 4)
+        fine = torch.zeros(number, self.num_joints, height // 2, width // 2)
+        fine[:, :, height // 4 - 1 : height // 4 + 1, width // 4 - 1 : width // 4 + 1] = 1
+        return [coarse, fine]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 200), (160, 120), (65, 64)])
+@pytest.mark.parametrize("scales", [[1.0], [0.5, 1.0, 2.0]])
+def test_a_picture_of_any_size_is_looked_at(size: tuple[int, int], scales: list[float]) -> None:
+    config = _config({"data": {"size_px": 64}, "test": {"scales": scales}})
+    found = make_infer(config)(Flat(17, 17), [prepare(np.zeros((size[1], size[0], 3), np.uint8))])
+    assert len(found) == 1
+    assert np.isfinite(found[0].joints).all()
+    assert found[0].heat.size > 0
+
+
+def test_one_tag_map_for_all_joints_is_enough() -> None:
+    config = _config({"data": {"size_px": 64}, "model": {"tag_per_joint": False}})
+    found = make_infer(config)(Flat(17, 1), [prepare(np.zeros((64, 64, 3), np.uint8))])
+    assert len(found[0].joints) == 1
+    assert (found[0].joints[0, :, 2] > 0).all()
+    assert np.abs(found[0].joints[0, :, :2] - 32).max() <= 1.5
+
+
+def test_pictures_of_different_sizes_are_answered_one_by_one() -> None:
+    infer = make_infer(_config({"data": {"size_px": 64}}))
+    sizes = [(64, 64), (128, 64), (64, 192)]
+    pictures = [prepare(np.zeros((height, width, 3), np.uint8)) for width, height in sizes]
+    together = infer(Flat(17, 17), pictures)
+    for (width, height), picture, found in zip(sizes, pictures, together, strict=True):
+        assert np.array_equal(infer(Flat(17, 17), picture[None])[0].joints, found.joints)
+        middle = np.array([width, height]) / 2
+        assert np.abs(found.joints[0, :, :2] - middle).max() <= 2.5
+
+
+def test_an_answer_is_plain_json_in_cocos_form() -> None:
+    found = make_infer(_config({"data": {"size_px": 64}}))(
+        Flat(17, 17), prepare(np.zeros((64, 64, 3), np.uint8))[None]
+    )[0]
+    people = json.loads(json.dumps(answer(found)))["people"]
+    assert len(people) == 1
+    assert len(people[0]["keypoints"]) == 51
+    assert people[0]["category_id"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("000000000785.png", 785), ("COCO_val2014_000000000785.png", 785), ("street.png", "street")]
+)
+def test_a_persons_picture_is_known_by_its_number(tmp_path: Path, name: str, number: int | str) -> None:
+    Image.new("RGB", (70, 64)).save(tmp_path / name)
+    picture = read_picture(tmp_path / name)
+    # As predict does it: a batch of one, plain values in a list.
+    batch = {"rgb": picture["rgb"][None], "image_id": [picture["image_id"]]}
+    found = make_infer(_config({"data": {"size_px": 64}}))(Flat(17, 17), batch)
+    assert answer(found[0])["people"][0]["image_id"] == number
+
+
+@pytest.mark.parametrize(
+    ("scales", "why"), [([0.5, 2], "scale 1"), ([1, 1], "once"), ([0.7, 1], "half the smallest"), ([], "at least 1")]
+)
+def test_scales_that_do_not_go_together_are_refused(scales: list[float], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        _config({"test": {"scales": scales}})
+
+
+def test_mirroring_swaps_sides() -> None:
+    class Lopsided(Flat):
+        """Sees only joint 5, in the left half of what it is shown."""
+
+        def forward(self, images: Tensor) -> list[Tensor]:
+            coarse, fine = super().forward(images)
+            fine.zero_()
+            fine[:, 5, 8, 8] = 1
+            return [coarse, fine]
+
+    config = _config({"data": {"size_px": 64}, "test": {"refine": False, "project": False}})
+    found = make_infer(config)(Lopsided(17, 17), prepare(np.zeros((64, 64, 3), np.uint8))[None])[0]
+    left, right = found.joints[0, 5], found.joints[0, COCO.mirrored[5]]
+    assert left[0] < 32 < right[0]
+    assert left[0] + right[0] == pytest.approx(64, abs=2.5)

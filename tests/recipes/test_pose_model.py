@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.engine.pretrained import load_pretrained
+from lockstep.recipes.pose.config import ModelConfig
+from lockstep.recipes.pose.model import HigherHRNet
+
+CONFIGS = ("crowdpose_w32_512", "crowdpose_w48_640", "coco_w32_512", "coco_w48_640")
+TINY = ModelConfig(width=8, num_modules=(1, 2, 2), num_blocks=1, deconv_blocks=2)
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """As the fixtures were made: the number decides how sums are split, and Adam magnifies the last digit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fill(parity_folder: Path) -> ModuleType:
+    """The fixtures' own maker of weights and inputs from names and seeds."""
+    spec = importlib.util.spec_from_file_location("pose_parity_fill", parity_folder / "fill.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _filled(fill: ModuleType, model: HigherHRNet) -> HigherHRNet:
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in fill.fill(shapes).items()})
+    return model
+
+
+def _sampled(tensors: dict[str, Tensor], group: dict[str, np.ndarray], sample: Any) -> Iterator[tuple[Any, ...]]:
+    """For each recorded tensor: its name, our sample of it, and the recorded one."""
+    for place, name in enumerate(group["names"].tolist()):
+        first, last = group["offsets"][place : place + 2]
+        yield name, sample(tensors[name].detach().numpy()), group["samples"][first:last]
+
+
+def _group(arrays: Any, prefix: str) -> dict[str, np.ndarray]:
+    return {field: arrays[f"{prefix}/{field}"] for field in ("names", "samples", "offsets")}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_names_shapes_and_parameters_are_the_official_ones(parity_folder: Path, name: str) -> None:
+    official = json.loads((parity_folder / "pose_models.json").read_text())[name]
+    width, num_joints = int(name.split("_w")[1][:2]), official["config"]["MODEL"]["NUM_JOINTS"]
+    with torch.device("meta"):
+        model = HigherHRNet(ModelConfig(width=width), num_joints)
+    ours = {key: list(value.shape) for key, value in model.state_dict().items()}
+    assert list(ours.items()) == list(official["state"].items())
+    assert sum(parameter.numel() for parameter in model.parameters()) == official["params"]
+
+
+def test_the_full_net_says_what_the_official_one_says(parity_folder: Path, fill: ModuleType) -> None:
+    recorded = np.load(parity_folder / "pose_outputs.npz")
+    case = "crowdpose_w32_512/wide"
+    model = _filled(fill, HigherHRNet(ModelConfig(), 14)).eval()
+    images = torch.from_numpy(fill.noise(recorded[f"{case}/x_shape"], int(recorded[f"{case}/x_seed"])))
+    with torch.inference_mode():
+        outputs = model(images)
+    for stage, output in enumerate(outputs):
+        expected = recorded[f"{case}/y{stage}/sample"]
+        assert tuple(output.shape) == tuple(recorded[f"{case}/y{stage}/shape"])
+        ours = output.reshape(-1)[:: int(recorded[f"{case}/y{stage}/step"])].numpy()
+        assert np.abs(ours - expected).max() < 1e-4 * expected.std()
+
+
+@pytest.mark.parametrize("tag", ["crowdpose", "coco"])
+def test_a_small_net_evaluates_and_trains_as_the_official_one(parity_folder: Path, fill: ModuleType, tag: str) -> None:
+    recorded = np.load(parity_folder / "pose_tiny.npz")
+    model = _filled(fill, HigherHRNet(TINY, 14 if tag == "crowdpose" else 17))
+    images = torch.from_numpy(fill.noise(recorded[f"{tag}/x_shape"], int(recorded[f"{tag}/x_seed"])))
+
+    def check(outputs: list[Tensor], mode: str) -> None:
+        for stage, output in enumerate(outputs):
+            ours = output.detach().reshape(-1)[:: int(recorded[f"{tag}/{mode}/y{stage}/step"])].numpy()
+            expected = recorded[f"{tag}/{mode}/y{stage}/sample"]
+            assert np.abs(ours - expected).max() < 1e-5 * max(1.0, np.abs(expected).max())
+
+    model.eval()
+    with torch.inference_mode():
+        check(model(images), "eval")
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    sample = partial(fill.sample, about=64)
+    losses = []
+    for step in range(3):
+        outputs = model(images)
+        loss = sum(((output**2).mean() for output in outputs), torch.zeros(()))
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}  # type: ignore[union-attr]
+        optimizer.step()
+        if step:
+            continue
+        check(outputs, "train")
+        large = {}
+        for name, ours, expected in _sampled(gradients, _group(recorded, f"{tag}/train/grad"), sample):
+            assert np.abs(ours - expected).max() <= 1e-4 * np.abs(expected).max() + 1e-12, name
+            large[name] = np.abs(expected) > 1e-6
+        for name, ours, expected in _sampled(model.state_dict(), _group(recorded, f"{tag}/train/after"), sample):
+            where = large.get(name, np.ones(np.shape(ours), bool))
+            assert np.allclose(ours[where], expected[where], rtol=1e-4, atol=1e-5), name
+    assert losses == pytest.approx(recorded[f"{tag}/train/losses"].tolist(), rel=1e-4)
+
+
+def test_a_fresh_net_starts_as_the_official_one(parity_folder: Path) -> None:
+    official = json.loads((parity_folder / "pose_tiny.json").read_text())["coco"]["init_mean_std"]
+    torch.manual_seed(1)
+    for name, tensor in HigherHRNet(TINY, 17).state_dict().items():
+        mean, std = official[name]
+        if std == 0:
+            assert torch.all(tensor == mean), name
+        elif tensor.numel() > 1000:
+            assert tensor.std().item() == pytest.approx(std, rel=0.1), name
+            assert abs(tensor.mean().item()) < 0.2 * std, name
+
+
+def test_an_official_training_checkpoint_loads_whole(tmp_path: Path) -> None:
+    trained, fresh = HigherHRNet(TINY, 14), HigherHRNet(TINY, 14)
+    state = {f"module.{name}": value for name, value in trained.state_dict().items()}
+    torch.save({"epoch": 300, "state_dict": state}, tmp_path / "official.pth.tar")
+    load_pretrained(fresh, tmp_path / "official.pth.tar")
+    assert all(torch.equal(value, fresh.state_dict()[name]) for name, value in trained.state_dict().items())
+
+
+def test_a_classifier_with_the_same_trunk_gives_its_trunk(tmp_path: Path) -> None:
+    trained, fresh = HigherHRNet(TINY, 17), HigherHRNet(TINY, 17)
+    head = fresh.final_layers[0].weight.clone()
+    state = {name: value for name, value in trained.state_dict().items() if not name.startswith(("final", "deconv"))}
+    torch.save({**state, "classifier.weight": torch.zeros(1000, 2048)}, tmp_path / "hrnet.pth")
+    load_pretrained(fresh, tmp_path / "hrnet.pth")
+    assert torch.equal(fresh.conv1.weight, trained.conv1.weight)
+    assert torch.equal(fresh.final_layers[0].weight, head)
+
+
+def test_one_map_of_tags_for_all_joints() -> None:
+    model = HigherHRNet(TINY.model_copy(update={"tag_per_joint": False}), 17).eval()
+    with torch.inference_mode():
+        coarse, fine = model(torch.zeros(1, 3, 64, 96))
+    assert coarse.shape == (1, 18, 16, 24)
+    assert fine.shape == (1, 17, 32, 48)

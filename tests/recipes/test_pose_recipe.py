@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.config.load import load
+from lockstep.data.keyed import keys
+from lockstep.engine.parts import Parts
+from lockstep.recipes.catalog import find
+from lockstep.recipes.pose.config import Config, DataConfig, MakeConfig
+from lockstep.recipes.pose.data import TrainPictures
+from lockstep.recipes.pose.files import open_files
+from lockstep.recipes.pose.make import make
+from lockstep.recipes.pose.recipe import build
+
+SMALL = {"width": 4, "num_modules": [1, 1, 1], "num_blocks": 1, "stem_width": 8, "stem_blocks": 1, "deconv_blocks": 0}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _parts(**settings: Any) -> Parts:
+    torch.manual_seed(0)
+    data = {"size_px": 64, "num_train": 4, "num_eval": 2, "sigma": 1.0, **settings.pop("data", {})}
+    return build(Config.model_validate({"recipe": "pose", "data": data, "model": {**SMALL, **settings}}))
+
+
+def _steps(parts: Parts, num_steps: int) -> list[dict[str, float]]:
+    data = parts.train_data()
+    optimizer = torch.optim.Adam(parts.model.parameters(), lr=5e-3)
+    indices, history = np.arange(len(data)), []
+    for _ in range(num_steps):
+        batch = data.batch(indices, keys(0, 0, indices))
+        terms = parts.loss(parts.model(batch.inputs), batch)
+        optimizer.zero_grad()
+        sum(terms.values(), torch.zeros(())).backward()
+        optimizer.step()
+        history.append({name: term.item() for name, term in terms.items()})
+    return history
+
+
+def test_the_recipe_learns_finds_draws_and_answers(tmp_path: Path) -> None:
+    parts = _parts()
+    history = _steps(parts, 20)
+    assert list(history[0]) == ["heatmap0", "heatmap1", "push0", "pull0"]
+    assert history[-1]["heatmap0"] < 0.8 * history[0]["heatmap0"]
+
+    parts.model.eval()
+    data, metric = parts.eval_data(), parts.metric()
+    indices = np.arange(len(data))
+    assert parts.infer is not None
+    with torch.inference_mode():
+        batch = data.batch(indices, keys(0, 0, indices))
+        metric.add(parts.infer(parts.model, batch.inputs), batch)
+    assert metric.num_samples == 2
+    assert parts.best[0] in metric.result()
+    assert parts.draw is not None
+    parts.draw(metric, data, tmp_path / "pictures")
+    assert list((tmp_path / "pictures").glob("*.png"))
+
+    Image.new("RGB", (90, 70), (120, 40, 40)).save(tmp_path / "a.jpg")
+    assert parts.read_input is not None
+    assert parts.answer is not None
+    assert parts.draw_answer is not None
+    picture = parts.read_input(tmp_path / "a.jpg")
+    with torch.inference_mode():
+        found = parts.infer(parts.model, {"rgb": picture["rgb"][None], "image_id": [picture["image_id"]]})
+    answer = parts.answer(found[0])
+    json.dumps(answer)
+    assert parts.draw_answer(tmp_path / "a.jpg", answer).size == (90, 70)
+
+
+def test_a_run_starts_from_weights_that_are_given(tmp_path: Path) -> None:
+    first = _parts()
+    _steps(first, 1)
+    torch.save({"state_dict": first.model.state_dict()}, tmp_path / "first.pth")
+    second = _parts(weights=str(tmp_path / "first.pth"))
+    assert second.start is not None
+    assert second.start(second.model)
+    state = second.model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in first.model.state_dict().items())
+    assert _parts().start is None
+
+
+def test_the_data_that_is_made_is_read_as_coco(tmp_path: Path) -> None:
+    said = make(MakeConfig(num_train=24, num_eval=3, size_px=96), tmp_path)
+    assert "24 + 3 pictures" in said
+    config = DataConfig(name="coco", root=tmp_path, size_px=64)
+    source = open_files(config, train=True)
+    assert len(source) == 24
+    people = [person for index in range(24) for person in source.truth(index)["annotations"]]
+    assert any(person["iscrowd"] for person in people)
+    assert any(not person["iscrowd"] and not person["num_keypoints"] for person in people)
+    hidden = [example.mask for example in (source.example(index, 0) for index in range(24)) if example.mask is not None]
+    assert hidden
+    assert all(0 < (mask == 0).mean() < 0.5 for mask in hidden)
+    batch = TrainPictures(source, config).batch(np.arange(4), keys(0, 0, np.arange(4)))
+    assert torch.isfinite(batch.inputs).all()
+    again = tmp_path / "again"
+    make(MakeConfig(num_train=24, num_eval=3, size_px=96), again)
+    for path in sorted(tmp_path.glob("annotations/*.json")):
+        assert path.read_bytes() == (again / "annotations" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("preset", "num_joints"),
+    [("pose/crowdpose_w32_512", 14), ("pose/coco_w32_512", 17), ("pose/coco_w48_640", 17)],
+)
+def test_the_presets_are_the_official_settings(parity_folder: Path, preset: str, num_joints: int) -> None:
+    name = preset.partition("/")[2]
+    official = json.loads((parity_folder / "pose_models.json").read_text())[name]["config"]
+    source = find(preset)
+    config = load(source.config_class, source.layers, []).config
+    assert isinstance(config, Config)
+    data, train, test = official["DATASET"], official["TRAIN"], official["TEST"]
+    assert config.skeleton.num_joints == num_joints == official["MODEL"]["NUM_JOINTS"]
+    assert config.model.width == official["MODEL"]["EXTRA"]["STAGE2"]["NUM_CHANNELS"][0]
+    ours = (config.data.size_px, config.data.sigma, config.data.max_rotation_deg, config.data.flip)
+    assert ours == (data["INPUT_SIZE"], data["SIGMA"], data["MAX_ROTATION"], data["FLIP"])
+    ours = (config.data.min_scale, config.data.max_scale, config.data.max_shift_px, config.data.max_people)
+    assert ours == (data["MIN_SCALE"], data["MAX_SCALE"], data["MAX_TRANSLATE"], data["MAX_NUM_PEOPLE"])
+    assert config.data.scale_side == data["SCALE_TYPE"]
+    assert list(config.loss.heatmap) == official["LOSS"]["HEATMAPS_LOSS_FACTOR"]
+    assert config.loss.push == official["LOSS"]["PUSH_LOSS_FACTOR"][0]
+    assert config.loss.pull == official["LOSS"]["PULL_LOSS_FACTOR"][0]
+    assert config.loss.push_form == official["LOSS"]["AE_LOSS_TYPE"]
+    assert config.micro_batch == train["IMAGES_PER_GPU"]
+    assert (config.epochs, list(config.optim.milestones)) == (train["END_EPOCH"], train["LR_STEP"])
+    assert (config.optim.name, config.optim.lr, config.optim.gamma) == ("adam", train["LR"], train["LR_FACTOR"])
+    assert config.batch_norm == "sync"
+    assert (config.test.flip, config.test.adjust, config.test.refine) == (True, test["ADJUST"], test["REFINE"])
+    assert (config.test.detection_threshold, config.test.nms_kernel) == (0.1, test["NMS_KERNEL"])
+    assert (config.test.project, config.test.tag_threshold) == (test["PROJECT2IMAGE"], test["TAG_THRESHOLD"])
