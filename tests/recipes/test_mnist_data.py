@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.data.keyed import keys
+from lockstep.errors import DataError
+from lockstep.recipes.mnist.config import DataConfig
+from lockstep.recipes.mnist.data import SCALES, Pictures, open_pictures, read_digits, read_mnist
+from lockstep.recipes.mnist.idx import read_idx
+
+
+def _idx(content: np.ndarray) -> bytes:
+    return bytes((0, 0, 8, content.ndim)) + struct.pack(f">{content.ndim}I", *content.shape) + content.tobytes()
+
+
+def _write_mnist(folder: Path, num_images: int = 5, num_labels: int = 5) -> DataConfig:
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "t10k"):
+        images = np.arange(num_images * 784, dtype=np.uint8).reshape(num_images, 28, 28)
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(_idx(images))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(_idx(np.arange(num_labels, dtype=np.uint8) % 10))
+    return DataConfig(root=folder, download=False)
+
+
+def _fault(config: DataConfig) -> str:
+    with pytest.raises(DataError) as caught:
+        read_mnist(config, train=True)
+    return str(caught.value)
+
+
+def test_mnist_is_read_as_it_was_published(mnist_folder: Path, repo: Path) -> None:
+    path = repo.parent / "shared" / "parity" / "mnist.json"
+    if not path.exists():
+        pytest.skip("the published figures, ../shared/parity/mnist.json, are not there")
+    published = json.loads(path.read_text())
+    for part, train in (("train", True), ("t10k", False)):
+        images, labels = read_mnist(DataConfig(root=mnist_folder, download=False), train=train)
+        of_images, of_labels = published[f"{part}-images-idx3-ubyte.gz"], published[f"{part}-labels-idx1-ubyte.gz"]
+        assert list(images.shape) == of_images["shape"]
+        assert int(images.sum(dtype=np.int64)) == of_images["sum"]
+        assert images.mean() / 255 == pytest.approx(of_images["mean"], rel=1e-9)
+        for index, row in of_images["centre_row"].items():
+            assert images[int(index), 14].tolist() == row
+        assert np.bincount(labels).tolist() == of_labels["counts"]
+        assert labels[:20].tolist() == of_labels["first20"]
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("inside", ["", "MNIST/raw"])
+def test_mnist_is_found_plain_or_packed_also_where_torchvision_puts_it(
+    tmp_path: Path, ending: str, inside: str
+) -> None:
+    _write_mnist(tmp_path / inside)
+    pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[ending]
+    for path in list((tmp_path / inside).iterdir()):
+        content = path.read_bytes()
+        path.unlink()
+        path.with_name(path.name + ending).write_bytes(pack(content))
+    images, labels = read_mnist(DataConfig(root=tmp_path, download=False), train=False)
+    assert images.shape == (5, 28, 28)
+    assert labels.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_missing_file_is_named_with_what_was_expected(tmp_path: Path) -> None:
+    text = _fault(DataConfig(root=tmp_path, download=False))
+    assert f"{tmp_path} holds no train-images-idx3-ubyte" in text
+    assert "data.root" in text
+
+
+def test_an_empty_file_is_named(tmp_path: Path) -> None:
+    config = _write_mnist(tmp_path)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"")
+    assert f"{tmp_path}/train-images-idx3-ubyte is empty" in _fault(config)
+
+
+@pytest.mark.parametrize("num_bytes", [2, 4, 10, 16, 500])
+def test_a_cut_off_file_is_named(tmp_path: Path, num_bytes: int) -> None:
+    config = _write_mnist(tmp_path)
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    assert f"{path} is cut off" in _fault(config)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+def test_a_cut_off_packed_file_is_named(tmp_path: Path, pack) -> None:  # type: ignore[no-untyped-def]
+    config = _write_mnist(tmp_path)
+    path = tmp_path / "train-images-idx3-ubyte"
+    packed = path.with_name(path.name + (".gz" if pack is gzip.compress else ".xz"))
+    packed.write_bytes(pack(path.read_bytes())[:-20])
+    path.unlink()
+    assert f"{packed} can't be unpacked" in _fault(config)
+
+
+def test_a_file_that_is_too_long_is_named(tmp_path: Path) -> None:
+    config = _write_mnist(tmp_path)
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes() + b"x")
+    assert "goes on after its end" in _fault(config)
+
+
+def test_a_wrong_magic_is_shown(tmp_path: Path) -> None:
+    config = _write_mnist(tmp_path)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\x89PNG and so on, for a while")
+    text = _fault(config)
+    assert "first bytes 89 50 4e 47" in text
+    assert "00 00 08 03" in text
+
+
+def test_labels_in_place_of_pictures_are_recognised(tmp_path: Path) -> None:
+    _write_mnist(tmp_path)
+    with pytest.raises(DataError, match="swapped"):
+        read_idx(tmp_path / "train-labels-idx1-ubyte", num_dims=3)
+
+
+def test_unequal_numbers_of_pictures_and_labels_are_told(tmp_path: Path) -> None:
+    text = _fault(_write_mnist(tmp_path, num_images=6, num_labels=5))
+    assert "6 pictures, but 5 labels" in text
+    assert "train-labels-idx1-ubyte" in text
+
+
+def test_pictures_of_another_size_are_told(tmp_path: Path) -> None:
+    config = _write_mnist(tmp_path)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(_idx(np.zeros((5, 32, 30), np.uint8)))
+    assert "pictures of 30x32" in _fault(config)
+
+
+def test_a_label_that_is_no_digit_is_told(tmp_path: Path) -> None:
+    config = _write_mnist(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(_idx(np.array([1, 2, 11, 3, 4], np.uint8)))
+    assert "label 11 at place 2" in _fault(config)
+
+
+def test_a_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "is a file" in _fault(DataConfig(root=tmp_path / "file", download=False))
+
+
+def test_a_folder_that_leads_nowhere_is_told(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert f"the data folder {tmp_path}/loop can't be read" in _fault(DataConfig(root=tmp_path / "loop"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may enter every folder")
+def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path) -> None:
+    config = _write_mnist(tmp_path / "closed")
+    (tmp_path / "closed").chmod(0)
+    try:
+        assert "can't be read: Permission denied" in _fault(config)
+    finally:
+        (tmp_path / "closed").chmod(0o700)
+
+
+def test_digits_hold_out_a_fifth_of_each_class() -> None:
+    images, labels = read_digits(train=True)
+    held_images, held_labels = read_digits(train=False)
+    assert (len(images), len(held_images)) == (1437, 360)
+    counts, held_counts = np.bincount(labels), np.bincount(held_labels)
+    assert np.abs(held_counts - (counts + held_counts) / 5).max() <= 1
+    seen = {image.tobytes() for image in images}
+    assert not any(image.tobytes() in seen for image in held_images)
+
+
+def test_normalised_pictures_have_mean_0_and_deviation_1(mnist_folder: Path) -> None:
+    for config in (DataConfig(name="digits"), DataConfig(root=mnist_folder, num_train=20_000)):
+        samples = open_pictures(config, train=True)
+        everything = np.arange(len(samples))
+        inputs = samples.batch(everything, everything.astype(np.uint64)).inputs
+        assert abs(inputs.mean().item()) < 0.01
+        assert abs(inputs.std().item() - 1) < 0.01
+
+
+def test_a_shift_follows_from_the_key_alone() -> None:
+    images, labels = read_digits(train=True)
+    samples = Pictures(images, labels, SCALES["digits"], shift_px=2)
+    indices = np.arange(100)
+    whole = samples.batch(indices, keys(0, 1, indices)).inputs
+    order = np.random.default_rng(0).permutation(100)
+    for part in np.array_split(order, 7):
+        assert torch.equal(samples.batch(part, keys(0, 1, part)).inputs, whole[part])
+    assert not torch.equal(samples.batch(indices, keys(0, 2, indices)).inputs, whole)
+
+
+def test_a_shift_moves_a_picture_by_every_whole_number_of_pixels() -> None:
+    image = np.zeros((1, 8, 8), np.uint8)
+    image[0, 4, 4] = 16
+    samples = Pictures(image, np.zeros(1, np.uint8), SCALES["digits"], shift_px=1)
+    indices = np.zeros(500, np.int64)
+    inputs = samples.batch(indices, keys(0, 0, np.arange(500))).inputs[:, 0]
+    assert set(map(tuple, np.argwhere(inputs.numpy() > 0)[:, 1:].tolist())) == {
+        (row, column) for row in (3, 4, 5) for column in (3, 4, 5)
+    }
+
+
+def test_held_out_pictures_are_never_shifted() -> None:
+    samples = open_pictures(DataConfig(name="digits", shift_px=2), train=False)
+    indices = np.arange(360)
+    first, second = (samples.batch(indices, keys(0, epoch, indices)).inputs for epoch in (0, 1))
+    assert torch.equal(first, second)
+
+
+def test_fewer_pictures_can_be_asked_for() -> None:
+    config = DataConfig(name="digits", num_train=101, num_eval=7)
+    assert len(open_pictures(config, train=True)) == 101
+    assert len(open_pictures(config, train=False)) == 7

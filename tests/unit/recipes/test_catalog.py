@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lockstep.recipes
+from lockstep.config.load import load
+from lockstep.config.schema import RunConfig
+from lockstep.errors import ConfigError
+from lockstep.recipes import catalog
+from lockstep.recipes.catalog import Source, find, presets, recipes
+
+CONFIG = """
+from pydantic import Field
+from lockstep.config.schema import RunConfig, Settings
+
+class DataConfig(Settings):
+    sides: int = Field(default=3, ge=3, description="corners of a shape")
+
+class Config(RunConfig):
+    data: DataConfig = Field(default=DataConfig(), description="which shapes")
+"""
+RECIPE = "def build(config):\n    return ('parts', config.data.sides)\n"
+
+
+@pytest.fixture(autouse=True)
+def _imports_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        origin = getattr(sys.modules[name], "__file__", None) or ""
+        if "pytest" in origin or name.startswith(("lockstep.recipes.shapes", "lockstep.recipes.waves")):
+            del sys.modules[name]
+            parent, _, child = name.rpartition(".")
+            if parent == "lockstep.recipes" and hasattr(lockstep.recipes, child):
+                delattr(lockstep.recipes, child)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of recipes beside Lockstep's own; the test works in tmp_path."""
+    monkeypatch.setattr(lockstep.recipes, "__path__", [*lockstep.recipes.__path__, str(tmp_path / "shelf")])
+    monkeypatch.chdir(tmp_path)
+    for name, names in {"shapes": ["shapes", "stars", "small"], "waves": ["small"]}.items():
+        folder = tmp_path / "shelf" / name
+        (folder / "presets").mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / "config.py").write_text(CONFIG)
+        (folder / "recipe.py").write_text(RECIPE)
+        for number, preset in enumerate(names):
+            text = f"# {preset} of {name}\nrecipe: {name}\nepochs: {number + 2}\ndata: {{sides: {number + 3}}}\n"
+            (folder / "presets" / f"{preset}.yaml").write_text(text)
+    return tmp_path
+
+
+def config_of(source: Source, *overrides: str) -> RunConfig:
+    return load(source.config_class, source.layers, overrides).config
+
+
+def built(source: Source, *overrides: str) -> Any:
+    """What a test's own `build` gave, which is anything but Parts."""
+    return source.build(config_of(source, *overrides))
+
+
+def refused(name: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        find(name)
+    return caught.value
+
+
+def test_recipes_and_their_presets_are_listed_the_default_first(shelf: Path) -> None:
+    assert {"mnist", "shapes", "waves"} <= set(recipes())
+    assert [preset.name for preset in presets("shapes")] == ["shapes", "small", "stars"]
+    assert presets("shapes")[2].meaning == "stars of shapes"
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "preset", "epochs"),
+    [
+        ("shapes", "shapes", "shapes", 2),
+        ("shapes/stars", "shapes", "stars", 3),
+        ("stars", "shapes", "stars", 3),
+        ("waves/small", "waves", "small", 2),
+        ("waves", "waves", None, 10),
+    ],
+)
+def test_a_recipe_or_preset_is_found_by_name(
+    shelf: Path, name: str, recipe: str, preset: str | None, epochs: int
+) -> None:
+    source = find(name)
+    config = config_of(source)
+    assert (source.recipe, source.preset_name, source.name) == (recipe, preset, preset or recipe)
+    assert (config.recipe, config.epochs) == (recipe, epochs)
+
+
+def test_the_parts_are_built_by_the_recipe(shelf: Path) -> None:
+    source = find("stars")
+    assert built(source, "data.sides=9") == ("parts", 9)
+
+
+def test_a_preset_of_two_recipes_is_asked_for_by_its_full_name(shelf: Path) -> None:
+    error = refused("small")
+    assert error.what == "several recipes have a preset called small"
+    assert error.facts["do"] == "say which: shapes/small or waves/small"
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("shape", "shapes"), ("shapes/star", "shapes/stars"), ("starts", "stars"), ("qqq", None)]
+)
+def test_an_unknown_name_lists_what_there_is(shelf: Path, name: str, nearest: str | None) -> None:
+    error = refused(name)
+    assert error.what == f"there is no recipe or preset called {name}"
+    assert error.facts.get("nearest") == nearest
+    assert {"mnist", "shapes", "waves"} <= set(error.facts["recipes"].split(", "))
+    assert "shapes/stars" in error.facts["presets"].replace("\n", " ")
+    assert all(len(line) <= 80 for line in str(error).splitlines())
+
+
+def test_a_run_folder_is_recognised_as_one(shelf: Path) -> None:
+    (shelf / "run").mkdir()
+    (shelf / "run" / "config.yaml").write_text("recipe: shapes")
+    assert "run is a run folder" in refused("run").facts["do"]
+
+
+def test_a_yaml_file_goes_over_the_recipes_default_preset(shelf: Path) -> None:
+    (shelf / "my.yaml").write_text("recipe: shapes\ndata: {sides: 7}\n")
+    source = find("my.yaml")
+    loaded = load(source.config_class, source.layers)
+    assert (source.name, source.recipe, source.preset_name) == ("my", "shapes", "shapes")
+    assert (loaded.config.epochs, loaded.config.recipe) == (2, "shapes")
+    assert loaded.diff == {"data": {"sides": 7}}
+
+
+def test_a_yaml_file_can_go_over_another_preset(shelf: Path) -> None:
+    (shelf / "my.yaml").write_text("recipe: shapes/stars\nseed: 5\n")
+    config = config_of(find(str(shelf / "my.yaml")))
+    assert (config.epochs, config.seed, config.recipe) == (3, 5, "shapes")
+
+
+def test_a_resolved_config_finds_its_recipe_again(shelf: Path) -> None:
+    from lockstep.config.document import to_yaml
+
+    source = find("stars")
+    first = load(source.config_class, source.layers, ["seed=3"])
+    (shelf / "config.yaml").write_text(to_yaml(first.resolved))
+    assert config_of(find("config.yaml")) == first.config
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "given"),
+    [
+        ("epochs: 3", "my.yaml does not name a recipe", None),
+        ("epochs: 3\nrecipe: 7", "my.yaml does not name a recipe", "my.yaml:2: recipe: 7"),
+        ("recipe: other.yaml", "recipe can't be another YAML file", "my.yaml:1: recipe: other.yaml"),
+        ("\nrecipe: shaps", "there is no recipe or preset called shaps", "my.yaml:2"),
+        ("recipe: none.py", "there is no file none.py", "my.yaml:1"),
+    ],
+)
+def test_a_yaml_file_without_a_usable_recipe_is_refused(shelf: Path, text: str, what: str, given: str | None) -> None:
+    (shelf / "my.yaml").write_text(text)
+    error = refused("my.yaml")
+    assert (error.what, error.facts.get("given")) == (what, given)
+
+
+def test_a_wrong_value_in_a_preset_or_file_has_its_line(shelf: Path) -> None:
+    (shelf / "my.yaml").write_text("recipe: shapes\n\ndata:\n  sides: 2\n")
+    with pytest.raises(ConfigError, match=r"data\.sides can't be 2\n.*my\.yaml:4"):
+        config_of(find("my.yaml"))
+
+
+def test_a_file_that_is_not_there_is_named_with_its_neighbour(shelf: Path) -> None:
+    (shelf / "mine.yaml").touch()
+    assert refused("mien.yaml").what == "there is no file mien.yaml"
+    assert refused("mien.yaml").facts["nearest"] == "mine.yaml"
+    assert refused("nowhere/mine.yaml").facts["where"] == "there is no folder nowhere either"
+    (shelf / "folder.py").mkdir()
+    assert refused("folder.py").what == "folder.py is a folder"
+
+
+def test_a_recipe_file_is_used_with_its_own_settings_and_neighbours(shelf: Path) -> None:
+    folder = shelf / "project"
+    folder.mkdir()
+    (folder / "corners.py").write_text("EXTRA = 100\n")
+    (folder / "recipe.py").write_text(
+        CONFIG
+        + "PRESET = {'epochs': 4, 'data': {'sides': 5}}\n"
+        + "def build(config):\n    import corners\n    return config.data.sides + corners.EXTRA\n"
+    )
+    source = find("project/recipe.py")
+    loaded = load(source.config_class, source.layers, ["seed=2"])
+    assert source.name == "project"
+    assert loaded.config.recipe == source.recipe == str(folder / "recipe.py")
+    assert (loaded.config.epochs, loaded.diff) == (4, {"seed": 2})
+    assert built(source) == 105
+
+
+def test_a_recipe_file_needs_only_build(shelf: Path) -> None:
+    (shelf / "tiny.py").write_text("def build(config):\n    return config.epochs\n")
+    source = find("tiny.py")
+    assert source.name == "tiny"
+    assert source.config_class is RunConfig
+    assert built(source) == 10
+
+
+def test_a_yaml_file_names_a_recipe_file_beside_it(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (shelf / "project").mkdir()
+    (shelf / "project" / "tiny.py").write_text("def build(config):\n    return config.epochs\n")
+    (shelf / "project" / "my.yaml").write_text("recipe: tiny.py\nepochs: 6\n")
+    assert config_of(find("project/my.yaml")).epochs == 6
+    assert find("project/my.yaml").recipe == str(shelf / "project" / "tiny.py")
+
+
+def test_two_recipe_files_of_one_name_do_not_mix(shelf: Path) -> None:
+    for number in (1, 2):
+        (shelf / f"p{number}").mkdir()
+        (shelf / f"p{number}" / "recipe.py").write_text(f"def build(config):\n    return {number}\n")
+    sources = [find(f"p{number}/recipe.py") for number in (1, 2, 1, 2)]
+    assert [built(source) for source in sources] == [1, 2, 1, 2]
+
+
+def test_a_recipe_file_called_like_a_standard_module_leaves_that_alone(shelf: Path) -> None:
+    import json
+
+    (shelf / "json.py").write_text("def build(config):\n    return 1\n")
+    assert built(find("json.py")) == 1
+    assert sys.modules["json"] is json
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "given"),
+    [
+        ("x = 1\n", "bad.py is no recipe: it has no build", None),
+        ("Config = 3\ndef build(config): ...\n", "Config in bad.py is not a kind of RunConfig", None),
+        ("PRESET = 3\ndef build(config): ...\n", "PRESET in bad.py is not a dict", None),
+        ("x = 1\ndef build(config:\n", "bad.py can't be imported: SyntaxError", "bad.py:2"),
+        ("\nimport not_there\n", "bad.py can't be imported: ModuleNotFoundError", "bad.py:2"),
+        ("\n\n1 / 0\n", "bad.py can't be imported: ZeroDivisionError", "bad.py:3"),
+    ],
+)
+def test_a_recipe_file_that_can_not_be_used_says_why(shelf: Path, text: str, what: str, given: str | None) -> None:
+    (shelf / "bad.py").write_text(text)
+    error = refused("bad.py")
+    assert (error.what, error.facts.get("given")) == (what, given)
+
+
+def test_every_preset_that_comes_with_lockstep_is_right() -> None:
+    found = [preset for recipe in catalog.recipes() for preset in presets(recipe)]
+    assert {"mnist", "tutorial", "digits"} <= {preset.name for preset in found}
+    for preset in found:
+        config_of(find(f"{preset.recipe}/{preset.name}"))
+        assert preset.meaning
+
+
+def test_a_recipe_that_keeps_facts_is_built_with_them_and_finds_them_where_there_are_none(shelf: Path) -> None:
+    text = "def facts(config):\n    return {'from': 'data'}\ndef build(config, facts):\n    return dict(facts)\n"
+    (shelf / "shelf" / "waves" / "recipe.py").write_text(text)
+    source = find("waves")
+    config = config_of(source)
+    assert source.facts(config) == {"from": "data"}
+    parts: Any = source.build(config, {"from": "run"})
+    assert parts == {"from": "run"}
+    assert built(source) == {"from": "data"}
+
+
+def test_a_recipe_without_facts_is_built_by_its_settings_alone(shelf: Path) -> None:
+    source = find("shapes")
+    assert source.facts(config_of(source)) == {}
+    parts: Any = source.build(config_of(source), {})
+    assert parts == ("parts", 3)
