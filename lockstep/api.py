@@ -1,0 +1,277 @@
+"""Training as a function, and a world for a person's own loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.cluster import forkserver
+from lockstep.cluster.env import ALONE, Placement, placement
+from lockstep.cluster.size import Size, parse_size
+from lockstep.cluster.stop import StopSignal
+from lockstep.config.load import load
+from lockstep.config.schema import RunConfig
+from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError, LockstepError, TrainError
+from lockstep.recipes.catalog import find
+from lockstep.report.console import Console
+from lockstep.report.log import log_path
+from lockstep.report.starting import said_if_slow
+from lockstep.start import PRELOAD, Ask, check_resume, default_procs, join_world, launch_here, nodes_of, place_of
+
+if TYPE_CHECKING:
+    from lockstep.cluster.world import World
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is complete.
+
+    Attributes:
+        folder: All of it.
+        metrics: Of the last evaluation, by name.
+        weights_sha256: One hash of the final weights.
+        result: All of `result.json`.
+    """
+
+    folder: Path
+    metrics: dict[str, float]
+    weights_sha256: str
+    result: dict[str, Any]
+
+
+class Stopped(SystemExit, KeyboardInterrupt):
+    """Ctrl-C during `train`, which has saved then. A script that does not catch it ends without a traceback."""
+
+
+def train(
+    source: str | Path,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    procs: int | None = None,
+    run_dir: str | Path | None = None,
+    resume: str = "never",
+) -> Run:
+    """Train as `lockstep train` does, in processes of its own, so it can be called from a notebook too.
+
+    Args:
+        source: A recipe, a preset, a YAML file or a recipe file.
+        settings: Settings by name: `{"epochs": 3, "optim.lr": 0.1}` or nested.
+        procs: Processes on this machine.
+        run_dir: The run folder; a new one under runs/ if left out.
+        resume: never, auto, or a checkpoint's folder.
+
+    Raises:
+        LockstepError: The command's error text.
+        Stopped: Ctrl-C, a kind of KeyboardInterrupt; the run has saved where it stood.
+    """
+    from lockstep.engine.run_folder import RunFolder, new_folder
+
+    found = find(str(source))
+    overrides = _overrides(settings or {})
+    load(found.config_class, found.layers, overrides)  # a mistake is found before a folder is made for the run
+    folder = Path(run_dir) if run_dir is not None else new_folder(found.name)
+    command = [sys.executable, "-m", "lockstep", "train", str(source), *overrides]
+    command += ["--run-dir", str(folder), "--resume", resume]
+    if procs is not None:
+        command += ["--procs", str(procs)]
+    code, text = _run_command(command)
+    if code > 128 and not text:
+        raise LaunchError(
+            f"training was stopped by signal {code - 128}, and has saved",
+            do=f'to go on: lockstep.train({str(source)!r}, run_dir={str(folder)!r}, resume="auto")',
+        )
+    if code:
+        raise _error_of(text, code)
+    result = RunFolder(folder).read_json("result.json")
+    return Run(folder, result["metrics"], result["weights_sha256"], result)
+
+
+def _run_command(command: Sequence[str]) -> tuple[int, str]:
+    """Run a command; its exit code and what it said on stderr.
+
+    Raises:
+        Stopped: Ctrl-C, after the command has ended.
+    """
+    is_asked = False
+    with tempfile.TemporaryFile("w+") as errors:
+        # In a group of its own, so that Ctrl-C comes to this process alone, in a terminal as in a notebook.
+        child = subprocess.Popen(command, stderr=errors, process_group=0)
+        while child.returncode is None:
+            try:
+                child.wait()
+            except KeyboardInterrupt:
+                is_asked = True  # it saves and ends; at once if it is asked again
+                child.send_signal(signal.SIGINT)
+            except BaseException:
+                child.kill()
+                child.wait()
+                raise
+        errors.seek(0)
+        text = errors.read().strip()
+    if is_asked and child.returncode > 128:
+        raise Stopped(child.returncode)
+    return child.returncode, text
+
+
+def warn_before(folder: Path, config: RunConfig) -> None:
+    """The doctor's short form: what will go wrong on this machine, before it does. Costs milliseconds."""
+    from lockstep.doctor.finding import table
+    from lockstep.doctor.machine import short
+
+    needs_shared_memory = isinstance(config.loader.num_workers, int) and config.loader.num_workers > 0
+    found = [
+        finding
+        for finding in short(folder, needs_shared_memory=needs_shared_memory)
+        if finding.verdict in ("warning", "problem")
+    ]
+    if found:
+        Console(sys.stderr).say("\n".join([*table(found), "lockstep doctor says more"]))
+
+
+def _overrides(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
+    overrides: list[str] = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            overrides += _overrides(value, f"{prefix}{name}.")
+        else:
+            text = str(value) if isinstance(value, Path) else json.dumps(value, ensure_ascii=False)
+            overrides.append(f"{prefix}{name}={text}")
+    return overrides
+
+
+def _error_of(text: str, code: int) -> LockstepError:
+    kinds: list[type[LockstepError]] = [ConfigError, DataError, LaunchError, CheckpointError, TrainError]
+    kind = next((kind for kind in kinds if kind.exit_code == code), LockstepError)
+    return kind(text.removeprefix(f"{kind.kind}: ") or f"training ended with exit code {code}")
+
+
+def train_command(
+    source: str,
+    overrides: Sequence[str],
+    run_dir: Path | None,
+    resume: str,
+    ask: Ask,
+) -> int:
+    """`lockstep train`: join a world that somebody has started, or start one.
+
+    Returns:
+        The exit code: 0, or 128 + a signal's number if it was asked to stop and has saved.
+
+    Raises:
+        LockstepError: Anything that a person can do something about.
+    """
+    started_at = time.time()
+    found = find(source)
+    config = load(found.config_class, found.layers, overrides).config
+    here = place_of(ask.procs, ask.init, ask.rank, ask.world_size)
+    check_resume(resume, run_dir)
+    nodes = nodes_of(ask, config, run_dir)
+    default = 1 if here is not None else default_procs(config)
+    procs = parse_size(str(ask.procs), "--procs") if ask.procs is not None else Size(default, default)
+    if procs.most == 1 and nodes is None:
+        return _train(source, overrides, run_dir, resume, started_at, here=here or ALONE)
+
+    # Before anything here imports torch, so that both imports run at the same time.
+    forkserver.prepare(PRELOAD, config.num_threads)
+    from lockstep.engine.run_folder import drop_empty, new_folder
+
+    folder = run_dir or new_folder(found.name)
+    arguments = (source, overrides, folder, resume, started_at)
+    log = log_path(folder, 0)
+    with said_if_slow(
+        f"starting {procs} process{'es' if procs.most > 1 else ''}",
+        lambda: log.exists() and log.stat().st_mtime > started_at,
+    ):
+        code = launch_here(procs, config, _train, arguments, folder, ask.max_restarts, nodes)
+    if code and run_dir is None:
+        drop_empty(folder)
+    return code
+
+
+def _train(
+    source: str,
+    overrides: Sequence[str],
+    run_dir: Path | None,
+    resume: str,
+    started_at: float,
+    here: Placement | None = None,
+) -> int:
+    """One process's part of training; in a worker of ours, the environment says which process it is."""
+    from lockstep.cluster import collect
+    from lockstep.engine.request import Request
+    from lockstep.engine.run import run
+    from lockstep.engine.run_folder import drop_empty, new_folder
+
+    found = find(source)
+    loaded = load(found.config_class, found.layers, overrides)
+    here = here or placement(os.environ) or ALONE
+    # Until all have joined there is nothing to save, so a signal may end the process as always.
+    with join_world(here, loaded.config) as world, StopSignal() as stop:
+        if world.restart and run_dir is None:
+            raise LaunchError(
+                f"this is restart {world.restart} of the processes, and nothing says which run they had",
+                do="give --run-dir where restarts are allowed; the run so far is the newest under runs/, and goes on "
+                "with --run-dir and --resume auto",
+            )
+        folder = run_dir or collect.broadcast(world, new_folder(found.name) if world.is_main else None)
+        assert folder is not None
+        if here.started_by != "lockstep" and world.local_rank == 0:
+            warn_before(folder, loaded.config)
+        request = Request(
+            name=found.name,
+            config=loaded.config,
+            diff=loaded.diff,
+            folder=folder,
+            resume=resume,
+            is_restart=world.restart > 0,
+            started_at=started_at,
+        )
+        try:
+            return run(request, found, world, stop)
+        except LockstepError:
+            if run_dir is None:
+                drop_empty(folder)
+            raise
+
+
+@contextmanager
+def world(
+    init: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    device: str = "auto",
+    backend: str = "auto",
+    join_timeout_s: float = 300.0,
+    timeout_s: float = 600.0,
+) -> Iterator[World]:
+    """The world that this process belongs to, for a loop of one's own.
+
+    Args:
+        init: Where the processes meet, with `rank` and `world_size`, as for `lockstep train --init`. Left out: the
+            world that torchrun, srun, mpirun or the environment says, or this process alone.
+        rank: This process's.
+        world_size: How many there are.
+        device: auto, cpu or cuda.
+        backend: auto, gloo, nccl or mpi.
+        join_timeout_s: How long to wait until all have come.
+        timeout_s: The longest wait in a collective.
+
+    Raises:
+        LaunchError: The processes can't meet, or one is lost.
+    """
+    from lockstep.cluster.world import join
+
+    here = placement(os.environ, init, rank, world_size) or ALONE
+    with join(here, device=device, backend=backend, join_timeout_s=join_timeout_s, timeout_s=timeout_s) as joined:
+        yield joined

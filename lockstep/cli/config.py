@@ -1,0 +1,109 @@
+"""`lockstep config`: what there is to train, and every setting of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.cli.options import Debug, Overrides
+
+if TYPE_CHECKING:
+    from lockstep.config.describe import Row
+    from lockstep.recipes.catalog import Source
+
+SourceName = Annotated[str | None, typer.Argument(metavar="SOURCE", help="A recipe, preset, YAML file or recipe file.")]
+AsSchema = Annotated[bool, typer.Option("--schema", help="Print JSON Schema of a YAML file, for editors.")]
+
+_VALUE_WIDTH = 12
+_FIRM_SPACE = "\N{NO-BREAK SPACE}"
+
+
+def config(
+    source: SourceName = None, overrides: Overrides = None, schema: AsSchema = False, debug: Debug = False
+) -> None:
+    """Show every setting: its meaning, type and value. Without SOURCE: what there is to train."""
+    if source is None:
+        print("\n".join(_catalog_lines(terminal_width())))
+        return
+    from lockstep.config import describe
+    from lockstep.config.load import preview
+    from lockstep.recipes.catalog import find
+
+    found = find(source)
+    values, changed = preview(found.config_class, found.layers, overrides or [])
+    if schema:
+        print(json.dumps(describe.schema(found.config_class, values, f"lockstep {found.name}"), indent=2))
+        return
+    rows = describe.table(found.config_class, values)
+    print("\n".join(_setting_lines(source, found, rows, changed, terminal_width())))
+
+
+def terminal_width() -> int:
+    """Columns to fill: the terminal's, within what is readable; 80 in a file."""
+    return min(max(shutil.get_terminal_size().columns, 60), 110) if sys.stdout.isatty() else 80
+
+
+def _catalog_lines(width: int) -> Iterator[str]:
+    from lockstep.recipes.catalog import presets, recipes
+
+    pairs = [(recipe, preset) for recipe in recipes() for preset in presets(recipe)]
+    first = max((len(recipe) for recipe, _ in pairs), default=0)
+    second = max((len(preset.name) for _, preset in pairs), default=0)
+    last = None
+    yield f"{'recipe':<{first}}  preset"
+    for recipe, preset in pairs:
+        head = f"{'' if recipe == last else recipe:<{max(first, 6)}}  {preset.name:<{max(second, 6)}}  "
+        yield from hanging(head, preset.meaning, width)
+        last = recipe
+    yield ""
+    yield "lockstep config NAME shows every setting; lockstep train NAME trains."
+
+
+def _setting_lines(
+    source: str, found: Source, rows: Sequence[Row], changed: Mapping[str, Any], width: int
+) -> Iterator[str]:
+    from pydantic_core import PydanticUndefined
+
+    from lockstep.config import describe
+
+    key_width = max(len(row.key) for row in rows)
+    base = found.recipe if found.preset_name is None else f"{found.recipe}/{found.preset_name}"
+    yield from hanging("", f"{source}: every setting, its value, and what it may be. Starts from {base}.", width)
+    any_changed = False
+    yield ""
+    for row in rows:
+        if row.key == "recipe":
+            continue
+        if row.type == "section":
+            yield ""
+            yield from hanging(f"{row.key}  ", row.meaning, width)
+            continue
+        is_changed = describe.at(changed, row.key.split(".")) is not PydanticUndefined
+        any_changed = any_changed or is_changed
+        value = ("*" if is_changed else " ") + (row.default or "(needed)")
+        head = f"{row.key:<{key_width}} {value:<{_VALUE_WIDTH + 1}}  "
+        # Kept in one piece, if it is short, by spaces that don't break.
+        kind = row.type.replace(" ", _FIRM_SPACE) if len(row.type) <= 24 else row.type
+        text = f"{row.meaning} ({kind})"
+        if len(value) > _VALUE_WIDTH + 1:  # a long value has its line to itself
+            yield head.rstrip()
+            head = " " * (key_width + _VALUE_WIDTH + 4)
+        yield from hanging(head, text, width)
+    yield ""
+    if any_changed:
+        yield "* differs from the preset"
+    yield f"To set one:      lockstep train {source} optim.lr=0.1"
+    yield f"In a YAML file:  recipe: {base}"
+
+
+def hanging(head: str, text: str, width: int) -> list[str]:
+    """`text` after `head`, its further lines indented to where it began."""
+    lines = textwrap.wrap(text, width - len(head), break_long_words=False, break_on_hyphens=False) or [""]
+    lines = [line.replace(_FIRM_SPACE, " ") for line in lines]
+    return [f"{head if number == 0 else ' ' * len(head)}{line}".rstrip() for number, line in enumerate(lines)]

@@ -1,0 +1,110 @@
+"""`lockstep data make`: data to try a recipe with, where there is none yet."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.cli.options import Debug
+from lockstep.errors import ConfigError, cannot_write
+
+if TYPE_CHECKING:
+    from lockstep.recipes.makers import Maker
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make data to train on.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
+
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Whose data: classify, pose, text.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="A new or empty folder. Left out: show what can be set.", show_default=False),
+]
+
+
+@app.callback()
+def _root() -> None:
+    """Make data to train on."""
+
+
+@app.command("make", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def make(context: typer.Context, recipe: RecipeName, out: Out = None, debug: Debug = False) -> int:
+    """Make a data set up, in the form in which RECIPE reads real ones.
+
+    Settings are given as --num 1000 or num=1000.
+    """
+    from lockstep.config.load import load
+    from lockstep.recipes.makers import find_maker
+
+    maker = find_maker(recipe)
+    try:
+        config = load(maker.config_class, [], overrides_of(context.args)).config
+    except ConfigError as error:
+        raise ConfigError(error.what, **error.facts, all=f"lockstep data make {maker.recipe}") from None
+    if out is None:
+        print("\n".join(_settings_lines(maker)))
+        return ConfigError.exit_code
+    with _new_folder(out):
+        print(maker.make(config, out))
+    return 0
+
+
+def _settings_lines(maker: Maker) -> Iterator[str]:
+    from lockstep.cli.config import hanging, terminal_width
+    from lockstep.config import describe
+
+    rows = describe.table(maker.config_class, describe.defaults(maker.config_class))
+    yield f"lockstep data make {maker.recipe} --out DIR"
+    yield ""
+    first, second = (max(map(len, texts)) for texts in zip(*((row.key, row.default) for row in rows), strict=True))
+    for row in rows:
+        head = f"{row.key:<{first}}  {row.default or '(needed)':<{second}}  "
+        yield from hanging(head, f"{row.meaning} ({row.type})", terminal_width())
+
+
+def overrides_of(arguments: Sequence[str]) -> list[str]:
+    """`--num 3`, `--num=3` and `num=3` as `num=3`.
+
+    Raises:
+        ConfigError: An argument is none of these.
+    """
+    overrides: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            if not equals and not rest:
+                raise ConfigError(f"{word} was given without a value", do=f"{word} VALUE")
+            overrides.append(f"{name[2:].replace('-', '_')}={value if equals else rest.pop(0)}")
+        elif equals:
+            overrides.append(word)
+        else:
+            raise ConfigError(f"{word} is no setting", allowed="such as --num 1000 or num=1000")
+    return overrides
+
+
+@contextlib.contextmanager
+def _new_folder(out: Path) -> Iterator[None]:
+    """A folder that was not there, or was empty; what is in it when something goes wrong is removed again."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--out {out} is {'not empty' if out.is_dir() else 'a file'}", do="name a new folder")
+    was_there = out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException as error:
+        shutil.rmtree(out, ignore_errors=True)
+        if was_there:
+            out.mkdir(exist_ok=True)
+        if isinstance(error, OSError):
+            raise cannot_write(out, error) from None
+        raise

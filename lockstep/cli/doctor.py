@@ -1,0 +1,90 @@
+"""`lockstep doctor`: what is wrong with this machine, or with a world of them, before a run finds out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.options import Debug, Hosts, Json, LocalRank, Overrides
+from lockstep.cli.train import Init, Rank, WorldSize
+from lockstep.errors import ConfigError
+
+SourceName = Annotated[
+    str | None,
+    typer.Argument(metavar="SOURCE", help="A recipe or file as for train: its settings and data are compared too."),
+]
+Procs = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Processes to start on this machine; 1 if left out.")
+]
+RunDir = Annotated[Path, typer.Option(metavar="DIR", help="Where runs will be kept: its disk is looked at.")]
+
+
+def doctor(
+    source: SourceName = None,
+    overrides: Overrides = None,
+    procs: Procs = None,
+    hosts: Hosts = None,
+    run_dir: RunDir = Path("runs"),
+    init: Init = None,
+    rank: Rank = None,
+    world_size: WorldSize = None,
+    local_rank: LocalRank = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Look at this machine; inside any world (torchrun, srun, --init) at all of its machines and the network.
+
+    Exit code 1 if something is wrong that training can't work with.
+    """
+    from lockstep.config.load import load
+    from lockstep.config.schema import RunConfig
+    from lockstep.recipes.catalog import find
+    from lockstep.start import place_of
+
+    if source is not None:
+        found = find(source)
+        load(found.config_class, found.layers, overrides or [])
+    if hosts is not None:
+        if procs is not None or init is not None:
+            raise ConfigError(
+                "--hosts starts the machines itself, a process on each", do="leave --procs and --init out"
+            )
+        return _on_hosts(hosts, source, overrides or [], run_dir, as_json)
+    here = place_of(procs, init, rank, world_size)
+    arguments = (source, list(overrides or []), run_dir, as_json)
+    if here is not None or (procs or 1) == 1:
+        from lockstep.cluster.env import ALONE
+        from lockstep.doctor.examine import examine
+
+        return examine(*arguments, here or ALONE)
+
+    from lockstep.cluster import forkserver
+    from lockstep.cluster.size import Size
+    from lockstep.start import PRELOAD, launch_here
+
+    config = RunConfig(recipe="none")
+    forkserver.prepare([*PRELOAD, "lockstep.doctor.examine"], config.num_threads)
+    from lockstep.doctor.examine import examine
+
+    assert procs is not None
+    return launch_here(Size(procs, procs), config, examine, arguments)
+
+
+def _on_hosts(hosts: str, source: str | None, overrides: list[str], run_dir: Path, as_json: bool) -> int:
+    from lockstep.cluster.ssh import Machine, everywhere, parse_hosts
+    from lockstep.start import DEFAULT_PORT
+
+    machines = parse_hosts(hosts)
+
+    def command(number: int, machine: Machine) -> list[str]:
+        words = [sys.executable, "-m", "lockstep", "doctor", *([source] if source else []), *overrides]
+        words += ["--run-dir", str(run_dir), *(["--json"] if as_json else [])]
+        if len(machines) == 1:
+            return words
+        meeting = f"tcp://{machines[0].host}:{DEFAULT_PORT}"
+        return [*words, "--init", meeting, "--rank", str(number), "--world-size", str(len(machines))]
+
+    return everywhere(machines, command, lambda text: print(text, file=sys.stderr))

@@ -1,0 +1,52 @@
+"""`lockstep eval`: needs only the run folder, or a file of weights and the name of its model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.options import Debug, Json, Overrides
+
+Model = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run folder, such as runs/digits-0007; or a file of weights (.pth ...).",
+        show_default=False,
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="For a file of weights: the recipe, preset or YAML file of its model."),
+]
+Procs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes on this machine; 1 if left out.")]
+Checkpoint = Annotated[
+    str,
+    typer.Option(metavar="WHICH", help="last: the final weights; best; or a checkpoint's name such as step-000230."),
+]
+
+
+def evaluate(
+    run: Model,
+    overrides: Overrides = None,
+    preset: Preset = None,
+    procs: Procs = None,
+    checkpoint: Checkpoint = "last",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure a model on the held-out samples, each once."""
+    from lockstep import trained
+
+    figures = trained.evaluate(run, overrides or [], procs, checkpoint, preset=preset)
+    if not figures:  # another rank of a world that somebody else has started: rank 0 speaks
+        return
+    if as_json:
+        print(json.dumps(figures))
+        return
+    width = max((len(name) for name in figures), default=0)
+    for name, value in figures.items():
+        print(f"{name:<{width}}  {int(value) if value.is_integer() else f'{value:.6g}'}")

@@ -1,0 +1,114 @@
+"""The `lockstep` command. Imports late, so that --help and mistakes are answered before torch is loaded."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from lockstep.cli import config, data, doctor, evaluate, predict, scale, submit, train
+from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
+from lockstep.errors import LockstepError
+from lockstep.version import __version__
+
+INTERRUPTED = 130  # 128 + SIGINT
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+# Plain help: half the time of the one with boxes, and the same in a log.
+app = typer.Typer(
+    name="lockstep",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        print(f"lockstep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    local_rank: LocalRank = None,  # torch.distributed.launch puts it before the command's name
+) -> None:
+    """Train vision models on any number of processes, to the same model each time.
+
+    First run:  lockstep train digits
+    """
+
+
+app.command("train")(train.train)
+app.command("eval")(evaluate.evaluate)
+app.command("predict")(predict.predict)
+app.command("config")(config.config)
+app.command("doctor")(doctor.doctor)
+app.command("scale")(scale.scale)
+app.command("submit")(submit.submit)
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """Run the command that this process was started with, and exit."""
+    # torch warns of every address that has no name, and of every connection that ends.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command.
+
+    Returns:
+        Its exit code: 0, an error's own (2 to 6), 130 after Ctrl-C, 141 if nobody reads what it prints. A fault of
+        ours is raised.
+    """
+    try:
+        result = app(list(arguments), prog_name="lockstep", standalone_mode=False)
+        sys.stdout.flush()
+    except LockstepError as error:
+        _print_error(error)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _nobody_reads()
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # typer's answer to it
+            return _nobody_reads()
+        raise
+    except Exception as error:
+        # A wrong command or option. By its looks: typer has click's classes in other places in each version.
+        if not (hasattr(error, "show") and hasattr(error, "exit_code")):
+            raise
+        error.show()
+        if getattr(error, "option_name", None):
+            print("Settings are given without dashes: epochs=3 optim.lr=0.1", file=sys.stderr)
+        return int(error.exit_code)
+    return result if isinstance(result, int) else 0
+
+
+def _print_error(error: LockstepError) -> None:
+    if os.environ.get(DEBUG_VARIABLE) == "1":
+        traceback.print_exception(error)
+        return
+    text = str(error)
+    if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
+        kind, colon, rest = text.partition(":")
+        text = f"\x1b[1;31m{kind}{colon}\x1b[0m{rest}"
+    print(text, file=sys.stderr)
+
+
+def _nobody_reads() -> int:
+    # Else Python would try to flush what is left once more on its way out, and complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return BROKEN_PIPE

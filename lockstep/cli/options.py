@@ -1,0 +1,36 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEBUG_VARIABLE = "LOCKSTEP_DEBUG"
+
+
+def _switch_on_debug(value: bool) -> None:
+    if value:
+        os.environ[DEBUG_VARIABLE] = "1"  # the processes that we start read it too
+
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="key=value", help="Settings, such as epochs=3 optim.lr=0.1.")
+]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/digits-0007.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", callback=_switch_on_debug, help="Show the traceback of an error.", is_eager=True)
+]
+# What old launchers add to the command; torchrun gives it as a variable too.
+LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B:4",
+        help="On these machines, by ssh from here; B with 4 processes. Folder and Python at the same place on each.",
+        show_default=False,
+    ),
+]

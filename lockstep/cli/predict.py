@@ -1,0 +1,104 @@
+"""`lockstep predict`: what a model says of a person's files. Needs only the run folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lockstep.cli.options import Debug, Json, Run
+from lockstep.errors import DataError
+
+Arguments = Annotated[
+    list[str],
+    typer.Argument(metavar="FILE", help="Files, and folders of them; settings as key=value.", show_default=False),
+]
+Draw = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Draw what was found: into a file, or a folder for several.", show_default=False),
+]
+
+_SHARES = ("probability", "confidence", "share")
+_MOST_ROWS = 10  # of a table
+_MOST_TABLES = 10  # with more files, a line for each says more
+_WIDEST_NAME = 40
+
+
+def predict(run: Run, files: Arguments, draw: Draw = None, as_json: Json = False, debug: Debug = False) -> int:
+    """Ask a run's model about files. A file that can't be read is named, and the others are answered."""
+    from lockstep import trained
+
+    paths = [Path(file) for file in files if not _is_setting(file)]
+    settings = [file for file in files if _is_setting(file)]
+    if not paths:
+        raise DataError("no file to look at was named", do=f"lockstep predict {run} FILE")
+    files_asked = trained.expand(paths)
+    width = min(max(len(str(file)) for file in files_asked), _WIDEST_NAME)
+    num_bad = 0
+    for answer in trained.predictions(run, files_asked, settings, draw):
+        num_bad += answer.error is not None
+        if as_json:
+            print(json.dumps({"file": str(answer.file), **answer.facts}, ensure_ascii=False), flush=True)
+        elif answer.error is not None:
+            print(answer.error, file=sys.stderr, flush=True)
+        else:
+            lines = answer_lines(f"{answer.file!s:<{width}}", answer.facts, tables=len(files_asked) <= _MOST_TABLES)
+            print("\n".join(lines), flush=True)
+    return DataError.exit_code if num_bad else 0
+
+
+def _is_setting(text: str) -> bool:
+    """Whether an argument is `key=value` and not a file's name."""
+    key, equals, _ = text.partition("=")
+    return bool(equals) and key.replace(".", "_").isidentifier() and not Path(text).exists()
+
+
+def answer_lines(file: str, facts: Mapping[str, Any], *, tables: bool) -> Iterator[str]:
+    """An answer for people: plain facts on the file's line, lists of records as tables below, if wanted.
+
+    What lies deeper than that is for programs; here it is only counted.
+    """
+    plain = [f"{name} {_figure(name, value)}" for name, value in facts.items() if _is_plain(value)]
+    deep = [f"{len(value)} {name}" for name, value in facts.items() if not _is_plain(value) and not _is_table(value)]
+    yield "  ".join([file, *plain, *deep])
+    for value in facts.values():
+        if tables and _is_table(value):
+            yield from _table(value)
+
+
+def _table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    names = list(dict.fromkeys(name for record in records for name in record))
+    rows = [[_figure(name, record.get(name, "")) for name in names] for record in records[:_MOST_ROWS]]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(names))]
+    numbers = [all(not isinstance(record.get(name), str) for record in records) for name in names]
+    for row in rows:
+        cells = zip(row, widths, numbers, strict=True)
+        yield f"    {'  '.join(f'{c:>{width}}' if is_number else f'{c:<{width}}' for c, width, is_number in cells)}"
+    if len(records) > _MOST_ROWS:
+        yield f"    and {len(records) - _MOST_ROWS} more: --json"
+
+
+def _figure(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        if name in _SHARES and 0 <= value <= 1:
+            return f"{value:.2%}"
+        return str(int(value)) if value.is_integer() else f"{value:.6g}"
+    return str(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def _is_table(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(record, Mapping) and all(map(_is_plain, record.values())) for record in value)
+    )

@@ -1,0 +1,118 @@
+"""`lockstep scale`: the curve that the tutorials show for 1, 2, 4 and 8 GPUs, for one's own job."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lockstep.cli.options import Debug, Overrides
+from lockstep.errors import ConfigError, LaunchError
+
+SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
+Procs = Annotated[str, typer.Option(metavar="1,2,4", help="Numbers of processes on this machine.")]
+Compare = Annotated[str, typer.Option(metavar="NAMES", help="Any of exact, fast, sync, bf16, ddp (torch's own).")]
+Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps that count, of each.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder for scale.json and scale.png.")]
+
+# What each name means in settings; ddp trains through torch's own DistributedDataParallel.
+VARIANTS: Mapping[str, tuple[str, ...]] = {
+    "exact": ("mode=exact",),
+    "fast": ("mode=fast",),
+    "sync": ("batch_norm=sync",),
+    "bf16": ("precision=bf16",),
+    "ddp": ("mode=fast",),
+}
+
+
+def scale(
+    source: SourceName,
+    overrides: Overrides = None,
+    procs: Procs = "1,2,4",
+    compare: Compare = "exact,fast,ddp",
+    steps: Steps = 20,
+    out: Out = Path("scale"),
+    debug: Debug = False,
+) -> None:
+    """Measure how fast a job is on 1, 2, 4 … processes: a table, a picture and a JSON file."""
+    from lockstep.cluster import forkserver
+    from lockstep.config.load import load
+    from lockstep.recipes.catalog import find
+    from lockstep.start import PRELOAD
+
+    sizes, names = _sizes(procs), _names(compare)
+    found = find(source)
+    given = list(overrides or [])
+    config = load(found.config_class, found.layers, given).config
+    for name in names:
+        load(found.config_class, found.layers, [*given, *VARIANTS[name]])
+    forkserver.prepare([*PRELOAD, "lockstep.scaling.measure"], config.num_threads)
+    from lockstep.scaling.table import table
+
+    figures: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in names}
+    with tempfile.TemporaryDirectory() as work:
+        for size in sizes:
+            for name in names:
+                answer = Path(work) / f"{name}-{size}.json"
+                figures[name][size] = _measured(source, [*given, *VARIANTS[name]], name, size, steps, answer)
+                speed = figures[name][size]["samples_per_s"]
+                print(f"{name} on {size}: {speed:,.0f} samples/s", flush=True)
+    print()
+    print("\n".join(table(figures)))
+    _keep(figures, out, found.name)
+
+
+def _measured(source: str, settings: list[str], name: str, size: int, steps: int, answer: Path) -> dict[str, Any]:
+    from lockstep.cluster.size import Size
+    from lockstep.config.load import load
+    from lockstep.recipes.catalog import find
+    from lockstep.scaling.measure import WARM_STEPS, measure
+    from lockstep.start import launch_here
+
+    found = find(source)
+    config = load(found.config_class, found.layers, [*settings, "epochs=1000000"]).config
+    arguments = (source, [*settings, "epochs=1000000"], name == "ddp", steps, answer)
+    code = launch_here(Size(size, size), config, measure, arguments)
+    if code or not answer.is_file():
+        raise LaunchError(
+            f"{name} on {size} processes could not be measured",
+            where=f"after {WARM_STEPS} steps to get warm" if not code else None,
+            do=f"try it alone: lockstep train {source} {' '.join(settings)} --procs {size}",
+        )
+    measured: dict[str, Any] = json.loads(answer.read_text())
+    return measured
+
+
+def _keep(figures: Mapping[str, Mapping[int, Mapping[str, Any]]], out: Path, job: str) -> None:
+    from lockstep.report.chart import draw_lines
+
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "scale.json").write_text(json.dumps({"job": job, "variants": figures}, indent=1))
+    lines = {
+        name: [(float(size), row["samples_per_s"]) for size, row in rows.items()] for name, rows in figures.items()
+    }
+    first_name, first = next(iter(lines.items()))
+    lines["(ideal)"] = [(size, first[0][1] * size / first[0][0]) for size, _ in first]
+    draw_lines(
+        lines, out / "scale.png", title=f"{job}: speed by processes", x_name="processes", y_name="samples a second"
+    )
+    print(f"\n{out / 'scale.json'}  {out / 'scale.png'}  (ideal: {first_name} on {first[0][0]:g}, times the processes)")
+
+
+def _sizes(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--procs is {text!r}", allowed="numbers of processes, such as 1,2,4")
+    return sorted({int(part) for part in parts})
+
+
+def _names(text: str) -> list[str]:
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    unknown = [name for name in names if name not in VARIANTS]
+    if unknown:
+        raise ConfigError(f"--compare has {unknown[0]!r}", allowed=", ".join(VARIANTS))
+    return names

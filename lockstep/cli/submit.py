@@ -1,0 +1,92 @@
+"""`lockstep submit`: a run as a Slurm job."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.options import Debug, Overrides
+from lockstep.errors import ConfigError, LaunchError
+
+SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
+Nodes = Annotated[int, typer.Option(min=1, metavar="N", help="Machines.")]
+Procs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes a machine; one a GPU if left out.")]
+Gpus = Annotated[int, typer.Option(min=0, metavar="N", help="GPUs a machine.")]
+Cpus = Annotated[int, typer.Option(min=1, metavar="N", help="Cores a process: its threads and loader workers.")]
+Time = Annotated[str, typer.Option(metavar="H:MM:SS", help="Longest time; the job queues itself again and goes on.")]
+Warning = Annotated[int, typer.Option("--warning-s", min=10, help="Seconds before the end at which it saves.")]
+RunDir = Annotated[Path, typer.Option(metavar="DIR", help="The run's folder, where all machines see it.")]
+Sbatch = Annotated[
+    list[str] | None, typer.Option("--sbatch", metavar="OPTION", help="More for sbatch, such as --sbatch=-pgpu.")
+]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option("--variant", metavar="SETTINGS", help='One job of an array: --variant "optim.lr=0.1". Repeat it.'),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the batch script and submit nothing.")]
+
+
+def submit(
+    source: SourceName,
+    run_dir: RunDir,
+    overrides: Overrides = None,
+    nodes: Nodes = 1,
+    procs: Procs = None,
+    gpus: Gpus = 0,
+    cpus: Cpus = 1,
+    time: Time = "",
+    warning_s: Warning = 120,
+    sbatch: Sbatch = None,
+    variants: Variants = None,
+    dry_run: DryRun = False,
+    debug: Debug = False,
+) -> None:
+    """Submit a run to Slurm. Before its time is up it saves, queues itself again and goes on, to the same bits."""
+    from lockstep.cluster.slurm import Job, script
+    from lockstep.config.load import load
+    from lockstep.recipes.catalog import find
+
+    if source.endswith((".yaml", ".yml", ".py")):
+        source = str(Path(source).absolute())  # the job may start in another folder
+    found = find(source)
+    each = [shlex.split(variant) for variant in variants or []]
+    for settings in each or [[]]:
+        load(found.config_class, found.layers, [*(overrides or []), *settings])  # a mistake shows now, not in the queue
+    job = Job(
+        command=[sys.executable, "-m", "lockstep", "train", source, *(overrides or [])],
+        run_dir=run_dir.absolute(),
+        nodes=nodes,
+        procs=procs or gpus or 1,
+        gpus=gpus,
+        cpus=cpus,
+        time=time,
+        warning_s=warning_s,
+        options=sbatch or [],
+        variants=each,
+    )
+    text = script(job)
+    if dry_run:
+        print(text, end="")
+        return
+    run_dir.absolute().parent.mkdir(parents=True, exist_ok=True)
+    print(_submitted(text))
+
+
+def _submitted(text: str) -> str:
+    """What sbatch says of a script."""
+    try:
+        done = subprocess.run(["sbatch"], input=text, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError:
+        raise ConfigError(
+            "there is no sbatch on this machine", do="log in where Slurm is; --dry-run prints the script"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise LaunchError("sbatch does not answer", do="look at sinfo: is the Slurm controller up?") from None
+    if done.returncode:
+        raise LaunchError("sbatch refused the job", reason=done.stderr.strip(), do="--dry-run prints the script")
+    return done.stdout.strip()

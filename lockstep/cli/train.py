@@ -1,0 +1,164 @@
+"""`lockstep train`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.options import Debug, Hosts, LocalRank, Overrides
+from lockstep.errors import ConfigError
+
+Source = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A recipe (mnist), a preset (digits), your YAML file or your recipe file (.py). "
+        "Left out: the run in --run-dir.",
+        show_default=False,
+    ),
+]
+Procs = Annotated[
+    str | None,
+    typer.Option(
+        "--procs",
+        "--nproc-per-node",
+        metavar="N",
+        help="Processes on this machine; if left out: one a GPU, or one a core. MIN:MAX: where one is lost for good, "
+        "go on with those left.",
+        show_default=False,
+    ),
+]
+NumNodes = Annotated[
+    str | None,
+    typer.Option(
+        "--nodes",
+        "--nnodes",
+        metavar="N",
+        help="Machines, with this command on each. MIN:MAX: go on with those left, and take one back when it returns.",
+        show_default=False,
+    ),
+]
+Endpoint = Annotated[
+    str | None,
+    typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="Where the machines meet; HOST is one of them."),
+]
+RunId = Annotated[
+    str, typer.Option("--rdzv-id", metavar="NAME", help="Keeps runs apart that meet at one place.", show_default=False)
+]
+RunDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="The run's folder; a new one under runs/ if left out.")
+]
+Resume = Annotated[
+    str,
+    typer.Option(
+        metavar="HOW",
+        help="never; auto: from the newest whole checkpoint of --run-dir, if there is one; or a checkpoint's folder.",
+    ),
+]
+Init = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="Join others at tcp://HOST:PORT, file:///PATH or env://, with --rank and --world-size."
+    ),
+]
+Rank = Annotated[int | None, typer.Option(metavar="R", help="This process's rank, from 0.")]
+WorldSize = Annotated[int | None, typer.Option(metavar="W", help="How many processes there are in all.")]
+MaxRestarts = Annotated[
+    int, typer.Option(min=0, metavar="N", help="How often to start again after a process of this machine was lost.")
+]
+
+
+def train(
+    source: Source = None,
+    overrides: Overrides = None,
+    procs: Procs = None,
+    nodes: NumNodes = None,
+    rdzv_endpoint: Endpoint = None,
+    rdzv_id: RunId = "lockstep",
+    hosts: Hosts = None,
+    run_dir: RunDir = None,
+    resume: Resume = "never",
+    init: Init = None,
+    rank: Rank = None,
+    world_size: WorldSize = None,
+    local_rank: LocalRank = None,
+    max_restarts: MaxRestarts = 0,
+    debug: Debug = False,
+) -> int:
+    """Train, on any number of processes, to the same model each time.
+
+    `lockstep config SOURCE` shows every setting. Under torchrun the command joins the world that it started.
+    """
+    from lockstep.cluster.size import parse_size
+    from lockstep.config.load import load
+    from lockstep.recipes.catalog import find
+
+    # Checked before torch is imported: a mistake in a setting is answered at once.
+    for option, text in (("--procs", procs), ("--nodes", nodes)):
+        if text is not None:
+            parse_size(text, option)
+    if source is None:
+        source = _source_of(run_dir)
+    found = find(source)
+    load(found.config_class, found.layers, overrides or [])
+
+    if hosts is not None:
+        if nodes is not None or init is not None or rank is not None or procs is not None:
+            raise ConfigError("--hosts starts the machines itself", do="leave --nodes, --procs, --init and --rank out")
+        return _on_hosts(hosts, source, overrides or [], rdzv_endpoint, run_dir, resume, max_restarts)
+
+    from lockstep import api
+    from lockstep.cluster.ssh import stop_at_eof
+    from lockstep.start import Ask
+
+    stop_at_eof()
+
+    # --local-rank is what old launchers add to the command; torchrun gives it as a variable too.
+    ask = Ask(procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts)
+    return api.train_command(source, overrides or [], run_dir, resume, ask)
+
+
+def _on_hosts(
+    hosts: str,
+    source: str,
+    overrides: list[str],
+    endpoint: str | None,
+    run_dir: Path | None,
+    resume: str,
+    max_restarts: int,
+) -> int:
+    from lockstep.cluster.ssh import Machine, everywhere, parse_hosts
+    from lockstep.engine.run_folder import drop_empty, new_folder
+    from lockstep.recipes.catalog import find
+    from lockstep.start import DEFAULT_PORT
+
+    machines = parse_hosts(hosts)
+    folder = run_dir or new_folder(find(source).name)
+
+    def command(number: int, machine: Machine) -> list[str]:
+        words = [sys.executable, "-m", "lockstep", "train", source, *overrides]
+        words += ["--run-dir", str(folder), "--resume", resume, "--max-restarts", str(max_restarts)]
+        words += ["--procs", str(machine.procs)] if machine.procs is not None else []
+        if len(machines) > 1:
+            words += ["--nodes", str(len(machines))]
+            words += ["--rdzv-endpoint", endpoint or f"{machines[0].host}:{DEFAULT_PORT}"]
+        return words
+
+    try:
+        return everywhere(machines, command, lambda text: print(text, file=sys.stderr))
+    finally:
+        drop_empty(folder)
+
+
+def _source_of(run_dir: Path | None) -> str:
+    """A run folder knows what it trains."""
+    if run_dir is None:
+        raise ConfigError("nothing says what to train", do="lockstep train digits, for a first run")
+    if not (run_dir / "config.yaml").is_file():
+        raise ConfigError(
+            f"{run_dir} holds no run, so it does not say what to train", do="name a recipe, a preset or a file"
+        )
+    return str(run_dir / "config.yaml")

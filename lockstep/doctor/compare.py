@@ -1,0 +1,142 @@
+"""What has to be the same on all ranks, and which rank is the odd one out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.cluster import collect
+from lockstep.cluster.rollcall import ranks_text
+from lockstep.cluster.world import World
+from lockstep.config.schema import RunConfig
+from lockstep.data.keyed import keys
+from lockstep.data.samples import Batch, Samples
+from lockstep.doctor.finding import Finding
+from lockstep.engine.environment import cpu_name, device_name
+from lockstep.version import __version__
+
+PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors")
+# Clocks that are further apart make logs hard to read side by side; training doesn't look at them.
+CLOCK_S = 2.0
+DO = {
+    "code": "install the same lockstep on all machines",
+    "settings": "give all ranks the same command",
+    "data": "the folders differ: compare them, or copy one over the other",
+    "processor": "fine for mode=fast; for equal bits, use machines of one kind",
+    "device": "fine for mode=fast; for equal bits, use machines of one kind",
+}
+
+
+def facts(world: World, config: RunConfig | None, data: Sequence[Samples]) -> dict[str, str]:
+    """What this rank is and has, as texts that can be compared."""
+    found = {
+        "lockstep": __version__,
+        "code": code_hash(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+        "processor": cpu_name(),
+        "device": device_name(world.device),
+    }
+    if config is not None:
+        settings = config.model_dump(mode="json", exclude={"loader", "cluster", "report"})
+        settings.get("data", {}).pop("root", None)  # each machine may have the data elsewhere
+        found["settings"] = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    if data:
+        found["data"] = ", ".join(fingerprint(samples) for samples in data)
+    return found
+
+
+def examine(world: World, mine: Mapping[str, str]) -> list[Finding]:
+    """Compare this rank's facts with all others'. The same list on every rank."""
+    every = collect.gather_all(world, (world.host, dict(mine)))
+    hosts = [host for host, _ in every]
+    names = dict.fromkeys(name for _, theirs in every for name in theirs)
+    found = [compared(name, [theirs.get(name, "none") for _, theirs in every], hosts) for name in names]
+    return [*found, _clock(world)]
+
+
+def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> Finding:
+    """One fact over all ranks; where it differs, the odd ranks are named.
+
+    Args:
+        name: Of the fact.
+        values: By rank.
+        hosts: By rank.
+    """
+    (usual, _), *others = Counter(values).most_common()
+    if not others:
+        return Finding(name, f"{usual} on all {len(values)}")
+    odd = [rank for rank, value in enumerate(values) if value != usual]
+    places = [f"{values[rank]} on rank {rank} ({hosts[rank]})" for rank in odd[:4]]
+    more = f" and {len(odd) - 4} more" if len(odd) > 4 else ""
+    same = [rank for rank, value in enumerate(values) if value == usual]
+    text = f"{usual} on {ranks_text(same)}; {', '.join(places)}{more}"
+    do = DO.get(name) or f"pip install {name}=={usual} on {', '.join(sorted({hosts[rank] for rank in odd}))}"
+    if name == "python":
+        do = f"use Python {usual} on all"
+    return Finding(name, text, "warning" if name in ("processor", "device", "python", "pillow") else "problem", do)
+
+
+def fingerprint(samples: Samples) -> str:
+    """How many samples there are, and a hash over the first, the middle and the last as training would read them."""
+    count = len(samples)
+    if count == 0:
+        return "0 samples"
+    indices = np.unique(np.array([0, count // 2, count - 1]))
+    batch = samples.batch(indices, keys(0, 0, indices))
+    return f"{count:,} samples {_hash(batch)[:12]}"
+
+
+def code_hash() -> str:
+    """A hash over this package's own source files."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _hash(batch: Batch) -> str:
+    digest = hashlib.sha256()
+
+    def take(value: object) -> None:
+        if hasattr(value, "numpy"):
+            digest.update(value.contiguous().numpy().tobytes())  # type: ignore[attr-defined]
+        elif isinstance(value, dict):
+            for name in sorted(value):
+                take(value[name])
+        elif isinstance(value, list | tuple):
+            for item in value:
+                take(item)
+        else:
+            digest.update(repr(value).encode())
+
+    take(batch.inputs)
+    take(batch.targets)
+    return digest.hexdigest()
+
+
+def _clock(world: World) -> Finding:
+    collect.barrier(world, 60)
+    times = collect.gather_all(world, time.time())
+    apart = max(times) - min(times)
+    text = f"{apart:.2f} s apart at most"
+    if apart > CLOCK_S:
+        late = times.index(max(times))
+        return Finding("clocks", f"{text}: rank {late} is ahead", "warning", "set the time: timedatectl set-ntp true")
+    return Finding("clocks", text)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,82 @@
+"""The doctor's round: this machine, and in a world all of its processes and what is between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from lockstep.cluster import collect
+from lockstep.cluster.env import ALONE, Placement, placement
+from lockstep.cluster.world import World
+from lockstep.config.load import load
+from lockstep.config.schema import RunConfig
+from lockstep.data.samples import Samples
+from lockstep.doctor import compare, links, machine
+from lockstep.doctor.finding import Finding, merged, table, verdict_line
+from lockstep.engine.build import build_parts, open_data
+from lockstep.engine.facts import facts_for
+from lockstep.recipes.catalog import find
+from lockstep.start import join_world
+
+# The exit code where something was found that training can't work with.
+PROBLEM = 1
+
+
+def examine(
+    source: str | None,
+    overrides: list[str],
+    run_dir: Path,
+    as_json: bool,
+    here: Placement | None = None,
+) -> int:
+    """One process's part. Rank 0 prints.
+
+    Args:
+        source: The recipe whose settings and data are compared; None: none.
+        overrides: Settings for it.
+        run_dir: Where runs are kept: its disk is looked at.
+        as_json: Print JSON.
+        here: Which process this is; in a worker of ours, the environment says so.
+
+    Returns:
+        The exit code: 0, or 1 if there is a problem; the same on every rank.
+    """
+    found = find(source) if source is not None else None
+    config = load(found.config_class, found.layers, overrides).config if found is not None else RunConfig(recipe="none")
+    with join_world(here or placement(os.environ) or ALONE, config) as world:
+        data: list[Samples] = []
+        if found is not None:
+            facts = facts_for(found, config, world, None)
+            parts = build_parts(config, lambda: found.build(config, facts))
+            data = [open_data(config, parts, train=is_train) for is_train in (True, False)]
+        findings = _round(world, config if found is not None else None, data, run_dir)
+        if world.is_main:
+            _show(world, findings, as_json)
+    return PROBLEM if any(finding.verdict == "problem" for finding in findings) else 0
+
+
+def _round(world: World, config: RunConfig | None, data: list[Samples], run_dir: Path) -> list[Finding]:
+    # One rank of each machine is enough for the machine, and two would measure each other's disk writes.
+    mine = machine.whole(run_dir) if world.local_rank == 0 else []
+    if world.size == 1:
+        samples = [Finding("data", compare.fingerprint(each)) for each in data]
+        return [*mine, *samples]
+    every = [pair for pair in collect.gather_all(world, (world.host, mine)) if pair[1]]
+    machines = merged([findings for _, findings in every], [host for host, _ in every])
+    compared = compare.examine(world, compare.facts(world, config, data))
+    # What is compared over the ranks stands in one row, that of the comparison.
+    names = {finding.check for finding in compared}
+    return [*(each for each in machines if each.check not in names), *compared, *links.examine(world)]
+
+
+def _show(world: World, findings: list[Finding], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"world_size": world.size, "findings": [finding.to_json() for finding in findings]}))
+        return
+    hosts = f" on {world.num_hosts} hosts" if world.num_hosts > 1 else f" on {world.host}"
+    print(f"doctor: {world.size} process{'es' if world.size > 1 else ''}{hosts} ({world.backend})")
+    print("\n".join(table(findings)))
+    print(verdict_line(findings))
+    sys.stdout.flush()

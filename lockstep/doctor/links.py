@@ -1,0 +1,175 @@
+"""What the doctor sees between the processes of a world: every pair, the sum over all, and how fast both are."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.cluster import collect
+from lockstep.cluster.address import interface_towards, link_speed
+from lockstep.cluster.world import World
+from lockstep.doctor.finding import Finding
+
+SIZES = (1024, 64 * 1024, 1024**2, 16 * 1024**2, 64 * 1024**2)
+# A size that takes longer than this for one sum is the last one tried.
+LONG_S = 1.0
+PING_BYTES = 64
+PINGS = 5
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """One size of the all-reduce.
+
+    Attributes:
+        num_bytes: What each process gives.
+        seconds: Median time, of the slowest rank.
+        is_right: Whether the sum was, on every rank.
+    """
+
+    num_bytes: int
+    seconds: float
+    is_right: bool
+
+    def bits_per_s(self, world_size: int) -> float:
+        """What each process's link carries: an all-reduce moves 2 (W-1)/W of its bytes."""
+        return 8 * self.num_bytes * 2 * (world_size - 1) / world_size / self.seconds
+
+
+def examine(world: World, timeout_s: float = 30.0) -> list[Finding]:
+    """Try every pair of processes, then the sum over all. The same list on every rank."""
+    pairs = [_interface(world), *_pairs(world, timeout_s)]
+    if any(finding.verdict == "problem" for finding in pairs):
+        return pairs
+    return [*pairs, *_all_reduce(world)]
+
+
+def _interface(world: World) -> Finding:
+    mine = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(world.placement.init) or "the system's choice"
+    places: dict[str, list[str]] = {}
+    for host, name in collect.gather_all(world, (world.host, mine)):
+        places.setdefault(name, []).append(host)
+    if len(places) == 1:
+        return Finding("interface", mine)
+    texts = [f"{name} on {', '.join(dict.fromkeys(hosts))}" for name, hosts in places.items()]
+    return Finding("interface", "; ".join(texts))
+
+
+def rounds(world_size: int) -> Iterator[list[tuple[int, int]]]:
+    """Every pair of ranks once, in rounds in which each rank has at most one partner (the circle method)."""
+    ranks = list(range(world_size + world_size % 2))
+    for _ in range(len(ranks) - 1):
+        half = len(ranks) // 2
+        pairs = zip(ranks[:half], reversed(ranks[half:]), strict=True)
+        yield [(min(pair), max(pair)) for pair in pairs if max(pair) < world_size]
+        ranks = [ranks[0], ranks[-1], *ranks[1:-1]]
+
+
+def _pairs(world: World, timeout_s: float) -> list[Finding]:
+    mine: dict[tuple[int, int], float | str] = {}
+    for pairs in rounds(world.size):
+        for pair in pairs:
+            if world.rank in pair:
+                mine[pair] = _ping(world, pair, timeout_s)
+        collect.barrier(world, 2 * timeout_s)
+    every = collect.gather_all(world, (world.host, mine))
+    hosts = [host for host, _ in every]
+    seconds: dict[tuple[int, int], float] = {}
+    broken: dict[tuple[int, int], str] = {}
+    for _, seen in every:
+        for pair, value in seen.items():
+            if isinstance(value, str):
+                broken[pair] = value
+            else:
+                seconds[pair] = max(value, seconds.get(pair, 0.0))
+    if broken:
+        (one, other), reason = min(broken.items())
+        text = f"{len(broken)} of {len(seconds.keys() | broken.keys())} can't: ranks {one} ({hosts[one]}) and {other}"
+        do = "a firewall between them, or the wrong interface: GLOO_SOCKET_IFNAME=NAME, see: ip address"
+        return [Finding("every pair", f"{text} ({hosts[other]}): {reason}", "problem", do)]
+    slowest = max(seconds, key=lambda pair: seconds[pair])
+    text = f"{len(seconds)} connect; {1e6 * statistics.median(seconds.values()):,.0f} us there and back"
+    if len(seconds) > 1:
+        text += f", ranks {slowest[0]} and {slowest[1]} {1e6 * seconds[slowest]:,.0f} us"
+    return [Finding("every pair", text)]
+
+
+def _ping(world: World, pair: tuple[int, int], timeout_s: float) -> float | str:
+    """Seconds there and back, or why not."""
+    peer = pair[1] if world.rank == pair[0] else pair[0]
+    out = torch.zeros(PING_BYTES, dtype=torch.uint8, device=world.device)
+    back = torch.empty_like(out)
+    times = []
+    try:
+        for _ in range(PINGS):
+            began = time.perf_counter()
+            first, second = (out, back) if world.rank == pair[0] else (back, out)
+            for tensor in (first, second):
+                work = dist.isend(tensor, peer) if tensor is out else dist.irecv(tensor, peer)
+                assert work is not None
+                work.wait(timedelta(seconds=timeout_s))
+            if world.device.type == "cuda":
+                torch.cuda.synchronize(world.device)
+            times.append(time.perf_counter() - began)
+    except RuntimeError as error:
+        return str(error).splitlines()[0][:120]
+    return statistics.median(times)
+
+
+def _all_reduce(world: World) -> list[Finding]:
+    results = []
+    for num_bytes in SIZES:
+        results.append(_sum(world, num_bytes))
+        if results[-1].seconds > LONG_S:
+            break
+    wrong = [result.num_bytes for result in results if not result.is_right]
+    if wrong:
+        do = "the network or a driver damages data: NCCL_P2P_DISABLE=1 or other hardware; don't train on this"
+        return [Finding("all-reduce", f"WRONG sums at {', '.join(map(_size, wrong))}", "problem", do)]
+    last = results[-1]
+    speed = last.bits_per_s(world.size)
+    text = f"right; {1e3 * results[0].seconds:,.2f} ms at {_size(SIZES[0])}, {_rate(speed)} at {_size(last.num_bytes)}"
+    link = collect.broadcast(world, link_speed(world.placement.init) if world.num_hosts > 1 else None)
+    if link is None:
+        return [Finding("all-reduce", text)]
+    text += f"; the link says {_rate(link)}"
+    if speed < link / 2:
+        return [Finding("all-reduce", text, "warning", "others use the link, or another one is taken than you think")]
+    return [Finding("all-reduce", text)]
+
+
+def _sum(world: World, num_bytes: int) -> AllReduce:
+    times, is_right = [], True
+    for _ in range(4):
+        values = _numbers(world.rank, num_bytes // 4, world.device)
+        collect.barrier(world, 60)
+        began = time.perf_counter()
+        dist.all_reduce(values)
+        if world.device.type == "cuda":
+            torch.cuda.synchronize(world.device)
+        times.append(time.perf_counter() - began)
+        wanted = world.size * _numbers(0, len(values), world.device) + world.size * (world.size - 1) / 2
+        is_right = is_right and torch.equal(values, wanted)
+    every = collect.gather_all(world, (statistics.median(times[1:]), is_right))
+    return AllReduce(num_bytes, max(seconds for seconds, _ in every), all(right for _, right in every))
+
+
+def _numbers(rank: int, count: int, device: torch.device) -> Tensor:
+    """Whole numbers, rank by rank one more: their sum has no rounding, whatever the order."""
+    return (torch.arange(count, device=device) % 251 + rank).float()
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes // 1024**2} MB" if num_bytes >= 1024**2 else f"{num_bytes // 1024} KB"
+
+
+def _rate(bits_per_s: float) -> str:
+    return f"{bits_per_s / 1e9:.1f} Gbit/s" if bits_per_s >= 1e9 else f"{bits_per_s / 1e6:.0f} Mbit/s"

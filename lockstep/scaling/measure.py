@@ -1,0 +1,148 @@
+"""A few steps of a person's own job in one world, timed: computing, reading samples, and waiting for the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.cluster import collect
+from lockstep.cluster.env import ALONE, Placement, placement
+from lockstep.config.load import load
+from lockstep.data.loader import Loader
+from lockstep.data.order import Step
+from lockstep.data.samples import Batch
+from lockstep.engine.facts import facts_for
+from lockstep.engine.job import Job
+from lockstep.engine.run import make_job
+from lockstep.engine.step import run_step
+from lockstep.recipes.catalog import find
+from lockstep.start import join_world
+
+WARM_STEPS = 3
+StepFunction = Callable[[Job, Step, "TimedLoader"], None]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one step.
+
+    Attributes:
+        step_s: The whole.
+        reading_s: Waiting for samples.
+        waiting_s: Adding up over the processes: what of the sending backward does not hide, and waiting for the
+            slowest. Not known of torch's DDP, which does it inside of backward.
+    """
+
+    step_s: float
+    reading_s: float
+    waiting_s: float
+
+
+class TimedLoader:
+    """A loader that counts how long it is waited for."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader, self.seconds = loader, 0.0
+
+    def batch(self, *request: object) -> Batch:
+        """As `Loader.batch`."""
+        began = time.perf_counter()
+        batch = self.loader.batch(*request)  # type: ignore[arg-type]
+        self.seconds += time.perf_counter() - began
+        return batch
+
+
+def measure(
+    source: str, overrides: list[str], is_ddp: bool, num_steps: int, answer: Path, here: Placement | None = None
+) -> int:
+    """One process's part: train for `num_steps` steps after a few to get warm; rank 0 writes the medians to `answer`.
+
+    Args:
+        source: The recipe.
+        overrides: Its settings.
+        is_ddp: Through torch's DistributedDataParallel, as it comes, in place of our own sum.
+        num_steps: Steps that count.
+        answer: A JSON file: samples a second and the parts of a step.
+        here: Which process this is; in a worker of ours, the environment says so.
+    """
+    found = find(source)
+    config = load(found.config_class, found.layers, overrides).config
+    with join_world(here or placement(os.environ) or ALONE, config) as world:
+        facts = facts_for(found, config, world, None)
+        job = make_job(config, lambda: found.build(config, facts), world)
+        run = _ddp(job) if is_ddp else _ours
+        timings = _timed(job, run, num_steps)
+        every = collect.gather_all(world, timings)
+        if world.is_main:
+            # The slowest rank is the one that all wait for; the parts are means over the ranks.
+            steps = [max(timing.step_s for timing in each) for each in zip(*every, strict=True)]
+            flat = [timing for each in every for timing in each]
+            num_samples = min(config.global_batch, job.order.num_samples)
+            facts_of_run = {
+                "samples_per_s": num_samples / median(steps),
+                "step_s": median(steps),
+                "reading_s": sum(timing.reading_s for timing in flat) / len(flat),
+                "waiting_s": sum(timing.waiting_s for timing in flat) / len(flat),
+                "device": world.device.type,
+                "backend": world.backend,
+            }
+            answer.write_text(json.dumps(facts_of_run))
+    return 0
+
+
+def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
+    """One for each full step after the warm ones; steps of another size, at an epoch's end, don't count."""
+    loader = job.open_loader()
+    timed = TimedLoader(loader)
+    timings: list[Timing] = []
+    full = min(job.config.global_batch, job.order.num_samples)
+    pulse = job.world.pulse
+    try:
+        for step in job.order.steps(job.world, start=0, stop=job.num_steps):
+            reading, waiting, began = timed.seconds, pulse.wait_s, time.perf_counter()
+            run(job, step, timed)
+            if job.world.device.type == "cuda":
+                torch.cuda.synchronize(job.world.device)
+            seconds = time.perf_counter() - began
+            if step.number >= WARM_STEPS and step.num_samples == full:
+                timings.append(Timing(seconds, timed.seconds - reading, pulse.wait_s - waiting))
+            if len(timings) == num_steps:
+                break
+    finally:
+        loader.close()
+    return timings
+
+
+def _ours(job: Job, step: Step, loader: TimedLoader) -> None:
+    run_step(job, step, loader, 0.0)  # type: ignore[arg-type]
+
+
+def _ddp(job: Job) -> StepFunction:
+    """torch's DDP as people use it: a forward pass for each micro-batch, the sum with the last one's backward."""
+    # It is told each time that one-channel convolutions lie otherwise in memory; that is a warning for its own users.
+    warnings.filterwarnings("ignore", message="Grad strides do not match")
+    wrapped: nn.Module = DistributedDataParallel(job.model) if job.world.size > 1 else job.model
+
+    def run(job: Job, step: Step, loader: TimedLoader) -> None:
+        job.optimizer.zero_grad()
+        for place, micro_batch in enumerate(step.micro_batches):
+            batch = loader.batch(micro_batch.indices, micro_batch.keys)
+            is_last = place + 1 == len(step.micro_batches)
+            with nullcontext() if is_last or job.world.size == 1 else wrapped.no_sync():  # type: ignore[operator]
+                terms = job.parts.loss(wrapped(batch.inputs), batch)
+                loss = torch.stack([term.float() for term in terms.values()]).sum()
+                (loss * micro_batch.weight * job.world.size).backward()  # type: ignore[no-untyped-call]
+        job.optimizer.step()
+
+    return run

@@ -1,0 +1,190 @@
+"""From what a person asks for to processes: how many there are, which of them this one is, and starting them."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.cluster.env import Placement, placement
+from lockstep.cluster.size import Nodes, Size, parse_size
+from lockstep.config.schema import RunConfig
+from lockstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.cluster.world import World
+
+DEFAULT_PORT = 29400  # torchrun's
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a person said of processes and machines, if anything.
+
+    Attributes:
+        procs: Processes on this machine: 4, or 2:4.
+        nodes: Machines: 2, or 2:3.
+        endpoint: HOST:PORT where the launchers of several machines meet.
+        run_id: Keeps runs apart that meet at one place.
+        init: Where processes meet that somebody else starts.
+        rank: Of this process.
+        world_size: How many processes there are.
+        max_restarts: How often to start again.
+    """
+
+    procs: str | int | None = None
+    nodes: str | None = None
+    endpoint: str | None = None
+    run_id: str = "lockstep"
+    init: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    max_restarts: int = 0
+
+
+# What a worker needs, imported once in the process that workers are forked from.
+PRELOAD = [
+    "torch._dynamo",  # the first optimizer of a process imports it, which takes seconds
+    "lockstep.cli.main",
+    "lockstep.cluster.worker",
+    "lockstep.engine.evaluate",
+    "lockstep.engine.run",
+    "lockstep.recipes.catalog",
+]
+
+
+def default_procs(config: RunConfig) -> int:
+    """How many processes `lockstep train` starts where nobody says: one a GPU; on CPU, as many as have cores and work.
+
+    Whatever it is, the result is the same.
+    """
+    num_micro_batches = -(-config.global_batch // config.micro_batch)
+    if config.device != "cpu":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        # Looked up without torch, whose import takes longer than all else here.
+        num_gpus = len(glob.glob("/dev/nvidia[0-9]*")) if visible is None else len([v for v in visible.split(",") if v])
+        if num_gpus:
+            return max(1, min(num_gpus, num_micro_batches))
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(num_cores // config.num_threads, num_micro_batches, 8))
+
+
+def place_of(
+    procs: object, init: str | None = None, rank: int | None = None, world_size: int | None = None
+) -> Placement | None:
+    """Which process of a world that somebody else started this one is; None where nobody did.
+
+    Raises:
+        ConfigError: It is one, and was told how many processes to start.
+        LaunchError: What it was told is not whole, or contradicts itself.
+    """
+    here = placement(os.environ, init, rank, world_size)
+    if here is not None and procs is not None:
+        raise ConfigError(
+            f"--procs {procs} was given to one process of a world of {here.world_size}",
+            do="leave --procs out: the world has as many processes as were started",
+        )
+    return here
+
+
+def nodes_of(ask: Ask, config: RunConfig, run_dir: Path | None) -> Nodes | None:
+    """The machines of a world that a launcher on each of them starts; None where this machine is the only one.
+
+    Raises:
+        ConfigError: What was given is not whole.
+    """
+    size = parse_size(ask.nodes, "--nodes") if ask.nodes is not None else Size(1, 1)
+    if size.most == 1:
+        if ask.endpoint is not None:
+            raise ConfigError("--rdzv-endpoint was given for one machine", do="say how many there are: --nodes 2")
+        return None
+    if ask.endpoint is None:
+        raise ConfigError(
+            f"--nodes {size} was given without --rdzv-endpoint",
+            do="on each of the machines the same: --rdzv-endpoint HOST:PORT, where HOST is one of them",
+        )
+    if run_dir is None:
+        raise ConfigError(
+            f"--nodes {size} was given without --run-dir",
+            do="on each of the machines the same: --run-dir runs/NAME-0001",
+        )
+    host, colon, port = ask.endpoint.rpartition(":")
+    endpoint = ask.endpoint if colon and port.isdigit() else f"{ask.endpoint}:{DEFAULT_PORT}"
+    if not (host or endpoint.rpartition(":")[0]) or "/" in endpoint:
+        raise ConfigError(f"--rdzv-endpoint is {ask.endpoint!r}", allowed="HOST:PORT")
+    cluster = config.cluster
+    return Nodes(
+        size=size,
+        endpoint=endpoint,
+        run_id=ask.run_id,
+        join_timeout_s=cluster.join_timeout_s,
+        last_call_s=cluster.last_call_s,
+        node_timeout_s=cluster.node_timeout_s,
+    )
+
+
+def check_resume(resume: str, run_dir: Path | None) -> None:
+    """See that `--resume` names something to go on from, before a folder is made.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if resume == "never":
+        return
+    if resume == "auto":
+        if run_dir is None:
+            raise ConfigError("--resume auto was given without --run-dir", do="say which run: --run-dir runs/NAME-0001")
+        return
+    path = Path(resume)
+    if (path / "config.yaml").is_file():
+        raise ConfigError(f"--resume {resume} is a run folder", do=f"--run-dir {resume} --resume auto")
+    if not (path / "manifest.json").is_file():
+        raise ConfigError(
+            f"--resume {resume} is no checkpoint",
+            allowed="never, auto, or a checkpoint's folder: RUN/checkpoints/step-…",
+        )
+
+
+@contextmanager
+def join_world(here: Placement, config: RunConfig) -> Iterator[World]:
+    """`cluster.world.join` as the settings say."""
+    from lockstep.cluster.world import join
+
+    cluster = config.cluster
+    with join(
+        here,
+        device=config.device,
+        backend=cluster.backend,
+        join_timeout_s=cluster.join_timeout_s,
+        timeout_s=cluster.timeout_s,
+    ) as joined:
+        yield joined
+
+
+def launch_here(
+    procs: Size,
+    config: RunConfig,
+    entry: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    folder: Path | None = None,
+    max_restarts: int = 0,
+    nodes: Nodes | None = None,
+) -> int:
+    """`cluster.launch.launch` as the settings say; its words are kept in the run folder, if there is one."""
+    from lockstep.cluster.launch import launch
+
+    return launch(
+        procs.most,
+        entry,
+        arguments,
+        least_procs=procs.least,
+        max_restarts=max_restarts,
+        nodes=nodes,
+        stop_timeout_s=config.cluster.stop_timeout_s,
+        log_dir=folder / "logs" if folder is not None else None,
+        preload=PRELOAD,
+    )

@@ -1,0 +1,299 @@
+"""What can be asked of a trained model: how good it is, and what it says of a person's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.cluster import forkserver
+from lockstep.cluster.env import ALONE, Placement, placement
+from lockstep.cluster.size import Size
+from lockstep.config.load import load
+from lockstep.config.schema import RunConfig
+from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError, cannot_write
+from lockstep.recipes.catalog import Source, find
+from lockstep.start import PRELOAD, join_world, launch_here, place_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lockstep.cluster.world import World
+    from lockstep.engine.parts import Parts
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained model, as a person names it.
+
+    Attributes:
+        path: A run folder, or a file of weights from elsewhere.
+        overrides: Settings that differ from the run's, or from the preset's.
+        checkpoint: Of a run: "last" for the final weights, "best", or a checkpoint's name.
+        preset: Of a file: the recipe, preset or YAML file that says which model it is.
+    """
+
+    path: Path
+    overrides: Sequence[str] = ()
+    checkpoint: str = "last"
+    preset: str | None = None
+
+    def settings(self) -> tuple[Source, RunConfig]:
+        """The recipe and the settings.
+
+        Raises:
+            CheckpointError: There is no such run folder or file.
+            ConfigError: What was given does not fit together.
+        """
+        if self.path.is_file():
+            if self.preset is None:
+                raise ConfigError(
+                    f"{self.path} is a file, and nothing says of which model",
+                    do="add --preset NAME: a recipe, a preset or a YAML file; or name a run folder",
+                )
+            found = find(self.preset)
+        elif self.preset is not None and self.path.is_dir():
+            raise ConfigError("--preset was given with a run folder, which has its settings in it", do="leave it out")
+        elif not self.path.exists():
+            raise CheckpointError(f"{self.path} does not exist")
+        elif not (self.path / "config.yaml").is_file():
+            raise CheckpointError(f"{self.path} is not a run folder: it has no config.yaml")
+        else:
+            found = find(str(self.path / "config.yaml"))
+        return found, load(found.config_class, found.layers, self.overrides).config
+
+    def open(self, found: Source, config: RunConfig, world: World) -> tuple[Parts, nn.Module]:
+        """The parts, and the model with its weights, in evaluation mode, on the world's device."""
+        from lockstep.engine.build import build_parts, lay_out
+        from lockstep.engine.checkpoint import weights_of
+        from lockstep.engine.determinism import configure
+        from lockstep.engine.facts import facts_for
+        from lockstep.engine.pretrained import load_whole
+        from lockstep.engine.weights import load_into
+
+        configure(config, world.device)
+        facts = facts_for(found, config, world, self.path if self.preset is None else None)
+        parts = build_parts(config, lambda: found.build(config, facts))
+        if self.preset is not None:
+            load_whole(parts.model, self.path)
+        else:
+            path, state = weights_of(self.path, self.checkpoint)
+            load_into(parts.model, state, path)
+        return parts, lay_out(parts.model, config, world.device).eval()
+
+
+def evaluate(
+    run: str | Path,
+    overrides: Sequence[str] = (),
+    procs: int | None = None,
+    checkpoint: str = "last",
+    *,
+    preset: str | None = None,
+) -> dict[str, float]:
+    """Measure a model on its held-out samples, each once.
+
+    Args:
+        run: The run folder, or with `preset` a file of weights from elsewhere.
+        overrides: Settings that differ from the run's, as on the command line: `["data.root=/other/place"]`.
+        procs: Processes on this machine.
+        checkpoint: "last" for the final weights, "best", or a checkpoint's name.
+        preset: Which model a file of weights is of: a recipe, a preset or a YAML file.
+
+    Returns:
+        The figures by name; none on ranks other than 0 of a world that somebody else started.
+
+    Raises:
+        LockstepError: Anything that a person can do something about.
+    """
+    subject = Subject(Path(run), tuple(overrides), checkpoint, preset)
+    config = subject.settings()[1]
+    here = place_of(procs)
+    if here is not None or (procs or 1) == 1:
+        return _evaluate(subject, None, here or ALONE)
+    forkserver.prepare(PRELOAD, config.num_threads)
+    with tempfile.TemporaryDirectory() as place:
+        answer = Path(place) / "figures.json"
+        code = launch_here(Size(procs or 1, procs or 1), config, _evaluate, (subject, answer))
+        if code:
+            raise LaunchError(f"evaluation ended with exit code {code}")
+        figures: dict[str, float] = json.loads(answer.read_text())
+    return figures
+
+
+def _evaluate(subject: Subject, answer: Path | None, here: Placement | None = None) -> dict[str, float]:
+    from lockstep.engine.build import open_data
+    from lockstep.engine.evaluate import evaluate as evaluate_model
+
+    found, config = subject.settings()
+    with join_world(here or placement(os.environ) or ALONE, config) as world:
+        parts, model = subject.open(found, config, world)
+        figures, _ = evaluate_model(
+            model,
+            open_data(config, parts, train=False),
+            world,
+            loss=parts.loss,
+            infer=parts.infer,
+            metric=parts.metric,
+            batch_size=config.eval_batch,
+            num_workers=config.loader.num_workers,
+            channels_last=config.channels_last,
+        )
+        if answer is not None and world.is_main:
+            answer.write_text(json.dumps(figures))
+        return figures if world.is_main else {}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says of one file.
+
+    Attributes:
+        file: The file.
+        facts: What the recipe's `answer` says; `{"error": text}` if the file can't be read.
+        error: Why it can't be read.
+    """
+
+    file: Path
+    facts: dict[str, Any]
+    error: DataError | None = None
+
+
+def predict(
+    run: str | Path, files: Sequence[str | Path], overrides: Sequence[str] = (), *, keep_errors: bool = False
+) -> list[dict[str, Any]]:
+    """Ask a run's model about files.
+
+    Args:
+        run: The run folder; nothing else is needed.
+        files: What to look at, in the recipe's form: pictures. A folder stands for all files in it.
+        overrides: Settings that differ from the run's.
+        keep_errors: Give `{"error": text}` for a file that can't be read, instead of raising.
+
+    Returns:
+        For each file, in order, what the recipe's `answer` says.
+
+    Raises:
+        ConfigError: The recipe can't predict.
+        DataError: A file can't be read.
+    """
+    answers = []
+    for answer in predictions(run, files, overrides):
+        if answer.error is not None and not keep_errors:
+            raise answer.error
+        answers.append(answer.facts)
+    return answers
+
+
+def predictions(
+    run: str | Path, files: Sequence[str | Path], overrides: Sequence[str] = (), draw: Path | None = None
+) -> Iterator[Answer]:
+    """As `predict`, one answer after another.
+
+    Args:
+        run: The run folder.
+        files: Files, and folders of them.
+        overrides: Settings that differ from the run's.
+        draw: Where a picture of each answer goes: a file if one file was asked about, a folder for several.
+
+    Raises:
+        ConfigError: The recipe can't predict, or can't draw.
+        DataError: There is no such file, or a folder is empty.
+    """
+    subject = Subject(Path(run), tuple(overrides))
+    found, config = subject.settings()
+    paths = expand(files)
+    targets = places_for(paths, draw) if draw is not None else {}
+
+    import torch
+
+    from lockstep.cluster.world import alone
+    from lockstep.data.samples import one_sample
+
+    parts, model = subject.open(found, config, alone(config.device))
+    read, answer, draw_answer = parts.read_input, parts.answer, parts.draw_answer
+    if read is None or answer is None:
+        raise ConfigError(f"recipe {found.name} can't predict", do="give its Parts read_input and answer")
+    if draw is not None and draw_answer is None:
+        raise ConfigError(f"recipe {found.name} can't draw its answers", do="leave --draw out")
+    device = next(model.parameters()).device
+    for path in paths:
+        try:
+            # One file at a time: an answer then does not depend on what else was asked.
+            inputs = one_sample(read(path), device, channels_last=config.channels_last)
+            with torch.inference_mode():
+                outputs = model(inputs) if parts.infer is None else parts.infer(model, inputs)
+            facts = dict(answer(outputs[0]))
+            if draw_answer is not None and path in targets:
+                save_picture(draw_answer(path, facts), targets[path])
+        except (DataError, OSError) as error:
+            fault = error if isinstance(error, DataError) else DataError(f"{path} can't be read: {error}")
+            yield Answer(path, {"error": str(fault)}, fault)
+        else:
+            yield Answer(path, facts)
+
+
+def expand(files: Sequence[str | Path]) -> list[Path]:
+    """Files, with each folder replaced by the files in it and below, in the order of their names; hidden ones are not
+    meant.
+
+    Raises:
+        DataError: A folder is empty.
+    """
+    paths: list[Path] = []
+    for file in map(Path, files):
+        if not file.is_dir():
+            paths.append(file)  # if it is not there, its own answer says so
+            continue
+        inside = (path for path in file.rglob("*") if path.is_file())
+        found = sorted(path for path in inside if not any(part[0] == "." for part in path.relative_to(file).parts))
+        if not found:
+            raise DataError(f"there are no files in {file}")
+        paths += found
+    return list(dict.fromkeys(paths))
+
+
+def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
+    """Where the picture of each file goes.
+
+    Args:
+        paths: The files.
+        draw: A file, for one of them; a folder for several, or where it is one or has no ending.
+
+    Raises:
+        ConfigError: Several pictures can't go into one file; or the ending is not that of a picture.
+    """
+    is_folder = draw.is_dir() or not draw.suffix
+    if not is_folder:
+        from PIL import Image
+
+        if len(paths) > 1:
+            raise ConfigError(f"--draw {draw} is one file for {len(paths)} pictures", do="name a folder")
+        Image.init()
+        if draw.suffix.lower() not in Image.EXTENSION or Image.EXTENSION[draw.suffix.lower()] not in Image.SAVE:
+            raise ConfigError(f"--draw {draw}: pictures can't be written as {draw.suffix}", allowed=".png, .jpg ...")
+        return {paths[0]: draw}
+    places: dict[Path, Path] = {}
+    for path in paths:
+        number, place = 1, draw / f"{path.stem}.png"
+        while place in places.values():
+            number += 1
+            place = draw / f"{path.stem}-{number}.png"
+        places[path] = place
+    return places
+
+
+def save_picture(picture: Any, path: Path) -> None:
+    """Write a Pillow picture.
+
+    Raises:
+        CheckpointError: It can't be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(path)
+    except OSError as error:
+        raise cannot_write(path, error) from None

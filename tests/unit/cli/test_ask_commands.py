@@ -1,0 +1,101 @@
+"""`lockstep eval` and `lockstep predict`: what they hand over, and what they print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import lockstep
+from lockstep import trained
+from lockstep.cli.main import run
+from lockstep.errors import DataError
+
+
+class FakeTrained(SimpleNamespace):
+    """Stands for `lockstep.trained`: notes what it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__(calls=[], facts={"class": 7, "probability": 0.99123}, expand=list)
+
+    def evaluate(self, *args: Any, **more: Any) -> dict[str, float]:
+        self.calls.append((*args, more))
+        return {"top1": 0.98611, "samples": 360.0}
+
+    def predictions(self, *args: Any) -> Any:
+        self.calls.append(args)
+        for path in args[1]:
+            fault = DataError(f"{path} is no picture") if path.suffix == ".txt" else None
+            yield trained.Answer(path, {"error": str(fault)} if fault else self.facts, fault)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTrained:
+    fake = FakeTrained()
+    monkeypatch.setitem(sys.modules, "lockstep.trained", fake)
+    monkeypatch.setattr(lockstep, "trained", fake, raising=False)
+    return fake
+
+
+def test_eval_prints_the_figures(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["eval", "runs/a", "loader.num_workers=2", "--procs", "2", "--checkpoint", "best"]) == 0
+    assert fake.calls == [(Path("runs/a"), ["loader.num_workers=2"], 2, "best", {"preset": None})]
+    assert capsys.readouterr().out == "top1     0.98611\nsamples  360\n"
+    assert run(["eval", "a.pth", "--preset", "digits", "--json"]) == 0
+    assert fake.calls[-1] == (Path("a.pth"), [], None, "last", {"preset": "digits"})
+    assert json.loads(capsys.readouterr().out) == {"top1": 0.98611, "samples": 360.0}
+
+
+def test_predict_prints_a_line_for_each_file(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["predict", "runs/a", "a.png", "longer.png", "test.flip=true", "--draw", "out"]) == 0
+    assert fake.calls == [(Path("runs/a"), [Path("a.png"), Path("longer.png")], ["test.flip=true"], Path("out"))]
+    lines = ["a.png       class 7  probability 99.12%", "longer.png  class 7  probability 99.12%"]
+    assert capsys.readouterr().out.splitlines() == lines
+    assert run(["predict", "runs/a", "a.png", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"file": "a.png", "class": 7, "probability": 0.99123}
+
+
+def test_predict_goes_on_after_a_file_that_is_no_picture(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["predict", "runs/a", "a.png", "b.txt", "c.png"]) == DataError.exit_code
+    captured = capsys.readouterr()
+    assert [line.split()[0] for line in captured.out.splitlines()] == ["a.png", "c.png"]
+    assert captured.err == "data error: b.txt is no picture\n"
+    assert run(["predict", "runs/a", "a.png", "b.txt", "--json"]) == DataError.exit_code
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert answers[1] == {"file": "b.txt", "error": "data error: b.txt is no picture"}
+
+
+def test_predict_shows_the_likeliest_as_a_table_and_only_counts_what_lies_deeper(
+    fake: FakeTrained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.facts = {
+        "class": "tulips",
+        "top": [{"class": "tulips", "probability": 0.9}, {"class": "roses and so on", "probability": 0.05}],
+        "people": [{"keypoints": [[1, 2], [3, 4]]}] * 3,
+    }
+    assert run(["predict", "runs/a", "a.png"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "a.png  class tulips  3 people",
+        "    tulips           90.00%",
+        "    roses and so on   5.00%",
+    ]
+    assert run(["predict", "runs/a", *(f"{place}.png" for place in range(11))]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 11, "for many files a line each"
+
+
+def test_an_equals_sign_in_the_name_of_a_file_that_is_there_is_no_setting(
+    fake: FakeTrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lr=0.1").touch()
+    assert run(["predict", "runs/a", "lr=0.1", "other=0.1"]) == 0
+    assert fake.calls == [(Path("runs/a"), [Path("lr=0.1")], ["other=0.1"], None)]
+
+
+def test_predict_without_a_file_says_what_is_missing(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["predict", "runs/a", "other=0.1"]) == DataError.exit_code
+    assert "lockstep predict runs/a FILE" in capsys.readouterr().err

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import lockstep
+import lockstep.version
+from lockstep.cli.main import run
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.start import Ask
+
+COMMAND = [sys.executable, "-m", "lockstep"]
+
+
+class FakeApi(SimpleNamespace):
+    """Stands for `lockstep.api`: notes what it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__(calls=[], error=None, code=0)
+
+    def train_command(self, *args: Any) -> int:
+        self.calls.append(args)
+        if self.error:
+            raise self.error
+        return int(self.code)
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
+    fake = FakeApi()
+    monkeypatch.setitem(sys.modules, "lockstep.api", fake)
+    monkeypatch.setattr(lockstep, "api", fake, raising=False)
+    monkeypatch.delenv("LOCKSTEP_DEBUG", raising=False)
+    return fake
+
+
+def lines_fit(text: str) -> bool:
+    return all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_train_hands_over_what_was_typed(api: FakeApi) -> None:
+    api.code = 7
+    first = ["train", "digits", "epochs=2", "--procs", "3", "optim.lr=0.5", "--run-dir", "runs/a"]
+    joined = ["--init", "tcp://h:1", "--rank", "1", "--world-size", "4", "--local-rank", "1"]
+    code = run([*first, "--resume", "auto", "--max-restarts", "2", *joined])
+    assert code == 7
+    overrides = ["epochs=2", "optim.lr=0.5"]
+    ask = Ask("3", None, None, "lockstep", "tcp://h:1", 1, 4, 2)
+    assert api.calls == [("digits", overrides, Path("runs/a"), "auto", ask)]
+
+
+def test_torchruns_names_are_other_names_for_ours(api: FakeApi) -> None:
+    first = ["train", "digits", "--nnodes", "2:3", "--nproc-per-node", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "a"]
+    assert run(first) == 0
+    assert api.calls == [("digits", [], None, "never", Ask("2", "2:3", "h:1", "a"))]
+
+
+def test_train_has_defaults(api: FakeApi) -> None:
+    assert run(["train", "digits"]) == 0
+    assert api.calls == [("digits", [], None, "never", Ask())]
+
+
+def test_old_launchers_way_of_giving_the_local_rank_is_accepted(api: FakeApi) -> None:
+    assert run(["train", "digits", "--local_rank=0"]) == 0
+
+
+def test_a_wrong_setting_is_told_before_anything_starts(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "digits", "optim.lrr=0.1"]) == ConfigError.exit_code
+    captured = capsys.readouterr()
+    assert api.calls == []
+    assert captured.out == ""
+    assert captured.err.startswith("config error: optim.lrr is not a setting\n")
+    assert "on the command line: optim.lrr=0.1" in captured.err
+    assert lines_fit(captured.err)
+
+
+def test_an_error_gives_its_own_exit_code_and_no_traceback(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api.error = CheckpointError("weights.safetensors is torn", where="runs/a")
+    assert run(["train", "digits"]) == CheckpointError.exit_code
+    assert capsys.readouterr().err == "checkpoint error: weights.safetensors is torn\n  where  runs/a\n"
+
+
+@pytest.mark.parametrize("by_option", [True, False])
+def test_debug_shows_the_traceback(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by_option: bool
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_DEBUG", "" if by_option else "1")
+    api.error = CheckpointError("torn")
+    assert run(["train", "digits", *(["--debug"] if by_option else [])]) == CheckpointError.exit_code
+    text = capsys.readouterr().err
+    assert "Traceback" in text
+    assert "train_command" in text
+
+
+def test_a_fault_of_ours_is_raised(api: FakeApi) -> None:
+    api.error = ZeroDivisionError("oh")
+    with pytest.raises(ZeroDivisionError):
+        run(["train", "digits"])
+
+
+def test_ctrl_c_is_quiet(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api.error = KeyboardInterrupt()
+    assert run(["train", "digits"]) == 130
+    assert capsys.readouterr().err.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["trian"], "No such command 'trian'"),
+        (["train"], "nothing says what to train"),
+        (["train", "digits", "--proc", "3"], "No such option"),
+        (["train", "digits", "--procs", "0"], "--procs is '0'"),
+        (["train", "digits", "--procs", "two"], "--procs is 'two'"),
+        (["train", "digits", "--max-restarts", "-1"], "Invalid value for '--max-restarts'"),
+        (["predict", "runs/a"], "Missing argument"),
+        (["--foo"], "No such option"),
+    ],
+)
+def test_a_wrong_command_is_told_by_typer(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    assert run(arguments) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_setting_with_dashes_is_told_how_settings_are_given(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "digits", "--epochs", "3"]) == 2
+    assert "without dashes: epochs=3" in capsys.readouterr().err
+
+
+def test_config_without_a_name_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config"]) == 0
+    text = capsys.readouterr().out
+    assert lines_fit(text)
+    for word in ("mnist", "digits", "tutorial"):
+        assert word in text
+
+
+@pytest.mark.parametrize("name", ["mnist", "digits", "mnist/tutorial"])
+def test_config_shows_every_setting_within_80_columns(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    from lockstep.config.describe import settings
+    from lockstep.recipes.catalog import find
+
+    assert run(["config", name]) == 0
+    text = capsys.readouterr().out
+    assert lines_fit(text)
+    keys = [line.split()[0] for line in text.splitlines() if line and not line.startswith(" ")]
+    assert {setting.key for setting in settings(find(name).config_class)} - {"recipe"} <= set(keys)
+    assert "\N{NO-BREAK SPACE}" not in text
+    assert "*" not in text
+
+
+def test_config_marks_what_differs_from_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "digits", "optim.lr=0.5"]) == 0
+    text = capsys.readouterr().out
+    assert "*0.5" in text
+    assert "* differs from the preset" in text
+
+
+def test_config_shows_a_recipe_with_a_setting_that_is_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "needy.py").write_text(
+        "from pydantic import Field\nfrom lockstep.config.schema import RunConfig\n"
+        "class Config(RunConfig):\n    root: str = Field(description='where it is')\n"
+        "def build(config): ...\n"
+    )
+    try:
+        assert run(["config", "needy.py"]) == 0
+        assert "(needed)" in capsys.readouterr().out
+        assert run(["train", "needy.py"]) == 2
+        assert "root is missing" in capsys.readouterr().err
+    finally:
+        sys.modules.pop("needy", None)
+
+
+def test_the_schema_is_json_with_the_presets_values(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "digits", "--schema"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["properties"]["data"]["properties"]["name"]["default"] == "digits"
+    assert tree["required"] == ["recipe"]
+
+
+def shell(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "LOCKSTEP_DEBUG"}
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=environment, **options)
+
+
+def test_the_module_is_the_command() -> None:
+    done = shell("--version")
+    assert (done.returncode, done.stdout) == (0, f"lockstep {lockstep.version.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], *([name, "--help"] for name in ("train", "eval", "predict", "config"))]
+)
+def test_help_fits_into_80_columns(arguments: list[str]) -> None:
+    done = shell(*arguments)
+    assert done.returncode == 0
+    assert lines_fit(done.stdout)
+    assert "Usage: lockstep" in done.stdout
+
+
+def test_the_bare_command_shows_the_help() -> None:
+    done = shell()
+    assert "Usage: lockstep" in done.stdout + done.stderr
+
+
+def test_help_mistakes_and_tables_do_not_import_torch() -> None:
+    for arguments in (
+        ["--help"],
+        ["config", "mnist"],
+        ["config"],
+        ["train", "mnist", "optim.lrr=1"],
+        ["train", "mnst"],
+    ):
+        code = f"import sys\nfrom lockstep.cli.main import run\nrun({arguments})\nprint('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout.splitlines()[-1] == "False", arguments
+
+
+def test_help_and_mistakes_are_answered_at_once() -> None:
+    # The bars are 0.3 s and 1 s. By the processor's time, since the machine may be busy with other tests: an answer
+    # waits for nothing else.
+    for arguments, limit_s in ((["--help"], 0.3), (["train", "mnist", "optim.lrr=1"], 1.0)):
+        best_s = 1e9
+        for _ in range(3):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            shell(*arguments)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            best_s = min(best_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert 0 < best_s < limit_s, arguments
+
+
+@pytest.mark.parametrize("arguments", [["config"], ["config", "mnist", "--schema"]])
+def test_a_reader_that_went_away_is_no_error(arguments: list[str]) -> None:
+    # Little output breaks when it is flushed at the end, much of it in the midst of the command.
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*COMMAND, *arguments], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_error_has_colour_on_a_terminal_only() -> None:
+    assert "\x1b" not in shell("train", "nothing").stderr
+    for variables, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
+        environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | variables
+        main, side = pty.openpty()
+        subprocess.run([*COMMAND, "train", "nothing"], stderr=side, stdout=side, env=environment)
+        os.close(side)
+        text = os.read(main, 10_000).decode()
+        os.close(main)
+        assert ("\x1b[1;31mconfig error:\x1b[0m" in text) == coloured
+
+
+def test_ctrl_c_in_a_recipe_that_is_being_imported_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(30)\n")
+    process = subprocess.Popen(
+        [*COMMAND, "config", str(tmp_path / "slow.py")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert errors.strip() == ""

@@ -1,0 +1,45 @@
+"""What the doctor found, as one list over all machines, and as a table of 80 columns."""
+
+from __future__ import annotations
+
+from lockstep.doctor.finding import Finding, merged, table, verdict_line
+
+SMALL = Finding("shared memory", "64 MB free", "warning", "docker run --shm-size=8g")
+LARGE = Finding("shared memory", "8.0 GB free")
+
+
+def test_what_all_machines_have_in_common_is_said_once() -> None:
+    same = [Finding("cores", "8"), LARGE]
+    assert merged([same, same, same], ["a", "b", "c"]) == same
+
+
+def test_what_is_well_everywhere_takes_one_line_with_each_machines_value() -> None:
+    (line,) = merged([[Finding("disk speed", "900 MB/s")], [Finding("disk speed", "400 MB/s")]], ["a", "b"])
+    assert line == Finding("disk speed", "900 MB/s (a); 400 MB/s (b)")
+
+
+def test_a_machine_with_a_fault_has_a_line_of_its_own() -> None:
+    assert merged([[LARGE], [SMALL], [LARGE]], ["a", "b", "c"]) == [
+        Finding("shared memory", "8.0 GB free (a, c)"),
+        Finding("shared memory", "64 MB free (b)", "warning", SMALL.do),
+    ]
+
+
+def test_several_ranks_of_one_machine_count_once() -> None:
+    assert merged([[SMALL], [SMALL]], ["a", "a"]) == [SMALL]
+
+
+def test_the_table_keeps_to_80_columns_and_says_what_to_do() -> None:
+    long = Finding("every pair", " ".join(["word"] * 60), "problem", " ".join(["do"] * 80))
+    lines = table([LARGE, SMALL, long])
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "ok       shared memory  8.0 GB free"
+    assert lines[1] == "WARNING  shared memory  64 MB free"
+    assert lines[2].strip() == "do  docker run --shm-size=8g"
+    assert lines[3].startswith("PROBLEM  every pair")
+
+
+def test_the_last_line_counts() -> None:
+    assert verdict_line([LARGE, Finding("gpus", "none", "note")]) == "all well"
+    assert verdict_line([SMALL, SMALL]) == "0 problems, 2 warnings"
+    assert verdict_line([Finding("torch", "1.0", "problem"), SMALL]) == "1 problem, 1 warning"

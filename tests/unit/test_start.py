@@ -1,0 +1,45 @@
+"""From what a person asks for to machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.config.schema import RunConfig
+from lockstep.errors import ConfigError
+from lockstep.start import Ask, nodes_of
+
+CONFIG = RunConfig(recipe="none")
+RUN = Path("runs/a")
+
+
+def test_one_machine_needs_no_meeting_place() -> None:
+    assert nodes_of(Ask(), CONFIG, None) is None
+    assert nodes_of(Ask(nodes="1"), CONFIG, None) is None
+
+
+def test_machines_meet_at_an_address_with_torchruns_port_if_none_is_given() -> None:
+    nodes = nodes_of(Ask(nodes="2:3", endpoint="a.example"), CONFIG, RUN)
+    assert nodes is not None
+    assert (nodes.size.least, nodes.size.most, nodes.endpoint) == (2, 3, "a.example:29400")
+    again = nodes_of(Ask(nodes="2", endpoint="10.0.0.5:1234"), CONFIG, RUN)
+    assert again is not None
+    assert again.endpoint == "10.0.0.5:1234"
+
+
+@pytest.mark.parametrize(
+    ("ask", "run_dir", "text"),
+    [
+        (Ask(nodes="2"), RUN, "--nodes 2 was given without --rdzv-endpoint"),
+        (Ask(nodes="2", endpoint="a:1"), None, "--nodes 2 was given without --run-dir"),
+        (Ask(endpoint="a:1"), RUN, "--rdzv-endpoint was given for one machine"),
+        (Ask(nodes="2", endpoint="tcp://a:1"), RUN, "--rdzv-endpoint is 'tcp://a:1'"),
+        (Ask(nodes="2", endpoint=":1"), RUN, "--rdzv-endpoint is ':1'"),
+        (Ask(nodes="3:2", endpoint="a:1"), RUN, "--nodes is '3:2'"),
+    ],
+)
+def test_what_is_not_whole_is_told_with_what_to_type(ask: Ask, run_dir: Path | None, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        nodes_of(ask, CONFIG, run_dir)
+    assert text in str(caught.value)

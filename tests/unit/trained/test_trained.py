@@ -1,0 +1,161 @@
+"""What is asked of a trained model: a run folder, or a file of weights from elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from lockstep.config.document import to_yaml
+from lockstep.errors import CheckpointError, ConfigError, DataError
+from lockstep.recipes.catalog import find
+from lockstep.trained import evaluate, expand, places_for, predict, predictions
+
+RECIPE = Path(__file__).with_name("recipe_of_dots.py")
+
+
+@pytest.fixture(autouse=True)
+def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    torch.use_deterministic_algorithms(False)
+    sys.modules.pop("recipe_of_dots", None)
+
+
+@pytest.fixture
+def weights() -> dict[str, torch.Tensor]:
+    """Of a net that answers "dark" for dark dots and "bright" for bright ones."""
+    net = find(str(RECIPE)).build(_config(), {"classes": ["dark", "bright"]}).model
+    state = net.state_dict()
+    for tensor in state.values():
+        tensor.zero_()
+    state["conv.weight"].fill_(1)
+    state["norm.weight"].fill_(1)
+    state["norm.running_var"].fill_(1)
+    state["head.weight"].copy_(torch.tensor([[-1.0, -1], [1, 1]]))
+    state["head.bias"].copy_(torch.tensor([0.9, -0.9]))
+    return state
+
+
+def _config():
+    from lockstep.config.load import load
+
+    found = find(str(RECIPE))
+    return load(found.config_class, found.layers, ["eval_batch=1", "device=cpu"]).config
+
+
+@pytest.fixture
+def run(weights: dict[str, torch.Tensor]) -> Path:
+    """A run folder, whose data are gone."""
+    folder = Path("run")
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(_config().model_dump(mode="json")))
+    (folder / "facts.json").write_text('{"classes": ["dark", "bright"]}')
+    save_file(weights, folder / "weights.safetensors")
+    return folder
+
+
+@pytest.fixture
+def pictures() -> Path:
+    folder = Path("pictures")
+    (folder / "more").mkdir(parents=True)
+    for name, shade in {"b.png": 250, "a.png": 5, "more/b.png": 240}.items():
+        Image.new("L", (2, 2), shade).save(folder / name)
+    (folder / ".hidden").touch()
+    return folder
+
+
+def test_predict_answers_with_the_names_that_the_run_kept_for_every_file_of_a_folder_in_order(
+    run: Path, pictures: Path
+) -> None:
+    answers = list(predictions(run, [pictures, pictures / "a.png"]))
+    assert [str(answer.file.relative_to(pictures)) for answer in answers] == ["a.png", "b.png", "more/b.png"]
+    assert [answer.facts["class"] for answer in answers] == ["dark", "bright", "bright"]
+
+
+def test_a_recipe_s_own_way_to_infer_is_used_and_settings_can_differ(run: Path, pictures: Path) -> None:
+    (once,), (twice,) = (predict(run, [pictures / "a.png"], each) for each in ([], ["twice=true"]))
+    assert twice["scores"] == pytest.approx([2 * score for score in once["scores"]])
+
+
+def test_a_file_that_can_not_be_read_has_its_error_and_the_others_their_answers(run: Path, pictures: Path) -> None:
+    (pictures / "notes.txt").write_text("no picture")
+    (pictures / "torn.png").write_bytes((pictures / "a.png").read_bytes()[:30])
+    files = [pictures, pictures / "gone.png"]
+    answers = list(predictions(run, files))
+    errors = {answer.file.name: answer.facts["error"] for answer in answers if answer.error}
+    assert set(errors) == {"notes.txt", "torn.png", "gone.png"}
+    assert all(name in text and text.startswith("data error: ") for name, text in errors.items())
+    assert len(answers) - len(errors) == 3
+    assert [("error" in answer) for answer in predict(run, files, keep_errors=True)].count(True) == 3
+    with pytest.raises(DataError, match="no picture of dots"):
+        predict(run, files)
+
+
+def test_an_evaluation_of_pictures_of_any_size_goes_one_by_one_and_has_no_loss_where_the_recipe_infers(
+    run: Path,
+) -> None:
+    figures = evaluate(run)
+    assert set(figures) == {"loss", "top1"}
+    twice = evaluate(run, ["twice=true"])
+    assert twice == {"top1": figures["top1"]}
+
+
+def test_answers_are_drawn_into_a_folder_without_writing_over_each_other(run: Path, pictures: Path) -> None:
+    list(predictions(run, [pictures], draw=Path("drawn")))
+    assert sorted(path.name for path in Path("drawn").iterdir()) == ["a.png", "b-2.png", "b.png"]
+    list(predictions(run, [pictures / "a.png"], draw=Path("one/a.jpg")))
+    with Image.open("one/a.jpg") as image:
+        assert image.format == "JPEG"
+    assert image.size == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("num_files", "draw", "text"),
+    [(2, "out.png", "one file for 2 pictures"), (1, "out.docx", "can't be written as .docx")],
+)
+def test_a_place_for_drawings_that_can_not_be_is_refused_before_the_model_is_opened(
+    num_files: int, draw: str, text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        places_for([Path(f"{place}.png") for place in range(num_files)], Path(draw))
+
+
+def test_an_empty_folder_is_an_error() -> None:
+    Path("empty").mkdir()
+    with pytest.raises(DataError, match="no files in empty"):
+        expand(["empty"])
+
+
+def test_a_file_of_weights_is_evaluated_as_the_model_of_a_preset(run: Path, weights: dict[str, torch.Tensor]) -> None:
+    Path("data").mkdir()
+    Path("data/classes.txt").write_text("dark bright")
+    wrapped = {f"module.{name}": tensor for name, tensor in weights.items()} | {"module.aux": torch.zeros(2)}
+    torch.save({"epoch": 3, "state_dict": wrapped}, "official.pth.tar")
+    settings = ["data.root=data", "eval_batch=1", "device=cpu"]
+    assert evaluate("official.pth.tar", settings, preset=str(RECIPE)) == evaluate(run)
+    Path("data/classes.txt").write_text("dark bright grey")
+    with pytest.raises(CheckpointError, match="is of another model") as caught:
+        evaluate("official.pth.tar", settings, preset=str(RECIPE))
+    assert "head.weight (2, 2) in the file, (3, 2) here" in caught.value.facts["other shape"]
+
+
+@pytest.mark.parametrize(
+    ("path", "preset", "text"),
+    [
+        ("run/weights.safetensors", None, "nothing says of which model"),
+        ("run", "digits", "--preset was given with a run folder"),
+        ("runs", None, "runs does not exist"),
+        ("pictures", None, "is not a run folder"),
+        ("nothing.pth", "digits", "nothing.pth does not exist"),
+    ],
+)
+def test_what_does_not_fit_together_is_said(run: Path, pictures: Path, path: str, preset: str, text: str) -> None:
+    with pytest.raises((ConfigError, CheckpointError), match=text):
+        evaluate(path, preset=preset)
