@@ -1,0 +1,36 @@
+"""The tiny recipe, with a rank that reads for ever, or whose weights change by themselves: once, as STUCK says."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from tests.e2e import tiny_recipe
+from tests.e2e.tiny_recipe import PRESET, Config, Pictures
+
+__all__ = ["PRESET", "Config", "build"]
+
+
+class Stuck(Pictures):
+    def __init__(self, how, rank, file, pictures):
+        self.__dict__.update(pictures.__dict__)
+        self.how, self.is_guilty, self.file = how, os.environ.get("RANK") == rank, Path(file)
+        self.num_reads = 0
+
+    def batch(self, indices, keys):
+        self.num_reads += 1
+        if self.is_guilty and self.num_reads > 16 and not self.file.exists():
+            self.file.touch()
+            while self.how == "sleeps":
+                time.sleep(1000)
+        return super().batch(indices, keys)
+
+
+def build(config):
+    parts = tiny_recipe.build(config)
+    if "STUCK" not in os.environ:
+        return parts
+    how, rank, file = os.environ["STUCK"].split(",")
+    return replace(parts, train_data=lambda: Stuck(how, rank, file, parts.train_data()))

@@ -1,0 +1,43 @@
+"""`lockstep doctor` as a person types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.runs import environment, lockstep
+
+
+def test_the_doctor_looks_at_this_machine(tmp_path: Path) -> None:
+    done = lockstep("doctor", "--json", cwd=tmp_path)
+    answer = json.loads(done.stdout)
+    assert answer["world_size"] == 1
+    assert {"python", "torch", "disk speed"} <= {finding["check"] for finding in answer["findings"]}
+    assert all(set(finding) == {"check", "value", "verdict", "do"} for finding in answer["findings"])
+
+
+def test_the_doctor_looks_at_two_processes_their_settings_and_data(tmp_path: Path) -> None:
+    done = lockstep("doctor", "digits", "epochs=3", "--procs", 2, cwd=tmp_path)
+    assert "doctor: 2 processes" in done.stdout
+    for check in ("settings", "data", "clocks", "every pair", "all-reduce"):
+        assert f" {check} " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_a_mistake_in_a_setting_is_said_before_anything_is_looked_at(tmp_path: Path) -> None:
+    done = lockstep("doctor", "digits", "epoch=3", cwd=tmp_path, code=2)
+    assert "epoch is not a setting" in done.stderr
+
+
+def test_training_says_at_its_start_what_the_doctor_would(tmp_path: Path) -> None:
+    limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 4096)); "
+    limited += "sys.argv = ['lockstep', 'train', 'digits', 'epochs=1', '--procs', '1']; "
+    limited += "runpy.run_module('lockstep', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", limited], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=55
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING  open files  at most 300" in done.stderr
+    assert "ulimit -n 4096" in done.stderr

@@ -1,0 +1,20 @@
+"""`lockstep eval` in processes that somebody else has started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.runs import TINY, environment, lockstep
+
+
+def test_eval_under_torchrun_speaks_once_and_says_what_it_says_alone(tmp_path: Path) -> None:
+    lockstep("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    alone = json.loads(lockstep("eval", tmp_path / "run", "--json", cwd=tmp_path).stdout)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "lockstep", "eval", str(tmp_path / "run"), "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [alone]

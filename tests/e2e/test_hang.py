@@ -1,0 +1,95 @@
+"""A rank that gets stuck is named, with everybody's stacks; the run ends with that, or goes on to the same weights."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from lockstep.cluster.address import free_port
+from tests.runs import ROOT, kill_session, lockstep, records, start, wait_until, weights
+
+# Each is two starts of torch and a hang: 15 s on two free cores.
+pytestmark = pytest.mark.timeout(200)
+LIMIT_S = 150
+STUCK = ROOT / "tests" / "e2e" / "stuck_recipe.py"
+SETTINGS = [STUCK, "data.num_samples=201", "watch.hang_timeout_s=3", "report.every_steps=1", "report.tensorboard=false"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    lockstep("train", *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
+    return weights(folder / "run")
+
+
+def rank_of(folder: Path, rank: int) -> int:
+    """The process that has a rank's log open."""
+    log = str(folder / "logs" / f"rank-{rank}.log")
+    for place in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(place) == log:
+                return int(place.parts[2])
+        except OSError:
+            continue
+    return 0
+
+
+def test_a_rank_that_reads_for_ever_is_named_and_the_run_goes_on_to_the_same_weights(
+    undisturbed: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    stuck = {"STUCK": f"sleeps,1,{tmp_path / 'once'}"}
+    process = start("train", *SETTINGS, "--procs", 2, "--max-restarts", 1, "--run-dir", folder, cwd=tmp_path, **stuck)
+    try:
+        _, errors = process.communicate(timeout=LIMIT_S)
+    finally:
+        kill_session(process)
+    assert re.search(r"hang: rank 1 has made no progress for \d s: reading samples, step 5", errors)
+    assert "1 rank waited for it" in errors
+    assert "restart 1 of 1" in errors
+    assert weights(folder) == undisturbed
+    guilty, waiting = ((folder / "logs" / f"stacks-rank-{rank}.txt").read_text() for rank in (1, 0))
+    assert "stuck_recipe.py" in guilty.split("\n\n")[1]  # the main thread comes first
+    assert "parallel/reduce.py" in waiting.split("\n\n")[1]
+
+
+def test_a_stopped_process_is_named_and_killed_and_the_run_goes_on_to_the_same_weights(
+    undisturbed: str, tmp_path: Path
+) -> None:
+    rank = 0  # the harder one: the others hear of each other through it
+    folder = tmp_path / "run"
+    process = start("train", *SETTINGS, "data.slow_s=0.05", "--procs", 2, "--max-restarts", 1, "--run-dir", folder,
+                    cwd=tmp_path)  # fmt: skip
+    try:
+        wait_until(lambda: len(records(folder, "train")) > 2, LIMIT_S)
+        pid = wait_until(lambda: rank_of(folder, rank))
+        os.kill(pid, signal.SIGSTOP)
+        _, errors = process.communicate(timeout=LIMIT_S)
+    finally:
+        kill_session(process)
+    assert f"hang: rank {rank} has given no sign of life" in errors
+    assert f"kill -CONT {pid}" in errors
+    assert weights(folder) == undisturbed
+
+
+def test_a_world_started_by_hand_finds_out_by_itself_and_all_end_with_the_same_text(tmp_path: Path) -> None:
+    folder, meeting = tmp_path / "run", f"tcp://127.0.0.1:{free_port()}"
+    world = ["--init", meeting, "--world-size", 3, "--run-dir", folder]
+    stuck = {"STUCK": f"sleeps,2,{tmp_path / 'once'}"}
+    processes = [
+        start("train", *SETTINGS, *world, "--rank", rank, cwd=tmp_path, RANK=str(rank), **stuck) for rank in range(3)
+    ]
+    try:
+        texts = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
+    finally:
+        for process in processes:
+            kill_session(process)
+    assert [process.returncode for process in processes] == [4, 4, 4]
+    hangs = {text[text.index("hang:") :].strip() for text in texts}
+    assert len(hangs) == 1
+    assert "rank 2 has made no progress" in hangs.pop()
+    assert len(list((folder / "logs").glob("stacks-rank-*.txt"))) == 3

@@ -1,0 +1,91 @@
+"""One hash, whatever the number of processes, loader workers, stops and resumes."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.runs import TINY, lockstep, records, result, weights
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run of the tiny recipe in one process."""
+    folder = tmp_path_factory.mktemp("tiny")
+    lockstep("train", TINY, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
+    return folder / "run"
+
+
+@pytest.mark.parametrize("num_procs", [2, 3, 4, 8])
+def test_batch_norm_and_dropout_give_one_hash_at_any_world_size(tiny: Path, tmp_path: Path, num_procs: int) -> None:
+    lockstep("train", TINY, "--procs", num_procs, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    assert weights(tmp_path / "run") == weights(tiny)
+    assert result(tmp_path / "run")["metrics"] == result(tiny)["metrics"]
+    assert result(tmp_path / "run")["worlds"] == [{"size": num_procs, "from_step": 0}]
+
+
+def test_loader_workers_change_nothing(tiny: Path, tmp_path: Path) -> None:
+    lockstep("train", TINY, "loader.num_workers=2", "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    assert weights(tmp_path / "run") == weights(tiny)
+
+
+def test_another_seed_gives_another_model(tiny: Path, tmp_path: Path) -> None:
+    lockstep("train", TINY, "seed=1", "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    assert weights(tmp_path / "run") != weights(tiny)
+
+
+def test_every_sample_is_counted(tiny: Path) -> None:
+    assert result(tiny)["samples"] == 2 * 101
+    assert result(tiny)["steps"] == 2 * 5
+    assert [record["step"] for record in records(tiny, "eval")] == [5, 10]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An epoch of digits in one process."""
+    folder = tmp_path_factory.mktemp("digits")
+    lockstep("train", "digits", "epochs=1", "--procs", 1, "--run-dir", folder / "run", cwd=folder)
+    return folder / "run"
+
+
+@pytest.mark.parametrize("num_procs", [2, 3, 4, pytest.param(8, marks=pytest.mark.lab)])
+def test_digits_gives_one_hash(digits: Path, tmp_path: Path, num_procs: int) -> None:
+    lockstep("train", "digits", "epochs=1", "--procs", num_procs, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    assert weights(tmp_path / "run") == weights(digits)
+
+
+@pytest.fixture(scope="module")
+def some_mnist(mnist_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first 1,003 training and 211 test pictures of MNIST, plain."""
+    folder = tmp_path_factory.mktemp("mnist")
+    for part, count in (("train", 1003), ("t10k", 211)):
+        for kind, head, size in (("images-idx3", 16, 784), ("labels-idx1", 8, 1)):
+            name = f"{part}-{kind}-ubyte"
+            content = gzip.decompress((mnist_folder / f"{name}.gz").read_bytes())
+            content = content[:4] + count.to_bytes(4, "big") + content[8 : head + count * size]
+            (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("preset", [pytest.param("mnist", marks=pytest.mark.lab), "mnist/tutorial"])
+def test_mnist_with_dropout_gives_one_hash(some_mnist: Path, tmp_path: Path, preset: str) -> None:
+    settings = [f"data.root={some_mnist}", "epochs=1", "micro_batch=16", "global_batch=128"]
+    runs = {n: tmp_path / f"run-{n}" for n in (1, 2, 3)}
+    for num_procs, folder in runs.items():
+        lockstep("train", preset, *settings, "--procs", num_procs, "--run-dir", folder, cwd=tmp_path)
+    assert len({weights(folder) for folder in runs.values()}) == 1
+
+
+def test_fast_mode_stays_close_to_exact_over_100_steps(tmp_path: Path) -> None:
+    settings = ["data.num_samples=1200", "epochs=2"]
+    for mode in ("exact", "fast"):
+        lockstep("train", TINY, *settings, f"mode={mode}", "--procs", 2, "--run-dir", tmp_path / mode, cwd=tmp_path)
+    assert result(tmp_path / "fast")["steps"] == 100
+    exact, fast = (load_file(tmp_path / mode / "weights.safetensors") for mode in ("exact", "fast"))
+    for name, expected in exact.items():
+        distance = torch.linalg.vector_norm((fast[name] - expected).double())
+        assert distance <= 1e-4 * torch.linalg.vector_norm(expected.double()), name

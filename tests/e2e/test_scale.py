@@ -1,0 +1,25 @@
+"""`lockstep scale` as a person types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.runs import lockstep
+
+
+def test_scale_gives_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
+    options = ["--procs", "2", "--compare", "exact", "--steps", 3, "--out", tmp_path / "out"]
+    done = lockstep("scale", "digits", *options, cwd=tmp_path)
+    assert "exact on 2: " in done.stdout
+    assert max(map(len, done.stdout.splitlines()[:4])) <= 80
+    row = json.loads((tmp_path / "out" / "scale.json").read_text())["variants"]["exact"]["2"]
+    assert row["samples_per_s"] > 0
+    assert 0 < row["reading_s"] + row["waiting_s"] < 2 * row["step_s"]
+    assert (tmp_path / "out" / "scale.png").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # it leaves no run behind
+
+
+def test_names_and_numbers_that_can_not_be_are_refused_at_once(tmp_path: Path) -> None:
+    assert "--compare has 'quick'" in lockstep("scale", "digits", "--compare", "quick", cwd=tmp_path, code=2).stderr
+    assert "--procs is '1,x'" in lockstep("scale", "digits", "--procs", "1,x", cwd=tmp_path, code=2).stderr

@@ -1,0 +1,185 @@
+"""A run that is stopped, killed or loses a process goes on to the weights of an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.runs import TINY, kill_session, lockstep, processes_with, records, result, start, wait_until, weights
+
+SETTINGS = ["data.num_samples=401", "epochs=3", "checkpoint.every=4 steps", "report.every_steps=1"]
+SLOW = "data.slow_s=0.05"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    lockstep("train", TINY, *SETTINGS, "--procs", 2, "--run-dir", folder / "run", cwd=folder)
+    return folder / "run"
+
+
+def steps_done(folder: Path) -> int:
+    return max((record["step"] for record in records(folder, "train")), default=0)
+
+
+def slow_run(folder: Path, procs: int, *more: object):
+    return start("train", TINY, *SETTINGS, SLOW, "--procs", procs, "--run-dir", folder, *more, cwd=folder.parent)
+
+
+def go_on(folder: Path, procs: int, *more: object) -> str:
+    return lockstep(
+        "train",
+        TINY,
+        *SETTINGS,
+        SLOW,
+        "--procs",
+        procs,
+        "--run-dir",
+        folder,
+        "--resume",
+        "auto",
+        *more,
+        cwd=folder.parent,
+    ).stdout
+
+
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_saves_in_mid_epoch_and_any_world_goes_on(
+    undisturbed: Path, tmp_path: Path, stop: int, code: int
+) -> None:
+    folder = tmp_path / "run"
+    process = slow_run(folder, 2)
+    try:
+        wait_until(lambda: steps_done(folder) >= 6)
+        process.send_signal(stop)
+        output, errors = process.communicate(timeout=20)
+    finally:
+        kill_session(process)
+    assert process.returncode == code, output + errors
+    assert "--resume auto" in output
+    stopped_at = steps_done(folder)
+    assert (folder / "checkpoints" / f"step-{stopped_at:06}").is_dir()
+    assert not processes_with(str(folder))
+
+    assert f"from step {stopped_at}" in go_on(folder, 3)
+    assert weights(folder) == weights(undisturbed)
+    assert result(folder)["metrics"] == result(undisturbed)["metrics"]
+    assert [world["size"] for world in result(folder)["worlds"]] == [2, 3]
+    # Each step stands in the records once, in order, and its loss is the same.
+    assert losses(folder) == losses(undisturbed)
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    return [(record["step"], record["loss"]) for record in records(folder, "train")]
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start("train", TINY, "data.slow_s=30", "--procs", 2, "--run-dir", folder, cwd=tmp_path)
+    try:
+        wait_until(lambda: (folder / "config.yaml").exists())
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        with pytest.raises(Exception, match="timed out"):
+            process.communicate(timeout=2)
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=5)
+    finally:
+        kill_session(process)
+    assert process.returncode == 130
+    assert not processes_with(str(folder))
+
+
+def test_a_killed_launcher_leaves_nothing_and_the_run_goes_on(undisturbed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = slow_run(folder, 2, "loader.num_workers=1")
+    try:
+        wait_until(lambda: steps_done(folder) >= 6)
+        process.kill()
+        wait_until(lambda: not processes_with(str(folder)), timeout_s=20)
+    finally:
+        kill_session(process)
+    go_on(folder, 1)
+    assert weights(folder) == weights(undisturbed)
+
+
+def rank_pid(folder: Path, rank: int) -> int:
+    """A rank's process, by its log file."""
+    log = str(folder / "logs" / f"rank-{rank}.log")
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            try:
+                if any(os.readlink(file) == log for file in (place / "fd").iterdir()):
+                    return int(place.name)
+            except OSError:
+                continue
+    raise AssertionError(f"no process has {log} open")
+
+
+def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = slow_run(folder, 3)
+    try:
+        wait_until(lambda: steps_done(folder) >= 6)
+        os.kill(rank_pid(folder, 1), signal.SIGKILL)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        kill_session(process)
+    assert process.returncode == 4, errors
+    assert "rank 1" in errors
+    assert "signal 9" in errors
+    assert not processes_with(str(folder))
+    go_on(folder, 2)
+    assert weights(folder) == weights(undisturbed)
+
+
+def test_a_killed_rank_is_started_again_where_restarts_are_allowed(undisturbed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = slow_run(folder, 2, "--max-restarts", 2)
+    try:
+        wait_until(lambda: steps_done(folder) >= 6)
+        os.kill(rank_pid(folder, 0), signal.SIGKILL)
+        output, errors = process.communicate(timeout=50)
+    finally:
+        kill_session(process)
+    assert process.returncode == 0, output + errors
+    assert "restart 1 of 2" in output + errors
+    assert weights(folder) == weights(undisturbed)
+    assert losses(folder) == losses(undisturbed)
+
+
+def test_a_torn_and_an_altered_checkpoint_are_named_and_passed_over(undisturbed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = slow_run(folder, 1)
+    try:
+        wait_until(lambda: steps_done(folder) >= 13)
+        process.kill()
+        process.communicate()
+    finally:
+        kill_session(process)
+    *_, older, newer = sorted((folder / "checkpoints").glob("step-*"))
+    torn = newer / "weights.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-7])
+    altered = older / "optimizer.safetensors"
+    content = bytearray(altered.read_bytes())
+    content[-1] ^= 1
+    altered.write_bytes(content)
+    output = go_on(folder, 2)
+    assert f"{torn} is torn" in output
+    assert f"{altered} was altered" in output
+    assert weights(folder) == weights(undisturbed)
+
+
+def test_a_run_that_is_complete_is_left_as_it_is(undisturbed: Path, tmp_path: Path) -> None:
+    before = result(undisturbed)
+    lockstep("train", TINY, *SETTINGS, "--procs", 1, "--run-dir", undisturbed, "--resume", "auto", cwd=tmp_path)
+    assert result(undisturbed) == before
+
+
+def test_resume_from_a_checkpoint_by_its_folder(undisturbed: Path, tmp_path: Path) -> None:
+    *_, newest = sorted((undisturbed / "checkpoints").glob("step-*"))
+    other = tmp_path / "other"
+    lockstep("train", TINY, *SETTINGS, "--procs", 2, "--run-dir", other, "--resume", newest, cwd=tmp_path)
+    assert weights(other) == weights(undisturbed)

@@ -1,0 +1,220 @@
+"""The commands of the README, each as a person types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from tests.runs import (
+    LOCKSTEP,
+    ROOT,
+    TINY,
+    environment,
+    kill_session,
+    lockstep,
+    processes_with,
+    records,
+    result,
+    start,
+    wait_until,
+    weights,
+)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    lockstep("train", "digits", "epochs=3", cwd=folder)
+    return folder / "runs" / "digits-0001"
+
+
+def test_the_run_folder_holds_all_of_a_run(digits: Path) -> None:
+    there = {str(path.relative_to(digits)) for path in digits.rglob("*")}
+    for name in (
+        "config.yaml", "config.diff.yaml", "environment.json", "metrics.jsonl", "result.json", "weights.safetensors",
+        "checkpoints/step-000069/manifest.json", "logs/rank-0.log", "pictures/confusion.png",
+    ):  # fmt: skip
+        assert name in there
+    assert any(name.startswith("tensorboard/events") for name in there)
+    assert yaml.safe_load((digits / "config.diff.yaml").read_text()) == {"epochs": 3}
+    assert json.loads((digits / "environment.json").read_text())["packages"]["torch"]
+
+
+def test_eval_needs_only_the_run_folder_and_gives_the_same_digits_at_any_world_size(
+    digits: Path, tmp_path: Path
+) -> None:
+    for procs in (1, 2, 3):
+        figures = json.loads(lockstep("eval", digits, "--json", "--procs", procs, cwd=tmp_path).stdout)
+        assert figures == result(digits)["metrics"]
+
+
+def test_eval_of_the_best_checkpoint(digits: Path, tmp_path: Path) -> None:
+    figures = json.loads(lockstep("eval", digits, "--checkpoint", "best", "--json", cwd=tmp_path).stdout)
+    assert figures["top1"] == result(digits)["best"]["value"]
+
+
+def test_predict_needs_only_the_run_folder(digits: Path, tmp_path: Path) -> None:
+    import sklearn.datasets
+
+    pictures, labels = sklearn.datasets.load_digits(return_X_y=True)
+    right = 0
+    files = []
+    for place in range(10):
+        file = tmp_path / f"{place}.png"
+        Image.fromarray((pictures[place].reshape(8, 8) * 15.9).astype(np.uint8)).save(file)
+        files.append(file)
+    lines = lockstep("predict", digits, *files, "--json", cwd=tmp_path).stdout.splitlines()
+    right = sum(json.loads(line)["class"] == label for line, label in zip(lines, labels, strict=False))
+    assert len(lines) == 10
+    assert right >= 9
+    assert "class" in lockstep("predict", digits, files[0], cwd=tmp_path).stdout
+
+
+def test_predict_says_which_file_is_no_picture(digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no picture")
+    Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(tmp_path / "line.png")
+    done = lockstep("predict", digits, tmp_path / "notes.txt", tmp_path / "line.png", cwd=tmp_path, code=3)
+    assert "notes.txt" in done.stderr
+    assert "line.png" in done.stdout  # the others are answered
+
+
+def test_a_yaml_file_with_overrides(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("recipe: digits\nepochs: 5\noptim: {lr: 0.2}\n")
+    lockstep("train", "my.yaml", "optim.lr=0.05", "epochs=1", cwd=tmp_path)
+    folder = tmp_path / "runs" / "my-0001"
+    assert result(folder)["steps"] == 23
+    assert "lr: 0.05" in (folder / "config.yaml").read_text()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tiny")
+    lockstep("train", TINY, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
+    return weights(folder / "run")
+
+
+def test_under_torchrun(tiny: str, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "lockstep", "train", str(TINY), "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr
+    assert weights(tmp_path / "run") == tiny
+    assert done.stdout.count("done in") == 1  # only rank 0 speaks
+    assert (tmp_path / "run" / "logs" / "rank-1.log").exists()
+
+
+@pytest.mark.parametrize("form", ["tcp", "file", "env"])
+def test_in_two_terminals(tiny: str, tmp_path: Path, form: str) -> None:
+    from lockstep.cluster.address import free_port
+
+    port = free_port()
+    init = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meet", "env": "env://"}[form]
+    more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if form == "env" else {}
+    terminals = [
+        start("train", TINY, "--run-dir", tmp_path / "run", "--init", init, "--rank", rank, "--world-size", 2,
+              cwd=tmp_path, **more)
+        for rank in (1, 0)
+    ]  # fmt: skip
+    try:
+        outputs = [terminal.communicate(timeout=50) for terminal in terminals]
+    finally:
+        for terminal in terminals:
+            kill_session(terminal)
+    assert [terminal.returncode for terminal in terminals] == [0, 0], outputs
+    assert not (tmp_path / "meet").exists()
+    (said, _), _ = outputs  # of rank 1
+    assert re.fullmatch(
+        r"rank 1 of 2 joined at .*; rank 0 tells .*run/logs/rank-1.log has the rest", said.splitlines()[0]
+    )
+    assert said.splitlines()[-1] == "rank 1 of 2: done"
+    assert weights(tmp_path / "run") == tiny
+
+
+def test_from_python(tmp_path: Path) -> None:
+    program = (
+        "import lockstep\n"
+        "run = lockstep.train('digits', {'epochs': 1, 'optim.lr': 0.05}, procs=2)\n"
+        "assert lockstep.evaluate(run.folder) == run.metrics\n"
+        "print(run.weights_sha256, run.metrics['top1'])\n"
+        "try:\n"
+        "    lockstep.train('digits', {'epohcs': 1})\n"
+        "except lockstep.LockstepError as error:\n"
+        "    print(type(error).__name__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=55
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2].startswith(weights(tmp_path / "runs" / "digits-0001"))
+    assert done.stdout.splitlines()[-1] == "ConfigError"
+
+
+def test_ctrl_c_in_a_script_saves_and_ends_without_a_traceback(tmp_path: Path) -> None:
+    program = (
+        "import lockstep\n"
+        "try:\n"
+        "    settings = {'data.slow_s': 0.05, 'epochs': 100}\n"
+        f"    lockstep.train({str(TINY)!r}, settings, procs=1, run_dir={str(tmp_path / 'run')!r})\n"
+        "except KeyboardInterrupt:\n"
+        "    print('caught')\n"
+        "    raise\n"
+    )
+    script = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: records(tmp_path / "run", "train"))
+        os.killpg(script.pid, signal.SIGINT)  # as a terminal does
+        out, errors = script.communicate(timeout=40)
+    finally:
+        kill_session(script)
+        for pid in processes_with(str(tmp_path)):
+            os.kill(pid, signal.SIGKILL)
+    assert (script.returncode, errors) == (130, "")
+    assert "and saved; go on with" in out
+    assert out.splitlines()[-1] == "caught"
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+def test_a_loop_of_ones_own_gives_the_same_bits_at_any_world_size(tmp_path: Path) -> None:
+    example = str(ROOT / "examples" / "own_loop.py")
+    said = []
+    for number, start_form in enumerate(
+        ([sys.executable], [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"])
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        done = subprocess.run(
+            [*start_form, example], cwd=folder, env=environment(), capture_output=True, text=True, timeout=55
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert said[0] == said[1]
+    assert float(said[0].split("top1': ")[1].split("}")[0]) > 0.9
+
+
+def test_a_recipe_around_a_torch_data_set_gives_the_same_bits_at_any_world_size(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "own_recipe.py"
+    for number, settings in enumerate((["--procs", 1], ["--procs", 3], ["--procs", 2, "loader.num_workers=2"])):
+        done = lockstep("train", example, "epochs=1", *settings, "--run-dir", tmp_path / str(number), cwd=tmp_path)
+        assert "lockstep predict" not in done.stdout  # this recipe can't
+    assert len({weights(tmp_path / str(number)) for number in range(3)}) == 1
+
+
+def test_help_is_there_for_every_command(tmp_path: Path) -> None:
+    for command in ([], ["train"], ["eval"], ["predict"], ["config"]):
+        text = subprocess.run(
+            [*LOCKSTEP, *command, "--help"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+        ).stdout
+        assert max(map(len, text.splitlines())) <= 80

@@ -1,0 +1,152 @@
+"""Faults end in a text that says what is wrong, an exit code, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.data.order import Order
+from tests.runs import TINY, kill_session, lockstep, result, start, wait_until, weights
+
+BAD = ["data.bad_sample=40", "report.every_steps=1"]
+
+
+def bad_step(folder: Path) -> int:
+    """The step in which the sample that is not a number comes up first."""
+    (report,) = folder.glob("nonfinite-*.json")
+    return json.loads(report.read_text())["step"]
+
+
+@pytest.mark.parametrize("num_procs", [1, 3])
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_micro_batch(tmp_path: Path, num_procs: int) -> None:
+    folder = tmp_path / "run"
+    done = lockstep("train", TINY, *BAD, "checkpoint.every=1 steps", "--procs", num_procs, "--run-dir", folder,
+                    cwd=tmp_path, code=6)  # fmt: skip
+    step = bad_step(folder)
+    report = json.loads((folder / f"nonfinite-{step}.json").read_text())
+    assert 40 in report["samples"]
+    assert (
+        f"loss is not finite at step {step} on rank {report['rank']}, micro-batch {report['micro_batch']}"
+        in done.stderr
+    )
+    assert "gradient of" in done.stderr
+    assert "stop (watch.nonfinite=stop)" in done.stderr
+    assert f"checkpoint of step {step} is whole" in done.stderr or step == 0
+    assert done.stderr.count("training error") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_the_step_is_skipped_on_all_ranks_where_that_is_asked_for(tmp_path: Path) -> None:
+    runs = [tmp_path / "one", tmp_path / "three"]
+    for folder, num_procs in zip(runs, (1, 3), strict=True):
+        lockstep("train", TINY, *BAD, "watch.nonfinite=skip", "--procs", num_procs, "--run-dir", folder, cwd=tmp_path)
+        assert len(result(folder)["skipped_steps"]) == 2  # once an epoch
+    assert weights(runs[0]) == weights(runs[1])
+
+
+def test_going_back_does_not_help_against_a_bad_sample_and_the_run_says_so(tmp_path: Path) -> None:
+    # A seed with which the bad sample is not in the first step: there must be a checkpoint to go back to.
+    orders = (Order(num_samples=101, global_batch=24, micro_batch=4, seed=seed) for seed in range(100))
+    order = next(order for order in orders if 40 not in order.indices(0, np.arange(24)))
+    settings = [*BAD, "watch.nonfinite=rollback", "checkpoint.every=1 steps", f"seed={order.seed}"]
+    done = lockstep("train", TINY, *settings, "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path, code=6)
+    assert "rollback (watch.nonfinite=rollback)" in done.stdout
+    assert "going back did not help" in done.stderr
+
+
+def test_a_run_folder_in_use_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start("train", TINY, "data.slow_s=0.2", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
+    try:
+        wait_until(lambda: (folder / "metrics.jsonl").exists())
+        done = lockstep("train", TINY, "--procs", 1, "--run-dir", folder, "--resume", "auto", cwd=tmp_path, code=5)
+    finally:
+        kill_session(process)
+    assert f"run folder {folder} is in use" in done.stderr
+    assert f"process {process.pid}" in done.stderr
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    lockstep("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    return tmp_path / "run"
+
+
+def test_a_run_is_not_written_over(trained: Path, tmp_path: Path) -> None:
+    before = weights(trained)
+    done = lockstep("train", TINY, "--procs", 1, "--run-dir", trained, cwd=tmp_path, code=5)
+    assert "holds a run already" in done.stderr
+    assert "--resume auto" in done.stderr
+    assert weights(trained) == before
+
+
+def test_a_run_does_not_go_on_with_other_settings(trained: Path, tmp_path: Path) -> None:
+    done = lockstep("train", TINY, "optim.lr=0.1", "--run-dir", trained, "--resume", "auto", cwd=tmp_path, code=2)
+    assert "optim.lr: 0.05 in the run, 0.1 now" in done.stderr
+
+
+def test_a_checkpoint_of_another_model_is_named_by_its_tensors(trained: Path, tmp_path: Path) -> None:
+    *_, newest = sorted((trained / "checkpoints").glob("step-*"))
+    settings = ["model.width=8", "--procs", 2, "--run-dir", tmp_path / "other", "--resume", newest]
+    done = lockstep("train", TINY, *settings, cwd=tmp_path, code=5)
+    assert "the checkpoint is of another model" in done.stderr
+    assert "0.weight: (6, 1, 3, 3) in the file, (8, 1, 3, 3) in the model" in done.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("only root may mount a small disk")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_ends_the_run_and_leaves_the_older_checkpoint_whole(small_disk: Path, tmp_path: Path) -> None:
+    settings = ["model.width=64", "data.num_samples=401", "checkpoint.every=1 steps", "checkpoint.keep=1000"]
+    folder = small_disk / "run"
+    run = ["train", TINY, *settings, "report.tensorboard=false", "--procs", 2, "--run-dir", folder]
+    done = lockstep(*run, cwd=tmp_path, code=5)
+    assert "can't write" in done.stderr
+    assert "No space left on device" in done.stderr
+    subprocess.run(["mount", "-o", "remount,size=30m", small_disk], check=True)
+    lockstep(*run, "--resume", "auto", cwd=tmp_path)
+    lockstep(*run[:-1], tmp_path / "roomy", cwd=tmp_path)
+    assert weights(folder) == weights(tmp_path / "roomy")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["train", "minst"], 2, "mnist"),
+        (["train", "digits", "epohcs=3"], 2, "epochs"),
+        (["train", "digits", "epochs=many"], 2, "epochs=many"),
+        (["train", "digits", "mode=quick"], 2, "exact"),
+        (["train", "digits", "device=cuda"], 4, "device=cpu"),
+        (["train", "mnist", "data.root=/nowhere", "data.download=false"], 3, "/nowhere"),
+        (["train", "digits", "--rank", "1"], 4, "--init"),
+        (["eval", "nowhere"], 5, "nowhere"),
+        (["predict", "nowhere", "x.png"], 5, "nowhere"),
+    ],
+)
+def test_a_mistake_is_answered_in_a_few_lines(tmp_path: Path, arguments: list[str], code: int, text: str) -> None:
+    if "device=cuda" in arguments:
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU, so this is no mistake")
+    done = lockstep(
+        *arguments, *(["--procs", 2] if arguments[0] == "train" and code != 4 else []), cwd=tmp_path, code=code
+    )
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 12
+    assert not list(tmp_path.glob("runs/*/checkpoints/step-*"))

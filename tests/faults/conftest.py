@@ -1,0 +1,16 @@
+"""What the tests of faults compare with."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.faults import SETTINGS
+from tests.runs import TINY, lockstep, weights
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The hash of the weights that one process gives, which nobody disturbs."""
+    folder = tmp_path_factory.mktemp("alone")
+    lockstep("train", TINY, *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
+    return weights(folder / "run")

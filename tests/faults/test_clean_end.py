@@ -1,0 +1,107 @@
+"""Whatever ends a run, nothing of it is left, no process, temporary file or shared memory; and the code says why."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import termios
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.faults.faults import SETTINGS, SLOW, Job, job
+from tests.runs import LOCKSTEP, TINY, environment, kill_session, processes_with, wait_until
+
+WORKERS = "loader.num_workers=1"
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a short name: that of a socket in it may not be long."""
+    return tmp_path_factory.mktemp("c")
+
+
+def checkpoint_steps(running: Job) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in sorted((running.run / "checkpoints").glob("step-*"))]
+
+
+def test_a_schedulers_warning_to_all_processes_saves_and_exits_with_its_own_code(folder: Path) -> None:
+    with job(folder, *SLOW, WORKERS, "--procs", 2) as running:
+        running.wait_for_step(4)
+        os.killpg(running.process.pid, signal.SIGUSR1)
+        code, said = running.ended()
+        assert code == 128 + signal.SIGUSR1, said
+        assert "SIGUSR1: finishing the step and saving" in said
+        assert "--resume auto" in said
+        assert checkpoint_steps(running)[-1] == running.steps()
+        assert running.left() == []
+
+
+def test_a_process_that_is_alone_takes_a_warning_in_the_same_way(folder: Path) -> None:
+    with job(folder, *SLOW, WORKERS, "--procs", 1) as running:
+        running.wait_for_step(4)
+        running.process.send_signal(signal.SIGUSR2)
+        code, said = running.ended()
+        assert code == 128 + signal.SIGUSR2, said
+        assert checkpoint_steps(running)[-1] == running.steps()
+        assert running.left() == []
+
+
+def test_sigterm_to_one_rank_stops_all_of_them(folder: Path) -> None:
+    with job(folder, *SLOW, WORKERS, "--procs", 2, "--max-restarts", 2) as running:
+        running.wait_for_step(4)
+        running.workers()[1].send_signal(signal.SIGTERM)
+        code, said = running.ended()
+        assert code == 128 + signal.SIGTERM, said
+        assert "restart" not in said
+        assert running.left() == []
+
+
+@pytest.mark.parametrize("step", [0, 4])
+def test_nothing_is_left_of_a_launcher_that_is_killed(folder: Path, step: int) -> None:
+    with job(folder, *SLOW, WORKERS, "--procs", 2) as running:
+        if step:
+            running.wait_for_step(step)
+        else:
+            # The fork server is still importing torch.
+            wait_until(lambda: len(processes_with(str(folder))) > 1)
+        running.process.kill()
+        assert running.left(within_s=20) == []
+
+
+def test_a_terminal_that_is_closed_ends_the_run_as_a_stop_does(folder: Path) -> None:
+    (folder / "tmp").mkdir()
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*LOCKSTEP, "train", TINY, *SETTINGS, *SLOW, WORKERS, "--procs", "2", "--run-dir", str(folder / "run")],
+        cwd=folder, env=environment(TMPDIR=str(folder / "tmp")), stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), text=True,
+    )  # fmt: skip
+    os.close(theirs)
+    # A terminal reads what is printed.
+    reader = threading.Thread(target=lambda: _read_all(ours), daemon=True)
+    reader.start()
+    running = Job(folder, process)
+    try:
+        running.wait_for_step(4)
+        assert process.poll() is None
+        fcntl.ioctl(ours, termios.TIOCVHANGUP) if hasattr(termios, "TIOCVHANGUP") else None
+        os.close(ours)
+        assert process.wait(40) == 128 + signal.SIGHUP
+        assert checkpoint_steps(running)[-1] == running.steps()
+        assert running.left() == []
+    finally:
+        kill_session(process)
+        reader.join(5)
+
+
+def _read_all(descriptor: int) -> None:
+    try:
+        while os.read(descriptor, 4096):
+            pass
+    except OSError:
+        return

@@ -1,0 +1,182 @@
+"""Two and three hosts of their own: by rank, by torchrun, and what is said when something is in the way."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.hosts import Host
+from tests.lab.conftest import SETTINGS
+from tests.runs import LOCKSTEP, ROOT, weights
+
+Command = Callable[..., list[str]]
+
+
+@contextmanager
+def _running(*processes: subprocess.Popen[str]) -> Iterator[list[subprocess.Popen[str]]]:
+    try:
+        yield list(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def _ended(processes: list[subprocess.Popen[str]], timeout_s: float = 60) -> list[str]:
+    """What each has said, once all have ended well."""
+    said = [process.communicate(timeout=timeout_s)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(said)
+    return said
+
+
+def test_three_hosts_by_rank_over_tcp(
+    three: list[Host], command: Command, environ: dict[str, str], wanted: str, tmp_path: Path
+) -> None:
+    join = ("--init", "tcp://n1:29510", "--world-size", 3, "--rank")
+    started = [host.start(*command(*join, rank), env=environ, cwd=tmp_path) for rank, host in enumerate(three)]
+    with _running(*started) as processes:
+        said = _ended(processes)
+    assert "3 processes on 3 hosts" in said[0]
+    assert weights(tmp_path / "run") == wanted
+
+
+def test_two_hosts_by_rank_over_a_shared_file(
+    three: list[Host], command: Command, environ: dict[str, str], wanted: str, tmp_path: Path
+) -> None:
+    join = ("--init", f"file://{tmp_path}/meeting", "--world-size", 2, "--rank")
+    # A file says nothing of networks, so each is told which interface the others see it on.
+    variables = {**environ, "GLOO_SOCKET_IFNAME": "eth0"}
+    started = [host.start(*command(*join, rank), env=variables, cwd=tmp_path) for rank, host in enumerate(three[:2])]
+    with _running(*started) as processes:
+        _ended(processes)
+    assert weights(tmp_path / "run") == wanted
+
+
+def test_nodes_meet_at_the_one_that_is_named_and_the_run_is_kept_there(
+    three: list[Host], command: Command, environ: dict[str, str], wanted: str, tmp_path: Path
+) -> None:
+    started = []
+    for host in three:
+        # Each machine has a disk of its own; the last one is where they meet.
+        (tmp_path / host.name).mkdir()
+        train = command("--nodes", 3, "--procs", 1, "--rdzv-endpoint", "n3:29519")
+        train[train.index("--run-dir") + 1] = str(tmp_path / host.name / "run")
+        started.append(host.start(*train, env=environ, cwd=tmp_path))
+    with _running(*started) as processes:
+        said = _ended(processes)
+    assert "3 processes on 3 hosts" in said[2]
+    assert weights(tmp_path / "n3" / "run") == wanted
+    assert not (tmp_path / "n1" / "run" / "weights.safetensors").exists()
+
+
+def test_torchrun_on_two_hosts_static_and_c10d(
+    three: list[Host], command: Command, environ: dict[str, str], wanted: str, tmp_path: Path
+) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    static = ["--master-addr=n1", "--master-port=29511", "--node-rank"]
+    meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=n1:29512", "--rdzv-id=lab"]
+    for kind in ("static", "c10d"):
+        run = tmp_path / kind
+        train = command()[1:]
+        train[train.index("--run-dir") + 1] = str(run)
+        started = []
+        for rank, host in enumerate(three[:2]):
+            options = [*static, str(rank)] if kind == "static" else [*meeting, f"--local-addr={host.address}"]
+            started.append(host.start(*torchrun, *options, *train, env=environ, cwd=tmp_path))
+        with _running(*started) as processes:
+            _ended(processes)
+        assert weights(run) == wanted
+
+
+def test_the_old_launcher_with_and_without_use_env(
+    command: Command, environ: dict[str, str], wanted: str, tmp_path: Path
+) -> None:
+    for flags in ([], ["--use-env"]):
+        run = tmp_path / f"run{len(flags)}"
+        train = command()[1:]
+        train[train.index("--run-dir") + 1] = str(run)
+        launch = [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node=2", *flags, *train]
+        done = subprocess.run(launch, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert weights(run) == wanted
+
+
+def test_processes_that_a_script_spawns_are_a_world(environ: dict[str, str], wanted: str, tmp_path: Path) -> None:
+    script = [sys.executable, ROOT / "examples" / "spawn.py", *SETTINGS[1:], "--run-dir", tmp_path / "run"]
+    done = subprocess.run(script, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert weights(tmp_path / "run") == wanted
+
+
+def test_a_rank_that_comes_late_is_waited_for_and_named(
+    three: list[Host], command: Command, environ: dict[str, str], wanted: str, tmp_path: Path
+) -> None:
+    join = ("--init", "tcp://n1:29513", "--world-size", 2, "--rank")
+    first = three[0].start(*command(*join, 0), env=environ, cwd=tmp_path)
+    time.sleep(12)
+    late = three[1].start(*command(*join, 1), env=environ, cwd=tmp_path)
+    with _running(first, late) as processes:
+        said = _ended(processes)
+    assert "missing rank 1" in said[0]
+    assert "--rank 1 --world-size 2" in said[0].replace("--world-size 2 --rank 1", "--rank 1 --world-size 2")
+    assert weights(tmp_path / "run") == wanted
+
+
+def test_a_rank_that_never_comes_is_named_when_time_is_up(
+    three: list[Host], command: Command, environ: dict[str, str], tmp_path: Path
+) -> None:
+    join = ("--init", "tcp://n1:29514", "--world-size", 2, "--rank", 0, "cluster.join_timeout_s=7")
+    done = three[0].run(*command(*join), env=environ, cwd=tmp_path)
+    assert done.returncode == 4
+    assert "rank 1" in done.stderr
+
+
+def test_a_second_process_of_one_rank_is_refused_by_name(
+    three: list[Host], command: Command, environ: dict[str, str], tmp_path: Path
+) -> None:
+    join = ("--init", "tcp://n1:29515", "--world-size", 3, "cluster.join_timeout_s=30", "--rank")
+    ranks = [(three[0], 0), (three[1], 1), (three[2], 1)]
+    started = [host.start(*command(*join, rank), env=environ, cwd=tmp_path) for host, rank in ranks]
+    with _running(*started) as processes:
+        said = [process.communicate(timeout=60)[0] for process in processes]
+    assert all(process.returncode == 4 for process in processes)
+    twice = next(text for text in said if "rank 1" in text and "n2" in text and "n3" in text)
+    assert "launch error" in twice
+
+
+def test_a_blocked_port_is_told_from_a_host_that_is_off(
+    three: list[Host], command: Command, environ: dict[str, str], tmp_path: Path
+) -> None:
+    join = ("--init", "tcp://n1:29516", "--world-size", 2, "--rank", 1, "cluster.join_timeout_s=7")
+    refused = three[1].run(*command(*join), env=environ, cwd=tmp_path)
+    assert refused.returncode == 4
+    assert "connection refused" in refused.stderr
+    three[0].cut()
+    try:
+        off = three[1].run(*command(*join), env=environ, cwd=tmp_path)
+    finally:
+        three[0].restore()
+    assert off.returncode == 4
+    assert "no answer" in off.stderr or "no route to host" in off.stderr
+
+
+def test_the_doctor_names_the_rank_with_another_lockstep(
+    three: list[Host], environ: dict[str, str], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(ROOT / "lockstep", other / "lockstep")
+    (other / "lockstep" / "version.py").write_text('__version__ = "0.0.9"\n')
+    join = [*LOCKSTEP, "doctor", "--init", "tcp://n1:29517", "--world-size", 3, "--rank"]
+    variables = [environ, environ, {**environ, "PYTHONPATH": str(other)}]
+    # Each in a folder without a checkout: Python looks there first.
+    started = [host.start(*join, rank, env=variables[rank], cwd=tmp_path) for rank, host in enumerate(three)]
+    with _running(*started) as processes:
+        said = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [1, 1, 1], said
+    assert "0.0.9 on rank 2 (n3)" in said[0]
+    assert "PROBLEM" in said[0]

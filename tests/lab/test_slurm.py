@@ -1,0 +1,121 @@
+"""Slurm, a real one of two nodes: tasks of a step, the doctor in it, and jobs that queue themselves again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.lab.slurm import Slurm
+from tests.runs import LOCKSTEP, ROOT, lockstep, processes_with, records, result, wait_until, weights
+
+Command = Callable[..., list[str]]
+
+
+def _srun(slurm: Slurm, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return slurm.run("srun", *arguments, PYTHONPATH=str(ROOT), NO_COLOR="1", COLUMNS="80", OMP_NUM_THREADS="1")
+
+
+def test_the_tasks_of_a_step_on_two_nodes_are_one_world(
+    slurm: Slurm, command: Command, wanted: str, tmp_path: Path
+) -> None:
+    done = _srun(slurm, "-N2", "-n4", *command())
+    assert done.returncode == 0, done.stderr
+    assert "4 processes on 2 hosts" in done.stdout
+    assert weights(tmp_path / "run") == wanted
+    assert result(tmp_path / "run")["worlds"] == [{"size": 4, "from_step": 0}]
+
+
+def test_a_step_of_one_task_starts_its_own_processes(
+    slurm: Slurm, command: Command, wanted: str, tmp_path: Path
+) -> None:
+    done = _srun(slurm, "-N1", "-n1", *command("--procs", 2))
+    assert done.returncode == 0, done.stderr
+    assert weights(tmp_path / "run") == wanted
+
+
+def test_the_doctor_looks_at_all_nodes_of_a_step(slurm: Slurm) -> None:
+    done = _srun(slurm, "-N2", "-n2", *LOCKSTEP, "doctor", "digits")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 processes on 2 hosts (gloo)" in done.stdout
+    assert "every pair" in done.stdout
+    assert "right; " in done.stdout
+    assert done.stdout.rstrip().endswith("all well")
+
+
+def test_a_task_that_is_killed_ends_the_step_and_is_named(slurm: Slurm, command: Command, tmp_path: Path) -> None:
+    running = slurm.start("srun", "--kill-on-bad-exit=1", "-N2", "-n2", *command("epochs=500"), PYTHONPATH=str(ROOT))
+    wait_until(lambda: records(tmp_path / "run", "train"))
+    (pid,) = [pid for pid in processes_with(str(tmp_path)) if "SLURM_PROCID=1" in _environ(pid)]
+    os.kill(pid, signal.SIGKILL)
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode != 0
+    assert "task 1: Killed" in said
+    assert not processes_with(str(tmp_path))
+
+
+def _environ(pid: int) -> str:
+    return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+
+
+def _submit(slurm: Slurm, *arguments: object) -> str:
+    """Submit a job, and give its number."""
+    done = slurm.run(
+        *LOCKSTEP, "submit", "digits", "report.tensorboard=false", *arguments, PYTHONPATH=str(ROOT), COLUMNS="80"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Submitted batch job ")
+    return done.stdout.split()[-1]
+
+
+def _state(slurm: Slurm, job: str) -> str:
+    return slurm.run("squeue", "-h", "-j", job, "-t", "all", "-o", "%T").stdout.strip()
+
+
+def test_a_job_that_is_warned_saves_queues_itself_again_and_goes_on_to_the_same_weights(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    settings = ["epochs=12", "report.every_steps=1", "checkpoint.every=100s"]
+    lockstep(
+        "train",
+        "digits",
+        "report.tensorboard=false",
+        *settings,
+        "--procs",
+        1,
+        "--run-dir",
+        tmp_path / "a",
+        cwd=tmp_path,
+    )
+    folder = tmp_path / "b"
+    job = _submit(slurm, *settings, "--nodes", 2, "--procs", 1, "--time", "10:00", "--run-dir", folder)
+    wait_until(lambda: len(records(folder, "train")) > 5, timeout_s=60)
+    # What Slurm does `--signal` before the time is up.
+    assert slurm.run("scancel", "--signal=USR1", job).returncode == 0
+    wait_until(lambda: _state(slurm, job) == "PENDING", timeout_s=60)
+    stopped_at = max(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").iterdir())
+    assert 5 < stopped_at < result(tmp_path / "a")["steps"]
+    wait_until(lambda: _state(slurm, job) == "COMPLETED", timeout_s=120)
+    assert weights(folder) == weights(tmp_path / "a")
+    log = Path(f"{folder}.log").read_text()
+    assert f"stopped after step {stopped_at:,} and saved" in log
+    assert f"from step {stopped_at:,}" in log
+
+
+def test_an_array_trains_each_variant_in_a_folder_of_its_own(slurm: Slurm, tmp_path: Path) -> None:
+    variants = ["--variant", "optim.lr=0.05", "--variant", "optim.lr=0.1 seed=3"]
+    job = _submit(slurm, "epochs=1", "--run-dir", tmp_path / "sweep", *variants)
+    wait_until(lambda: set(_state(slurm, job).split()) == {"COMPLETED"}, timeout_s=90)
+    assert weights(tmp_path / "sweep-0") != weights(tmp_path / "sweep-1")
+    assert "lr: 0.05" in (tmp_path / "sweep-0" / "config.yaml").read_text()
+    assert "seed: 3" in (tmp_path / "sweep-1" / "config.yaml").read_text()
+
+
+def test_sbatch_refusing_a_job_is_said_in_its_words(slurm: Slurm, tmp_path: Path) -> None:
+    options = ["--run-dir", tmp_path / "run", "--sbatch=--partition=none"]
+    done = slurm.run(*LOCKSTEP, "submit", "digits", *options, PYTHONPATH=str(ROOT))
+    assert done.returncode == 4
+    assert "sbatch refused the job" in done.stderr
+    assert "invalid partition" in done.stderr

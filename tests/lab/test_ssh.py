@@ -1,0 +1,79 @@
+"""`--hosts`: from one machine, through real ssh servers, on two."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Host
+from tests.lab import ssh
+from tests.lab.conftest import SETTINGS
+from tests.runs import LOCKSTEP, processes_with, records, wait_until, weights
+
+
+@pytest.fixture(scope="module")
+def path(three: list[Host], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder whose `ssh` reaches n1 and n2."""
+    if reason := ssh.why_not():
+        pytest.skip(reason)
+    with ssh.servers(three[:2], tmp_path_factory.mktemp("ssh")) as place:
+        yield place
+
+
+@pytest.fixture
+def variables(path: Path, environ: dict[str, str]) -> dict[str, str]:
+    return {**environ, "PATH": f"{path}:{os.environ['PATH']}"}
+
+
+def test_two_machines_train_from_one_and_the_logs_come_back(
+    three: list[Host], variables: dict[str, str], wanted: str, tmp_path: Path
+) -> None:
+    command = [*LOCKSTEP, "train", *SETTINGS, "--hosts", "n1:2,n2:1", "--run-dir", tmp_path / "run"]
+    done = three[0].run(*command, env=variables, cwd=tmp_path, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 processes on 2 hosts" in done.stdout
+    assert "done in" in done.stdout
+    assert weights(tmp_path / "run") == wanted
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ctrl_c_and_a_kill_here_end_both_sides(
+    number: signal.Signals, three: list[Host], variables: dict[str, str], tmp_path: Path
+) -> None:
+    more = ["epochs=2000", "report.every_steps=1", "--hosts", "n1:1,n2:1", "--run-dir", tmp_path / "run"]
+    running = three[0].start(*LOCKSTEP, "train", *SETTINGS, *more, env=variables, cwd=tmp_path)
+    wait_until(lambda: records(tmp_path / "run", "train"), timeout_s=90)
+    (here,) = [pid for pid in processes_with(f"{tmp_path}/run") if _is_ours(pid)]
+    os.kill(here, number)
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == (130 if number == signal.SIGINT else -9)
+    wait_until(lambda: not processes_with(f"{tmp_path}/run"), timeout_s=60)
+    assert "stopped after step" in said or number == signal.SIGKILL
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a process is the command that was typed, and not what took it to its host, or what it started."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return b"--hosts" in words and b"nsenter" not in words
+
+
+def test_a_machine_that_ssh_cannot_reach_is_named_and_the_other_is_stopped(
+    three: list[Host], variables: dict[str, str], tmp_path: Path
+) -> None:
+    command = [*LOCKSTEP, "train", *SETTINGS, "--hosts", "n1,n3", "--run-dir", tmp_path / "run"]
+    done = three[0].run(*command, env=variables, cwd=tmp_path, timeout=100)
+    assert done.returncode == 255
+    assert "n3: ssh could not connect" in done.stderr
+    wait_until(lambda: not processes_with(f"{tmp_path}/run"), timeout_s=60)
+
+
+def test_the_doctor_compares_machines_through_ssh(three: list[Host], variables: dict[str, str], tmp_path: Path) -> None:
+    done = three[0].run(*LOCKSTEP, "doctor", "--hosts", "n1,n2", env=variables, cwd=tmp_path, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 processes on 2 hosts" in done.stdout
+    assert done.stdout.rstrip().endswith("all well")

@@ -1,0 +1,34 @@
+"""What the ranks of a gang do for the doctor's tests: functions that take a world first."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from lockstep.cluster.world import World
+from lockstep.doctor import compare
+from lockstep.doctor import links as between
+
+
+def links(world: World, spoilt_rank: int | None = None) -> list[dict[str, Any]]:
+    """What the doctor says of a world's links; one rank's network may damage what it receives."""
+    real = dist.all_reduce
+
+    def damaged(values: torch.Tensor) -> None:
+        real(values)
+        if world.rank == spoilt_rank:
+            values[len(values) // 2] += 1
+
+    with patch.object(dist, "all_reduce", damaged), patch.object(between, "SIZES", (1024, 64 * 1024)):
+        return [finding.to_json() for finding in between.examine(world)]
+
+
+def facts(world: World, other_rank: int) -> list[dict[str, Any]]:
+    """What the doctor says of a world in which one rank has another torch."""
+    mine = compare.facts(world, None, [])
+    if world.rank == other_rank:
+        mine["torch"] = "0.1"
+    return [finding.to_json() for finding in compare.examine(world, mine)]

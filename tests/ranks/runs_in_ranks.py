@@ -1,0 +1,141 @@
+"""A whole run, as the ranks of a gang carry it out: loop, checkpoints and evaluation, without console and command."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.cluster.world import World
+from lockstep.config.schema import CheckpointConfig, LoaderConfig, OptimConfig, RunConfig, WatchConfig
+from lockstep.data.keyed import IntArray, KeyArray
+from lockstep.data.samples import Batch
+from lockstep.engine.loop import train
+from lockstep.engine.nonfinite import RollBack
+from lockstep.engine.parts import Parts
+from lockstep.engine.run import make_job
+from lockstep.engine.run_folder import RunFolder
+from lockstep.engine.saving import Saver
+from lockstep.engine.weights import weights_sha256
+from lockstep.errors import LockstepError
+from tests.ranks.jobs import InMemory, Seen
+from tests.ranks.networks import WithBatchNorm
+
+NUM_SAMPLES = 53
+STEPS_PER_EPOCH = 4  # of 16, 16, 16 and 5 samples
+
+
+class Poisoned(InMemory):
+    """Samples of which one is not a number, the first few times that it is read in training."""
+
+    def __init__(self, index: int, times: int) -> None:
+        super().__init__(NUM_SAMPLES)
+        self.index, self.times = index, times
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        batch = super().batch(indices, keys)
+        if self.index in indices and self.times > 0:
+            self.times -= 1
+            batch = replace(batch, inputs=torch.where((batch.indices == self.index).view(-1, 1, 1, 1), torch.nan,
+                                                      batch.inputs))  # fmt: skip
+        return batch
+
+
+class Quiet:
+    """In place of reports: remembers what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: object) -> None:
+        self.said.append(str(text))
+
+    def begin(self, *_: Any) -> None: ...
+
+    def resume(self, *_: Any) -> None: ...
+
+    def step(self, *_: Any) -> None: ...
+
+    def evaluation(self, *_: Any) -> None: ...
+
+
+def settings(every: str = "3 steps", keep: int = 2, nonfinite: Any = "stop", **more: Any) -> RunConfig:
+    """Of a run of two epochs on the network with batch norm."""
+    more.setdefault("micro_batch", 3)
+    optim = OptimConfig(lr=0.05, momentum=0.9, schedule="cosine", clip_norm=1.0, **more.pop("optim", {}))
+    loader = LoaderConfig(num_workers=more.pop("num_workers", 0))
+    return RunConfig(
+        recipe="test", epochs=2, global_batch=16, eval_batch=20, device="cpu", optim=optim,
+        checkpoint=CheckpointConfig(every=every, keep=keep), loader=loader, watch=WatchConfig(nonfinite=nonfinite),
+        **more,
+    )  # fmt: skip
+
+
+def loss(outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+    return {"cross_entropy": nn.functional.cross_entropy(outputs, batch.targets)}
+
+
+def carry_out(
+    world: World, path: Path, config: RunConfig, resume: str = "auto", stop_at: int = -1, poison: Any = None
+) -> Any:
+    """Train until the end, or until after step `stop_at`.
+
+    Returns:
+        Hash of the weights, progress without times and worlds, whether it is complete, what was said; or the error's
+        text.
+    """
+    folder = RunFolder(path)
+    if world.is_main:
+        folder.open()
+    quiet = Quiet()
+    samples = Poisoned(*poison) if poison else InMemory(NUM_SAMPLES)
+    parts = Parts(model=nn.Identity(), loss=loss, train_data=lambda: samples, eval_data=lambda: InMemory(21),
+                  metric=Seen)  # fmt: skip
+    job = make_job(config, lambda: replace(parts, model=WithBatchNorm()), world)
+    try:
+        saver = Saver(folder, config.checkpoint, world)
+        if resume != "never":
+            saver.restore(job, resume, quiet.say)
+
+        def flag() -> float:
+            return float(job.progress.step == stop_at)
+
+        while True:
+            try:
+                is_complete = train(job, saver, quiet, flag)  # type: ignore[arg-type]
+                break
+            except RollBack:
+                saver.restore(job, "auto", quiet.say)
+        progress = job.progress.to_json()
+        progress["seconds"], progress["worlds"] = 0, []
+        state = dict(job.model.state_dict())
+        if job.average is not None:
+            state |= {f"average:{name}": tensor for name, tensor in job.average.state.items()}
+        return weights_sha256(state), progress, is_complete, quiet.said
+    except LockstepError as error:
+        return str(error)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        folder.close()
+
+
+def worlds_after_restore(world: World, path: Path, config: RunConfig) -> list[int]:
+    """The sizes in the progress after a restore from the checkpoint of a world of three."""
+    folder = RunFolder(path)
+    if world.is_main:
+        folder.open()
+    parts = Parts(model=WithBatchNorm(), loss=loss, train_data=lambda: InMemory(NUM_SAMPLES),
+                  eval_data=lambda: InMemory(21), metric=Seen)  # fmt: skip
+    job = make_job(config, lambda: parts, world)
+    try:
+        saver = Saver(folder, config.checkpoint, world)
+        job.progress.worlds = [{"size": 3, "from_step": 0}]
+        saver.save(job)
+        saver.restore(job, "auto", print)
+        return [entry["size"] for entry in job.progress.worlds]
+    finally:
+        torch.use_deterministic_algorithms(False)
+        folder.close()

@@ -1,0 +1,70 @@
+"""Evaluation over real processes: each sample once, the same digits; and a stop that reaches everybody."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ranks import jobs
+from tests.ranks.gang import Gang
+
+WORLDS = (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(("num_samples", "batch_size"), [(37, 5), (8, 8), (3, 1), (64, 100), (50, 16)])
+def test_each_sample_is_evaluated_once_with_the_same_digits_in_all_worlds(
+    gang: Gang, num_samples: int, batch_size: int
+) -> None:
+    all_figures = []
+    for world in WORLDS:
+        results = gang.run(world, jobs.evaluated, num_samples, batch_size)
+        batches = results[0][1]  # rank 0 has everybody's
+        assert sorted(index for batch in batches for index in batch) == list(range(num_samples))
+        # The same samples go through the model together, whatever the world.
+        assert sorted(batches) == [
+            list(range(start, min(start + batch_size, num_samples))) for start in range(0, num_samples, batch_size)
+        ]
+        for figures, own, is_training, progress in results:
+            assert len(own) <= len(batches)
+            assert is_training
+            assert [done for done, _ in progress] == list(range(1, len(progress) + 1))
+            assert all(total == len(progress) for _, total in progress)
+            all_figures.append(figures)
+    assert set(all_figures[0]) == {"loss", "cross_entropy", "size", "top1"}
+    assert all(figures == all_figures[0] for figures in all_figures)
+    assert all_figures[0]["loss"] == pytest.approx(all_figures[0]["cross_entropy"] + all_figures[0]["size"])
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_an_evaluation_that_one_rank_leaves_is_left_by_all(gang: Gang, world: int) -> None:
+    asked = world - 1
+    results = gang.run(world, jobs.left_evaluation, asked)
+    assert all(is_left for is_left, _ in results)
+    # The others come to the end of theirs, and learn of it there.
+    assert [seen for _, seen in results] == [1 if rank == asked else 12 // world for rank in range(world)]
+
+
+def test_workers_change_no_digit(gang: Gang) -> None:
+    without, with_workers = (gang.run(2, jobs.evaluated, 37, 5, num_workers)[0] for num_workers in (0, 1))
+    assert without == with_workers
+
+
+def test_workers_are_forked_however_their_rank_was_started(gang: Gang) -> None:
+    assert gang.run(1, jobs.read_with_a_worker) == [("spawn", True)]
+
+
+def test_a_metric_that_loses_samples_is_caught(gang: Gang) -> None:
+    with pytest.raises(AssertionError, match="evaluated 32 samples, the data set has 37"):
+        gang.run(1, jobs.evaluated, 37, 8, 0, jobs.Forgetful)
+
+
+@pytest.mark.parametrize(("world", "asked"), [(world, asked) for world in WORLDS for asked in range(world)])
+def test_a_stop_asked_of_any_rank_reaches_rank_0(gang: Gang, world: int, asked: int) -> None:
+    answers = gang.run(world, jobs.stop_flags, asked, 3)
+    # Rank 0's answer is the one that counts: it travels with the gradients.
+    assert answers[0][1:] == [1.0, 1.0]
+    assert answers[asked] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_nobody_stops_when_nobody_was_asked(gang: Gang, world: int) -> None:
+    assert gang.run(world, jobs.stop_flags, -1, 3) == [[0.0, 0.0, 0.0]] * world

@@ -1,0 +1,38 @@
+"""How messages are handed to the network."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+import torch.distributed as dist
+
+from lockstep.cluster.world import World
+from lockstep.data.order import Order
+from tests.ranks import jobs
+from tests.ranks.gang import Gang
+
+
+def handed_over(world: World, limits: dict[str, int]) -> list[list[str]]:
+    """For each round of a step, which messages are sends and which receives, in order."""
+    rounds = []
+    real = dist.batch_isend_irecv
+
+    def note(messages: list[dist.P2POp]) -> list[dist.Work]:
+        rounds.append(["receive" if message.op is dist.irecv else "send" for message in messages])
+        return real(messages)
+
+    with patch.object(dist, "batch_isend_irecv", note):
+        jobs.train(world, "plain", Order(24, 12, 2, seed=1), 1, True, limits)
+    return rounds
+
+
+@pytest.mark.parametrize("limits", [{}, {"SMALL_BYTES": 0}])
+def test_receives_go_first_so_that_a_slow_link_carries_both_directions_at_once(
+    gang: Gang, limits: dict[str, int]
+) -> None:
+    for rounds in gang.run(3, handed_over, limits):
+        assert rounds
+        for messages in rounds:
+            assert messages == sorted(messages)  # "receive" < "send"
+            assert {"receive", "send"} == set(messages)
