@@ -1,0 +1,150 @@
+"""What a checkpoint costs training: a ResNet-101 with SGD's momentum, saved by Lockstep and by a plain torch.save.
+
+    python benchmarks/checkpoints.py
+    python benchmarks/checkpoints.py --rounds 5 --block-s 10 --every 5s --folder ../slow-disk
+
+First, how long a save holds training up: `Saver.save` (it copies; a thread writes and flushes) beside torch.save with
+fsync, in turn. Then, what saving every so often costs in samples a second: blocks of training without saving, with
+Lockstep's and with the plain one, in turn. One process, one thread, CPU; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torchvision
+from torch import nn
+
+from lockstep.cluster.world import alone
+from lockstep.config.schema import CheckpointConfig, RunConfig, parse_interval
+from lockstep.data.samples import Batch, DatasetSamples
+from lockstep.engine.job import Job
+from lockstep.engine.parts import Parts
+from lockstep.engine.run import make_job
+from lockstep.engine.run_folder import RunFolder
+from lockstep.engine.saving import Saver
+from lockstep.engine.step import run_step
+from lockstep.metrics.classification import Top1
+
+
+def loss(outputs: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+    return {"cross_entropy": nn.functional.cross_entropy(outputs, batch.targets)}
+
+
+def job_of(batch: int) -> Job:
+    samples = DatasetSamples([(torch.randn(3, 32, 32), index % 10) for index in range(256)])
+    parts = Parts(
+        model=torchvision.models.resnet101(), loss=loss, train_data=lambda: samples, eval_data=lambda: samples,
+        metric=lambda: Top1(1000),
+    )  # fmt: skip
+    config = RunConfig(recipe="bench", epochs=10**6, global_batch=batch, micro_batch=batch, device="cpu")
+    return make_job(config, lambda: parts, alone("cpu"))
+
+
+def steps_of(job: Job) -> Callable[[], None]:
+    loader, steps = job.open_loader(), job.order.steps(job.world, stop=job.num_steps)
+
+    def step() -> None:
+        run_step(job, next(steps), loader, 0.0)
+        job.progress.step += 1
+
+    return step
+
+
+def plain_save(job: Job, file: Path) -> None:
+    """What a hand-written job does."""
+    partial = file.with_suffix(".partial")
+    with partial.open("wb") as stream:
+        torch.save({"model": job.model.state_dict(), "optimizer": job.optimizer.state_dict()}, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)
+
+
+def timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def compare_holdups(job: Job, saver: Saver, step: Callable[[], None], file: Path, rounds: int) -> None:
+    first = timed(lambda: saver.save(job))
+    saver.wait()
+    times = []
+    for _ in range(rounds):
+        step_s = timed(step)
+        plain_s = timed(lambda: plain_save(job, file))
+        ours_s = timed(lambda: saver.save(job))
+        beside_s = timed(step)
+        times.append((plain_s, ours_s, ours_s + beside_s + timed(saver.wait), step_s, beside_s))
+    plain_s, ours_s, written_s, step_s, beside_s = (statistics.median(column) for column in zip(*times, strict=True))
+    ratio = statistics.median(row[1] / row[0] for row in times)
+    num_bytes = sum(path.stat().st_size for path in saver.folder.checkpoints.glob("step-*/*.safetensors"))
+    print(f"a checkpoint has {num_bytes / len(list(saver.folder.checkpoints.glob('step-*'))) / 2**20:.0f} MiB")
+    print(f"{'':24}  held up ms   on disk after ms")
+    print(f"{'torch.save and fsync':24}  {plain_s * 1e3:10.0f}   {plain_s * 1e3:10.0f}")
+    print(f"{'Lockstep':24}  {ours_s * 1e3:10.0f}   {written_s * 1e3:10.0f}     ratio {ratio:.3f} = 1/{1 / ratio:.0f}")
+    print(f"{'Lockstep, the first one':24}  {first * 1e3:10.0f}     (memory for the copies is new)")
+    print(f"the next step: {beside_s * 1e3:.0f} ms beside the writing, {step_s * 1e3:.0f} ms without", flush=True)
+
+
+def compare_throughput(
+    job: Job, saver: Saver, step: Callable[[], None], file: Path, arguments: argparse.Namespace
+) -> None:
+    every_s = parse_interval(arguments.every).seconds
+    assert every_s is not None
+
+    def block(kind: str) -> float:
+        start = saved_at = time.perf_counter()
+        num_steps = 0
+        while time.perf_counter() - start < arguments.block_s:
+            step()
+            num_steps += 1
+            if kind == "plain" and time.perf_counter() - saved_at >= every_s:
+                saved_at = time.perf_counter()
+                plain_save(job, file)
+            if kind == "lockstep" and saver.is_due(job):
+                saver.save(job)
+        rate = num_steps * arguments.batch / (time.perf_counter() - start)
+        saver.wait()  # what is still being written then would be written beside the next steps
+        return rate
+
+    kinds = ("none", "lockstep", "plain")
+    rates = [[block(kind) for kind in kinds] for _ in range(arguments.rounds)]
+    print(f"\nsamples/s, saving every {arguments.every}, {arguments.rounds} blocks of {arguments.block_s:.0f} s each")
+    for column, kind in enumerate(kinds):
+        ratio = statistics.median(row[column] / row[0] for row in rates)
+        print(f"{kind:10} {statistics.median(row[column] for row in rates):8.1f}   x {ratio:.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--block-s", type=float, default=12.0)
+    parser.add_argument("--every", default="2s")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--folder", type=Path, help="where to save; a temporary folder if left out")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as place:
+        folder = RunFolder(Path(place))
+        folder.open()
+        job = job_of(arguments.batch)
+        step = steps_of(job)
+        step()  # the optimizer has its state from here on
+        saver = Saver(folder, CheckpointConfig(every=arguments.every, keep=2), job.world)
+        print(f"torch {torch.__version__}, ResNet-101 with momentum, steps of {arguments.batch} pictures, 1 thread")
+        compare_holdups(job, saver, step, Path(place) / "plain.pt", arguments.rounds)
+        compare_throughput(job, saver, step, Path(place) / "plain.pt", arguments)
+        folder.close()
+
+
+if __name__ == "__main__":
+    main()

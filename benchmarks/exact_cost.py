@@ -1,0 +1,126 @@
+"""What the same bits cost: the step time of exact reduction against torch's DistributedDataParallel.
+
+    python benchmarks/exact_cost.py                 # CNN, ResNet-18 at 64 and 128 px, 2 and 4 processes
+    python benchmarks/exact_cost.py --procs 2 --models resnet18-64 --rounds 15
+
+Both train the same network on the same random pictures, micro-batch 16 a process, one thread a process, CPU and gloo.
+They take turns, a few steps each, inside the same processes, so that a machine that grows slower slows both. Printed:
+the median over the rounds, and the median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+
+from lockstep.cluster.env import ALONE
+from lockstep.cluster.world import World
+from lockstep.data.order import Order
+from lockstep.parallel.reduce import Reducer
+
+MICRO_BATCH = 16
+MODELS = ("cnn", "resnet18-64", "resnet18-128")
+
+
+def build(name: str) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    if name == "cnn":
+        model: nn.Module = nn.Sequential(
+            nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(),
+            nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU(),
+            nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Linear(50, 10),
+        )  # fmt: skip
+        return model, torch.randn(MICRO_BATCH, 1, 28, 28)
+    size = int(name.split("-")[1])
+    return torchvision.models.resnet18(num_classes=10), torch.randn(MICRO_BATCH, 3, size, size)
+
+
+def ddp_steps(name: str) -> Callable[[], None]:
+    model, inputs = build(name)
+    targets = torch.arange(MICRO_BATCH) % 10
+    ddp = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(ddp(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def exact_steps(name: str, here: World) -> Callable[[], None]:
+    model, inputs = build(name)
+    targets = torch.arange(MICRO_BATCH) % 10
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    order = Order(num_samples=10**6, global_batch=MICRO_BATCH * here.size, micro_batch=MICRO_BATCH)
+    reducer = Reducer(model, here)
+    steps = order.steps(here, stop=10**9)
+
+    def step() -> None:
+        plan = next(steps)
+        reducer.begin(plan)
+        for micro_batch in plan.micro_batches:
+            with reducer.micro_batch(micro_batch):
+                reducer.backward(F.cross_entropy(model(inputs), targets))
+        reducer.reduce()
+        optimizer.step()
+
+    return step
+
+
+def timed(step: Callable[[], None], num_steps: int) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        step()
+    return (time.perf_counter() - start) / num_steps
+
+
+def work(rank: int, num_procs: int, port: int, models: list[str], rounds: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_procs)
+    here = World(rank, num_procs, rank, torch.device("cpu"), "gloo", "here", None, ALONE)
+    for name in models:
+        ddp, exact = ddp_steps(name), exact_steps(name, here)
+        num_steps = 50 if name == "cnn" else 3
+        times: list[tuple[float, float]] = []
+        for number in range(rounds + 1):
+            pair = timed(ddp, num_steps), timed(exact, num_steps)
+            if number:  # the first round warms up
+                times.append(pair)
+        if rank == 0:
+            ddp_s, exact_s = (statistics.median(column) for column in zip(*times, strict=True))
+            ratio = statistics.median(exact_s / ddp_s for ddp_s, exact_s in times)
+            print(f"{num_procs:5}  {name:13} {ddp_s * 1e3:9.2f} {exact_s * 1e3:9.2f}  {ratio:6.3f}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--procs", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--rounds", type=int, default=11)
+    arguments = parser.parse_args()
+    print(f"torch {torch.__version__}, {MICRO_BATCH} samples a process a step, 1 thread each")
+    print("procs  model            DDP ms  exact ms   ratio")
+    for num_procs in arguments.procs:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        mp.spawn(work, (num_procs, port, arguments.models, arguments.rounds), nprocs=num_procs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What a recipe ends with in each precision: its figure, loss, overflows and time beside those of fp32.
+
+    python benchmarks/precision.py                                        # digits, on CPU: fp32, bf16, fp16
+    python benchmarks/precision.py mnist data.root=DIR epochs=2
+    python benchmarks/precision.py digits device=cuda --precisions fp32 tf32 bf16 fp16
+
+Same samples, order, seeds and settings; only the numbers that the model computes in differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import yaml
+
+import lockstep
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", default="digits")
+    parser.add_argument("settings", nargs="*", help="key=value")
+    parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16", "fp16"])
+    parser.add_argument("--procs", type=int, default=2)
+    arguments = parser.parse_args()
+    settings = dict(text.split("=", 1) for text in arguments.settings)
+    rows = []
+    with tempfile.TemporaryDirectory() as place:
+        for precision in arguments.precisions:
+            chosen = {name: yaml.safe_load(value) for name, value in settings.items()}
+            run = lockstep.train(
+                arguments.recipe,
+                chosen | {"precision": precision},
+                procs=arguments.procs,
+                run_dir=Path(place) / precision,
+            )
+            result = json.loads((run.folder / "result.json").read_text())
+            figures = ", ".join(f"{name} {value:.4f}" for name, value in run.metrics.items())
+            rows.append(
+                f"| {precision} | {figures} | {result.get('overflow_steps', 0)} of {result['steps']} "
+                f"| {result['seconds']['training']:.0f} |"
+            )
+    print("| precision | held-out figures | steps left out for an overflow | training s |")
+    print("|---|---|---|---|")
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()

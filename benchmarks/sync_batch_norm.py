@@ -1,0 +1,146 @@
+"""What batch norm over the global batch costs: a step's time with `batch_norm=sync` beside `micro` and torch's DDP.
+
+    python benchmarks/sync_batch_norm.py                                  # ResNet-18 and CNN, 1, 2 and 4 processes
+    python benchmarks/sync_batch_norm.py --procs 2 --models resnet18-64 --micro-batches 4
+
+All train the same network on the same random pictures, one thread a process, CPU and gloo; DDP with torch's ordinary
+batch norm, as its synchronised one refuses CPU tensors. They take turns, a few steps each, inside the same processes.
+Printed: the median time of a step over the rounds, and the medians of the rounds' ratios; the last one is of rank 0's
+CPU time, which other work on the machine changes less, and in which waiting for other ranks does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+from lockstep.cluster.env import ALONE
+from lockstep.cluster.world import World
+from lockstep.data.order import MicroBatch, Order
+from lockstep.parallel.reduce import Reducer
+
+SAMPLES = 16  # of a micro-batch
+MODELS = ("cnn", "resnet18-64", "resnet18-128", "resnet50-64")
+
+
+def build(name: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    if name == "cnn":
+        model: nn.Module = nn.Sequential(
+            nn.Conv2d(1, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(800, 10),
+        )  # fmt: skip
+        inputs = torch.randn(SAMPLES, 1, 28, 28)
+    else:
+        network, size = name.split("-")
+        model = getattr(torchvision.models, network)(num_classes=10)
+        inputs = torch.randn(SAMPLES, 3, int(size), int(size))
+    form = torch.channels_last
+    return model.to(memory_format=form), inputs.contiguous(memory_format=form)
+
+
+def ddp_steps(name: str, num_micro: int) -> Callable[[], None]:
+    model, inputs = build(name)
+    targets = torch.arange(SAMPLES) % 10
+    ddp = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with ddp.no_sync():
+            for _ in range(num_micro - 1):
+                (F.cross_entropy(ddp(inputs), targets) / num_micro).backward()
+        (F.cross_entropy(ddp(inputs), targets) / num_micro).backward()
+        optimizer.step()
+
+    return step
+
+
+def lockstep_steps(name: str, here: World, num_micro: int, synchronised: bool) -> Callable[[], None]:
+    model, inputs = build(name)
+    targets = torch.arange(SAMPLES) % 10
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    order = Order(num_samples=10**6, global_batch=SAMPLES * num_micro * here.size, micro_batch=SAMPLES)
+    reducer = Reducer(model, here, synchronised=synchronised)
+    steps = order.steps(here, stop=10**9)
+
+    def run(micro_batch: MicroBatch) -> None:
+        with reducer.micro_batch(micro_batch):
+            reducer.backward(F.cross_entropy(model(inputs), targets))
+
+    def step() -> None:
+        reducer.begin(next(steps))
+        reducer.run(run)
+        reducer.reduce()
+        optimizer.step()
+
+    return step
+
+
+def timed(step: Callable[[], None], num_steps: int) -> tuple[float, float]:
+    """Milliseconds of a step: on the clock, and of this process's CPU."""
+    dist.barrier()
+    start, cpu = time.perf_counter(), time.process_time()
+    for _ in range(num_steps):
+        step()
+    return (time.perf_counter() - start) / num_steps * 1e3, (time.process_time() - cpu) / num_steps * 1e3
+
+
+def work(rank: int, num_procs: int, port: int, arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_procs)
+    here = World(rank, num_procs, rank, torch.device("cpu"), "gloo", "here", None, ALONE)
+    for name in arguments.models:
+        for num_micro in arguments.micro_batches:
+            kinds = (
+                ddp_steps(name, num_micro),
+                lockstep_steps(name, here, num_micro, False),
+                lockstep_steps(name, here, num_micro, True),
+            )
+            num_steps = 10 if name == "cnn" else 1
+            rounds = [[timed(step, num_steps) for step in kinds] for _ in range(arguments.rounds + 1)][1:]
+            if rank == 0:
+                clock = [[wall for wall, _ in times] for times in rounds]
+                ddp, micro, sync = (statistics.median(column) for column in zip(*clock, strict=True))
+                to_micro = statistics.median(sync / micro for _, micro, sync in clock)
+                to_ddp = statistics.median(sync / ddp for ddp, _, sync in clock)
+                in_cpu = statistics.median(sync / micro for _, (_, micro), (_, sync) in rounds)
+                print(
+                    f"| {num_procs} | {num_micro} | {name} | {ddp:.1f} | {micro:.1f} | {sync:.1f} "
+                    f"| {to_micro:.2f} | {to_ddp:.2f} | {in_cpu:.2f} |",
+                    flush=True,
+                )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--procs", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["cnn", "resnet18-64"])
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 2], help="of a process in a step")
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    print(f"torch {torch.__version__}, micro-batches of {SAMPLES} samples, 1 thread a process; times of a step in ms")
+    print("| processes | micro-batches each | network | DDP | micro | sync | sync/micro | sync/DDP | CPU sync/micro |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for num_procs in arguments.procs:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        mp.spawn(work, (num_procs, port, arguments), nprocs=num_procs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What watching over the ranks costs: the step time with and without it, on real processes.
+
+    python benchmarks/watch_cost.py
+    python benchmarks/watch_cost.py --procs 2 --models cnn --rounds 21
+
+With it: every step tells what it is at, two threads a rank wake once a second, rank 0 hears of all. Without it: none of
+these. Blocks take turns inside the same processes; printed are medians over the rounds, the median of the rounds'
+ratios, the same for rank 0's CPU time, which other work on the machine changes less, and how long it takes to compare
+the ranks' weights and optimizer state once (`watch.drift_every`: once an epoch). CPU, gloo, one thread a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.multiprocessing as mp
+import torchvision
+from torch import nn
+
+from lockstep.cluster import collect
+from lockstep.cluster.env import placement
+from lockstep.cluster.heartbeat import Heartbeat
+from lockstep.cluster.pulse import Pulse
+from lockstep.cluster.world import World, join
+from lockstep.config.schema import RunConfig
+from lockstep.data.samples import Batch, DatasetSamples
+from lockstep.engine.drift import Drift
+from lockstep.engine.job import Job
+from lockstep.engine.parts import Parts
+from lockstep.engine.run import make_job
+from lockstep.engine.step import run_step
+from lockstep.metrics.classification import Top1
+
+MICRO_BATCH = 16
+MODELS = {"cnn": (1, 28), "resnet18-64": (3, 64)}  # channels, pixels
+
+
+def network(name: str) -> nn.Module:
+    if name != "cnn":
+        return torchvision.models.resnet18(num_classes=10)
+    return nn.Sequential(
+        nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Linear(50, 10),
+    )  # fmt: skip
+
+
+def loss(outputs: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+    return {"cross_entropy": nn.functional.cross_entropy(outputs, batch.targets)}
+
+
+def job_of(name: str, world: World) -> Job:
+    channels, size = MODELS[name]
+    samples = DatasetSamples([(torch.randn(channels, size, size), index % 10) for index in range(320)])
+    config = RunConfig(
+        recipe="bench", epochs=10**6, global_batch=MICRO_BATCH * world.size, micro_batch=MICRO_BATCH, device="cpu"
+    )
+    parts = Parts(
+        model=network(name), loss=loss, train_data=lambda: samples, eval_data=lambda: samples, metric=lambda: Top1(10)
+    )
+    return make_job(config, lambda: parts, world)
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for name in ("enter", "begin_step", "end_work", "end_wait"):
+            stack.enter_context(patch.object(Pulse, name, lambda *_, **__: None))
+        yield
+
+
+def measure(name: str, world: World, folder: Path, rounds: int, block_s: float) -> None:
+    job = job_of(name, world)
+    loader, steps, drift = job.open_loader(), job.order.steps(job.world, stop=job.num_steps), Drift(job)
+
+    def block() -> int:
+        end, num_steps, is_over = time.perf_counter() + block_s, 0, False
+        while not is_over:
+            # Rank 0's clock tells all when to end, as it tells them to stop.
+            is_over = run_step(job, next(steps), loader, float(time.perf_counter() > end)).flag > 0
+            job.progress.step += 1
+            num_steps += 1
+        return num_steps
+
+    def timed(watched: bool) -> tuple[float, float, float]:
+        with Heartbeat(world, 300.0, folder) if watched else unwatched():
+            collect.barrier(world, 60)
+            start, cpu_start = time.perf_counter(), time.process_time()
+            num_steps = block()
+            end, cpu_end = time.perf_counter(), time.process_time()
+            if watched:
+                drift.compare(job)
+            compared = time.perf_counter()
+        return (end - start) / num_steps, (cpu_end - cpu_start) / num_steps, compared - end
+
+    timed(True)
+    rows = []
+    for number in range(rounds):
+        # Who comes first takes turns too.
+        pair = {watched: timed(watched) for watched in (number % 2 == 0, number % 2 == 1)}
+        rows.append([*pair[False][:2], *pair[True]])
+    if world.is_main:
+        off_s, off_cpu_s, on_s, on_cpu_s, compare_s = (statistics.median(column) for column in zip(*rows, strict=True))
+        ratio = statistics.median(row[2] / row[0] for row in rows)
+        cpu_ratio = statistics.median(row[3] / row[1] for row in rows)
+        print(
+            f"{world.size:5}  {name:12} {off_s * 1e3:8.2f} {on_s * 1e3:8.2f}  {ratio:6.3f}"
+            f"  {off_cpu_s * 1e3:8.2f} {on_cpu_s * 1e3:8.2f}  {cpu_ratio:6.3f}  {compare_s * 1e3:10.1f}",
+            flush=True,
+        )
+
+
+def work(rank: int, num_procs: int, port: int, folder: Path, models: list[str], rounds: int, block_s: float) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_procs), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    here = placement(os.environ)
+    assert here is not None
+    with join(here, device="cpu") as world:
+        for name in models:
+            measure(name, world, folder, rounds, block_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--procs", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--block-s", type=float, default=3.0)
+    arguments = parser.parse_args()
+    print(f"torch {torch.__version__}, {MICRO_BATCH} samples a process a step, 1 thread each")
+    print("                    step, ms                  its CPU time, ms            comparing")
+    print("procs  model          off       on   ratio       off       on   ratio     once, ms")
+    with tempfile.TemporaryDirectory() as folder:
+        for num_procs in arguments.procs:
+            with socket.socket() as listener:
+                listener.bind(("127.0.0.1", 0))
+                port = listener.getsockname()[1]
+            given = (num_procs, port, Path(folder), arguments.models, arguments.rounds, arguments.block_s)
+            mp.spawn(work, given, nprocs=num_procs)
+
+
+if __name__ == "__main__":
+    main()
