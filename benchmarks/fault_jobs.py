@@ -204,7 +204,8 @@ class Job:
         for line in self.text()[self.said_before :].splitlines():
             if NEWS.search(line):
                 outcome.noticed_s = max(0.0, time.time() - self.fault_at)
-                outcome.said = re.sub(r"\s+", " ", re.sub(r"^[WEI]\d{4}.*?\] ", "", line)).strip()
+                line = re.sub(r"^[WEI]\d{4}.*?\] ", "", line).replace(str(self.data), "DIR")
+                outcome.said = re.sub(r"\s+", " ", line).strip()
                 return
 
     def num_left(self) -> int:

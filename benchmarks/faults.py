@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _one(fault: str, tool: str, work: Path, setting: Setting, wanted: str) -> Outcome:
-    folder = work / f"{fault}-{TOOLS.index(tool)}"
+    folder = work / f"{list(FAULTS).index(fault)}-{TOOLS.index(tool)}"  # no word in it that might pass for news
     job = Job(tool, folder, setting, commands)
     try:
         return FAULTS[fault](job, wanted)
