@@ -197,6 +197,7 @@ class RunConfig(Settings):
     global_batch: int = Field(default=64, gt=0, description="samples of one optimizer step, over all processes")
     micro_batch: int = Field(default=32, gt=0, description="samples of one forward pass; at any number of processes")
     eval_batch: int = Field(default=256, gt=0, description="samples of one forward pass in evaluation")
+    eval_every: int = Field(default=1, gt=0, description="epochs between evaluations; the last one is always evaluated")
     mode: Literal["exact", "fast"] = Field(
         default="exact", description="exact: the same bits at any number of processes; fast: equal up to rounding"
     )

@@ -122,9 +122,10 @@ class Job:
         """The weights that stay: their average, if there is one."""
         return self.model.state_dict() if self.average is None else self.average.state
 
-    def is_epoch_end(self) -> bool:
-        """Whether the last step done was the last of its epoch."""
-        return self.progress.step > 0 and self.progress.step % self.order.steps_per_epoch == 0
+    def is_evaluation_due(self) -> bool:
+        """Whether the last step done ended an epoch after which the run is evaluated."""
+        step, between = self.progress.step, self.config.eval_every * self.order.steps_per_epoch
+        return step > 0 and (step % between == 0 or step == self.num_steps)
 
     def is_evaluated(self) -> bool:
         """Whether the weights as they are now were evaluated."""

@@ -47,7 +47,7 @@ def train(
     loader = job.open_loader()
     try:
         reports.begin(job)
-        if job.is_epoch_end() and not job.is_evaluated():  # it ended between its last step and its evaluation
+        if job.is_evaluation_due() and not job.is_evaluated():  # it ended between its last step and its evaluation
             end_epoch(job, saver, reports, stop_now, is_due=True)
         for step in job.order.steps(job.world, start=job.progress.step, stop=job.num_steps):
             result = run_step(job, step, loader, STOP * stop_flag() + COMPARE * drift.is_due(job))
@@ -65,9 +65,9 @@ def train(
                 saver.save(job)  # before the evaluation: that may take long, or fail
             if is_stopping:
                 break
-            if job.is_epoch_end():
+            if job.is_evaluation_due():
                 end_epoch(job, saver, reports, stop_now, is_due=is_due)
-            if is_due or job.is_epoch_end():
+            if is_due or job.is_evaluation_due():
                 reports.resume(job)
     except EvaluationStopped:
         saver.save(job)

@@ -88,8 +88,8 @@ class Saver:
             self.wait()
             self._copied = (step, self._copies.take(tensors))
         copies = self._copied[1]
-        # At an epoch's end this one is soon written again, and in that moment one before it must be there.
-        is_last_word = job.is_evaluated() or not job.is_epoch_end()
+        # Before an evaluation this one is soon written again, and in that moment one before it must be there.
+        is_last_word = job.is_evaluated() or not job.is_evaluation_due()
         self._background.start(lambda: self._write(step, copies, plain, best, is_last_word))
 
     def _write(

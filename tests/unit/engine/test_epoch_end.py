@@ -197,3 +197,14 @@ def test_pictures_that_can_not_be_drawn_do_not_end_the_run(
     go(job_of(parts([0.1], draw=draw), epochs=1), folder)
     assert "pictures could not be drawn: OSError: no font" in capsys.readouterr().out
     assert best(folder)["value"] == 0.1
+
+
+@pytest.mark.parametrize(("eval_every", "epochs", "expected"), [(2, 5, [4, 8, 10]), (3, 3, [6]), (9, 2, [4])])
+def test_evaluates_every_few_epochs_and_at_the_end(
+    folder: RunFolder, eval_every: int, epochs: int, expected: list[int]
+) -> None:
+    job = job_of(parts([0.3, 0.2, 0.1]), epochs=epochs, eval_every=eval_every)
+    go(job, folder)
+    assert [record["step"] for record in read_records(folder.path, "eval")] == expected
+    assert job.progress.best == {"step": expected[0], "metric": "score", "value": 0.3}
+    assert steps(folder.checkpoints) == sorted({expected[0], 2 * epochs})
