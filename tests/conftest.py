@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import guards
 
@@ -19,6 +20,9 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # What takes how long says nothing of the code while other programs run beside.
+    settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("lockstep")
     # A shell starts what it puts in the background with Ctrl-C ignored, and all programs from there inherit it.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
