@@ -31,11 +31,13 @@ def joints_on_map(joints: Floats, size_px: int) -> tuple[IntArray, IntArray, Int
     Returns:
         Of each of them: its person, its place among the K, and its pixel (x, y), cut towards zero. Person by person.
     """
-    x, y = joints[..., 0], joints[..., 1]
+    num_joints = joints.shape[1]
+    flat = joints.reshape(-1, joints.shape[2])
+    x, y = flat[:, 0], flat[:, 1]
     # Compared before they are cut: a number far outside would not fit an integer.
-    is_there = (joints[..., 2] > 0) & (x > -1) & (y > -1) & (x < size_px) & (y < size_px)
-    people, kinds = np.nonzero(is_there)
-    return people, kinds, joints[is_there, :2].astype(np.int64)
+    (there,) = ((flat[:, 2] > 0) & (x > -1) & (y > -1) & (x < size_px) & (y < size_px)).nonzero()
+    people, kinds = np.divmod(there, num_joints)
+    return people, kinds, flat.take(there, axis=0)[:, :2].astype(np.int64)
 
 
 def draw_heatmaps(joints: Floats, sigmas: float | Floats, size_px: int, out: Maps | None = None) -> Maps:
@@ -86,16 +88,15 @@ def index_joints(joints: Floats, size_px: int, max_people: int, *, tag_per_joint
     """
     index = np.zeros((max_people, joints.shape[1], 2), np.int64)
     people, kinds, pixels = joints_on_map(joints, size_px)
-    counts = np.bincount(people, minlength=len(joints))
     if len(joints) > max_people:
+        counts = np.bincount(people, minlength=len(joints))
         chosen = np.sort(np.argsort(-counts, kind="stable")[:max_people])
         stays = np.isin(people, chosen)
         people, kinds, pixels = np.searchsorted(chosen, people[stays]), kinds[stays], pixels[stays]
-        counts = counts[chosen]
     flat = pixels[:, 1] * size_px + pixels[:, 0]
     if tag_per_joint:
         flat += kinds * size_px**2
-    places = np.arange(len(people)) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = np.arange(len(people)) - people.searchsorted(people)
     index[people, places, 0] = flat
     index[people, places, 1] = 1
     return index
@@ -107,8 +108,8 @@ def _spots(kinds: IntArray, pixels: IntArray, sigma: float, size_px: int) -> tup
     starts = kinds * size_px**2
     if reach.is_integer():
         # Beyond the border the border is written to: its own value is higher, and comes later.
-        steps = np.arange(patch.side)[:, None] - int(reach + 1)
-        rows, columns = (np.clip(steps + pixels[:, axis], 0, size_px - 1) for axis in (1, 0))
+        columns, rows = near = np.add.outer(np.arange(patch.side) - int(reach + 1), pixels).transpose(2, 0, 1)
+        np.minimum(np.maximum(near, 0, out=near), size_px - 1, out=near)
         rows *= size_px
         rows += starts
         places = rows.take(patch.down, axis=0)
