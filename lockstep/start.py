@@ -34,6 +34,8 @@ class Ask:
         rank: Of this process.
         world_size: How many processes there are.
         max_restarts: How often to start again.
+        node_rank: Of this machine, where people number them; with `master`.
+        master: HOST:PORT of node rank 0's machine.
     """
 
     procs: str | int | None = None
@@ -44,6 +46,8 @@ class Ask:
     rank: int | None = None
     world_size: int | None = None
     max_restarts: int = 0
+    node_rank: int | None = None
+    master: str | None = None
 
 
 # What a worker needs, imported once in the process that workers are forked from.
@@ -98,33 +102,65 @@ def nodes_of(ask: Ask, config: RunConfig, run_dir: Path | None) -> Nodes | None:
         ConfigError: What was given is not whole.
     """
     size = parse_size(ask.nodes, "--nodes") if ask.nodes is not None else Size(1, 1)
+    option = "--rdzv-endpoint" if ask.master is None else "--master"
+    endpoint = ask.endpoint if ask.master is None else ask.master
     if size.most == 1:
-        if ask.endpoint is not None:
-            raise ConfigError("--rdzv-endpoint was given for one machine", do="say how many there are: --nodes 2")
+        if endpoint is not None or ask.node_rank is not None:
+            given = option if endpoint is not None else "--node-rank"
+            raise ConfigError(f"{given} was given for one machine", do="say how many there are: --nodes 2")
         return None
-    if ask.endpoint is None:
+    _check_node_rank(ask, size)
+    if endpoint is None:
         raise ConfigError(
-            f"--nodes {size} was given without --rdzv-endpoint",
-            do="on each of the machines the same: --rdzv-endpoint HOST:PORT, where HOST is one of them",
+            f"--nodes {size} was given without --rdzv-endpoint or --master",
+            do="on each of the machines the same: --rdzv-endpoint HOST:PORT, where HOST is one of them; "
+            "or --master HOST:PORT and its own --node-rank",
         )
     if run_dir is None:
         raise ConfigError(
             f"--nodes {size} was given without --run-dir",
             do="on each of the machines the same: --run-dir runs/NAME-0001",
         )
-    host, colon, port = ask.endpoint.rpartition(":")
-    endpoint = ask.endpoint if colon and port.isdigit() else f"{ask.endpoint}:{DEFAULT_PORT}"
-    if not (host or endpoint.rpartition(":")[0]) or "/" in endpoint:
-        raise ConfigError(f"--rdzv-endpoint is {ask.endpoint!r}", allowed="HOST:PORT")
+    host, colon, port = endpoint.rpartition(":")
+    whole = endpoint if colon and port.isdigit() else f"{endpoint}:{DEFAULT_PORT}"
+    if not (host or whole.rpartition(":")[0]) or "/" in whole:
+        raise ConfigError(f"{option} is {endpoint!r}", allowed="HOST:PORT")
     cluster = config.cluster
     return Nodes(
         size=size,
-        endpoint=endpoint,
+        endpoint=whole,
         run_id=ask.run_id,
         join_timeout_s=cluster.join_timeout_s,
         last_call_s=cluster.last_call_s,
         node_timeout_s=cluster.node_timeout_s,
+        rank=ask.node_rank,
     )
+
+
+def _check_node_rank(ask: Ask, size: Size) -> None:
+    if ask.master is not None and ask.endpoint is not None:
+        raise ConfigError(
+            "--master and --rdzv-endpoint were both given",
+            do="--master goes with --node-rank; --rdzv-endpoint alone lets the machines number themselves",
+        )
+    if (ask.master is None) != (ask.node_rank is None):
+        given, missing = ("--master", "--node-rank") if ask.node_rank is None else ("--node-rank", "--master")
+        raise ConfigError(
+            f"{given} was given without {missing}",
+            do="on all machines the same --master HOST:PORT, on each its own --node-rank; HOST has node rank 0",
+        )
+    if ask.node_rank is None:
+        return
+    if size.is_elastic:
+        raise ConfigError(
+            f"--nodes {size} was given with --node-rank",
+            do="give one number; or --rdzv-endpoint, where the machines may change and number themselves",
+        )
+    if not 0 <= ask.node_rank < size.most:
+        raise ConfigError(
+            f"--node-rank is {ask.node_rank}, but --nodes is {size}",
+            allowed=f"0 to {size.most - 1}; each machine its own",
+        )
 
 
 def check_resume(resume: str, run_dir: Path | None) -> None:

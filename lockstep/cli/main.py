@@ -12,6 +12,7 @@ import typer
 
 from lockstep.cli import config, data, doctor, evaluate, predict, scale, submit, train
 from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
+from lockstep.cluster.ssh import stop_at_eof
 from lockstep.errors import LockstepError
 from lockstep.version import __version__
 
@@ -62,6 +63,7 @@ def main() -> None:
     """Run the command that this process was started with, and exit."""
     # torch warns of every address that has no name, and of every connection that ends.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    stop_at_eof()
     sys.exit(run(sys.argv[1:]))
 
 

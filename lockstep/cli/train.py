@@ -45,6 +45,15 @@ Endpoint = Annotated[
     str | None,
     typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="Where the machines meet; HOST is one of them."),
 ]
+NodeRank = Annotated[
+    int | None,
+    typer.Option(metavar="R", help="This machine's rank, from 0; with --master, where the machines are numbered."),
+]
+Master = Annotated[
+    str | None,
+    typer.Option("--master", "--master-addr", metavar="HOST:PORT", help="Where node rank 0 is; the same on all."),
+]
+MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, metavar="PORT", help="If --master has none.")]
 RunId = Annotated[
     str, typer.Option("--rdzv-id", metavar="NAME", help="Keeps runs apart that meet at one place.", show_default=False)
 ]
@@ -78,6 +87,9 @@ def train(
     nodes: NumNodes = None,
     rdzv_endpoint: Endpoint = None,
     rdzv_id: RunId = "lockstep",
+    node_rank: NodeRank = None,
+    master: Master = None,
+    master_port: MasterPort = None,
     hosts: Hosts = None,
     run_dir: RunDir = None,
     resume: Resume = "never",
@@ -106,18 +118,18 @@ def train(
     load(found.config_class, found.layers, overrides or [])
 
     if hosts is not None:
-        if nodes is not None or init is not None or rank is not None or procs is not None:
-            raise ConfigError("--hosts starts the machines itself", do="leave --nodes, --procs, --init and --rank out")
+        given = {"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank, "--node-rank": node_rank,
+                 "--master": master}  # fmt: skip
+        if any(value is not None for value in given.values()):
+            raise ConfigError("--hosts starts the machines itself", do=f"leave {', '.join(given)} out")
         return _on_hosts(hosts, source, overrides or [], rdzv_endpoint, run_dir, resume, max_restarts)
 
     from lockstep import api
-    from lockstep.cluster.ssh import stop_at_eof
     from lockstep.start import Ask
 
-    stop_at_eof()
-
     # --local-rank is what old launchers add to the command; torchrun gives it as a variable too.
-    ask = Ask(procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts)
+    master = _with_port(master, master_port)
+    ask = Ask(procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank, master)
     return api.train_command(source, overrides or [], run_dir, resume, ask)
 
 
@@ -151,6 +163,17 @@ def _on_hosts(
         return everywhere(machines, command, lambda text: print(text, file=sys.stderr))
     finally:
         drop_empty(folder)
+
+
+def _with_port(master: str | None, port: int | None) -> str | None:
+    """torchrun has two options for the one address."""
+    if port is None:
+        return master
+    if master is None:
+        raise ConfigError("--master-port was given without --master", do="--master HOST:PORT, or --master-addr HOST")
+    if master.count(":") == 1 or "]:" in master:
+        raise ConfigError(f"--master {master} has a port, and --master-port is {port}", do="give it once")
+    return f"{master}:{port}"
 
 
 def _source_of(run_dir: Path | None) -> str:

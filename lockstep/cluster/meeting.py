@@ -15,7 +15,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,10 +25,13 @@ from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from lockstep.cluster.address import is_ours, port_holder
 from lockstep.cluster.env import Placement
+from lockstep.cluster.size import Nodes
 from lockstep.errors import LaunchError
 
 SAY_EVERY_S = 5.0
 HANDSHAKE_S = 20.0
+# How long the store of several machines' launchers may be away from its own clients.
+SERVE_S = 60.0
 # A name server that is away for a moment.
 LOOKUP_S = 10.0
 
@@ -44,25 +48,63 @@ def open_store(placement: Placement, timeout_s: float, say: Callable[[str], None
     host, port = str(parts.hostname), int(parts.port or 0)
     addresses = look_up(host, port, placement.init)
     if placement.rank == 0 and not placement.agent_store:
-        return _serve(host, port, addresses, placement.init, timeout_s)
+        _check_here(host, addresses, placement.init, "rank 0", "--init")
+        return served(host, port, placement.init, timeout_s)
     reach(host, port, placement.init, timeout_s, say, f"rank {placement.rank}", "rank 0", command_for(placement, 0))
     return connect(host, port, placement.init, timeout_s, "rank 0")
+
+
+def open_for_nodes(nodes: Nodes, say: Callable[[str], None]) -> tuple[Store, bool]:
+    """The store at which the launchers of several machines meet, and whether this one serves it.
+
+    Where the machines were given ranks, node rank 0 serves it; else the first launcher on the endpoint's machine.
+
+    Raises:
+        LaunchError: It can't be served or reached; says why.
+    """
+    host, port = split_endpoint(nodes.endpoint)
+    addresses = look_up(host, port, nodes.endpoint)
+    if nodes.rank == 0:
+        _check_here(host, addresses, nodes.endpoint, "node rank 0", "--master")
+        return served(host, port, nodes.endpoint, SERVE_S, "node rank 0"), True
+    me, whom, store = f"node {socket.gethostname()}", "the rendezvous", "a rendezvous"
+    if nodes.rank is not None:
+        me, whom, store = f"node rank {nodes.rank} ({socket.gethostname()})", "node rank 0", "node rank 0"
+    elif any(is_ours(address) for address in addresses):
+        with suppress(LaunchError):  # another launcher of this machine serves it already
+            return served(host, port, nodes.endpoint, SERVE_S), True
+    command = typed_with("--node-rank", 0)
+    reach(host, port, nodes.endpoint, nodes.join_timeout_s, say, me, whom, command)
+    return connect(host, port, nodes.endpoint, nodes.join_timeout_s, store), False
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """The host and the port of HOST:PORT."""
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def command_for(placement: Placement, rank: int) -> str:
     """What to type to start another rank, from what was typed for this one; empty if a launcher starts them."""
     if placement.started_by != "command line":
         return ""
-    name = Path(sys.argv[0]).name
-    words = ["lockstep" if name in ("lockstep", "__main__.py") else f"python {name}", *sys.argv[1:]]
+    return typed_with("--rank", rank) or f"RANK={rank} {_typed(sys.argv[1:])}"
+
+
+def typed_with(option: str, value: int) -> str:
+    """What was typed for this process, with another value of an option; empty if the option is not in it."""
+    words = sys.argv[1:]
     for place, word in enumerate(words):
-        if word == "--rank" and place + 1 < len(words):
-            words[place + 1] = str(rank)
-            return " ".join([words[0], *map(shlex.quote, words[1:])])
-        if word.startswith("--rank="):
-            words[place] = f"--rank={rank}"
-            return " ".join([words[0], *map(shlex.quote, words[1:])])
-    return " ".join([f"RANK={rank}", words[0], *map(shlex.quote, words[1:])])
+        if word == option and place + 1 < len(words):
+            return _typed([*words[: place + 1], str(value), *words[place + 2 :]])
+        if word.startswith(f"{option}="):
+            return _typed([*words[:place], f"{option}={value}", *words[place + 1 :]])
+    return ""
+
+
+def _typed(words: Sequence[str]) -> str:
+    name = Path(sys.argv[0]).name
+    return " ".join(["lockstep" if name in ("lockstep", "__main__.py") else f"python {name}", *map(shlex.quote, words)])
 
 
 def clock(seconds: float) -> str:
@@ -104,18 +146,17 @@ def look_up(host: str, port: int, init: str) -> list[str]:
             time.sleep(1.0)
 
 
-def _serve(host: str, port: int, addresses: list[str], init: str, timeout_s: float) -> Store:
+def _check_here(host: str, addresses: list[str], init: str, who: str, option: str) -> None:
     if not any(is_ours(address) for address in addresses):
         raise LaunchError(
-            f"rank 0 must run on {host}, but this is {socket.gethostname()}",
+            f"{who} must run on {host}, but this is {socket.gethostname()}",
             given=init,
             where=f"{host} is {', '.join(addresses)}, no address of this machine",
-            do="start rank 0 there, or name this machine in --init on all of them",
+            do=f"start {who} there, or name this machine in {option} on all of them",
         )
-    return served(host, port, init, timeout_s)
 
 
-def served(host: str, port: int, init: str, timeout_s: float) -> TCPStore:
+def served(host: str, port: int, init: str, timeout_s: float, who: str = "rank 0") -> TCPStore:
     """A store that this process serves to the others.
 
     Raises:
@@ -125,8 +166,8 @@ def served(host: str, port: int, init: str, timeout_s: float) -> TCPStore:
         listener = _listen(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise _in_use(port, init) from None
-        raise LaunchError(f"rank 0 can't listen on port {port}: {error.strerror}", given=init) from None
+            raise _in_use(port, init, who) from None
+        raise LaunchError(f"{who} can't listen on port {port}: {error.strerror}", given=init) from None
     seconds = timedelta(seconds=timeout_s)
     return TCPStore(host, port, None, True, seconds, wait_for_workers=False, master_listen_fd=listener.detach())
 
@@ -153,12 +194,12 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _in_use(port: int, init: str) -> LaunchError:
+def _in_use(port: int, init: str, who: str) -> LaunchError:
     holder = port_holder(port)
     return LaunchError(
         f"port {port} is in use" + (f" by {holder}" if holder else ""),
         given=init,
-        likely="another run meets there, or a second process was started with rank 0",
+        likely=f"another run meets there, or a second process was started with {who}",
         do="choose another port (the same on all machines), or end that process",
     )
 

@@ -32,9 +32,11 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousExitOp,
 )
 
-from lockstep.cluster.address import address_towards, is_ours
+from lockstep.cluster import node_ranks
+from lockstep.cluster.address import address_towards
 from lockstep.cluster.asking import in_thread
-from lockstep.cluster.meeting import SAY_EVERY_S, clock, connect, look_up, reach, served
+from lockstep.cluster.meeting import SAY_EVERY_S, clock, open_for_nodes, split_endpoint
+from lockstep.cluster.rollcall import ranks_text
 from lockstep.cluster.size import Nodes
 from lockstep.errors import LaunchError
 
@@ -72,13 +74,15 @@ class Meeting(RendezvousHandler):
 
     def __init__(self, nodes: Nodes, check: Callable[[], None], say: Callable[[str], None]) -> None:
         self.nodes, self._check, self._say = nodes, check, say
-        self.serves = False
         self.members: frozenset[Any] = frozenset()
-        self._store = self._attend(self._open, nodes.join_timeout_s + ANSWER_S)
+        limit_s = nodes.join_timeout_s + ANSWER_S
+        self._store, self.serves = self._attend(lambda: open_for_nodes(nodes, say), limit_s)
         # Who has joined with us answers within moments, or is lost.
         self._store.set_timeout(timedelta(seconds=max(10.0, nodes.node_timeout_s)))
         # The rendezvous keeps its own keys in the same store.
         self._run = PrefixStore(f"lockstep/{nodes.run_id}", self._store)
+        if (rank := nodes.rank) is not None:
+            self._attend(lambda: node_ranks.claim(self._run, rank, nodes.size.most), ANSWER_S)
         self._round_store: Store | None = None
         seconds = timedelta(seconds=nodes.join_timeout_s)
         self._inner = DynamicRendezvousHandler.from_backend(
@@ -87,7 +91,7 @@ class Meeting(RendezvousHandler):
             C10dRendezvousBackend(self._store, nodes.run_id),
             nodes.size.least,
             nodes.size.most,
-            local_addr=address_towards(*_split(nodes.endpoint)),
+            local_addr=address_towards(*split_endpoint(nodes.endpoint)),
             timeout=RendezvousTimeout(join=seconds, last_call=timedelta(seconds=nodes.last_call_s)),
             keep_alive_interval=nodes.node_timeout_s / HEARTBEATS,  # type: ignore[arg-type]  # it makes a timedelta
             keep_alive_max_attempt=HEARTBEATS,
@@ -125,7 +129,7 @@ class Meeting(RendezvousHandler):
 
         def join() -> RendezvousInfo:
             with self._lock:
-                return self._endpoint_first(self._inner.next_rendezvous())
+                return self._numbered(self._inner.next_rendezvous())
 
         try:
             info = self._attend(join, self.nodes.join_timeout_s + 2 * ANSWER_S, self._state)
@@ -134,6 +138,7 @@ class Meeting(RendezvousHandler):
         except RendezvousTimeoutError:
             raise LaunchError(
                 f"gave up waiting for {self.nodes.size.least} nodes at {self.nodes.endpoint}",
+                missing=self._missing() or None,
                 where=f"after {self.nodes.join_timeout_s:.0f} s (cluster.join_timeout_s)",
                 do="start the same command on the machines that are missing",
             ) from None
@@ -149,18 +154,20 @@ class Meeting(RendezvousHandler):
             threading.Thread(target=self._count_waiting, name="rendezvous-watch", daemon=True).start()
         return info
 
-    def _endpoint_first(self, info: RendezvousInfo) -> RendezvousInfo:
-        """The same world with rank 0, and with it the run folder, on the node that people gave as the meeting place.
+    def _numbered(self, info: RendezvousInfo) -> RendezvousInfo:
+        """That world with the ranks that people gave; else with rank 0, and with it the run folder, where all meet.
 
         torch numbers nodes by their addresses as text.
         """
         store = PrefixStore("lockstep/places", info.store)
-        store.set(str(info.rank), str(int(self.serves)))
-        serving = [rank for rank in range(info.world_size) if store.get(str(rank)) == b"1"]
-        if not serving:  # it is not among them: there are more nodes than were asked for
-            return info
-        rank = 0 if info.rank == serving[0] else info.rank + (info.rank < serving[0])
-        local_addr = address_towards(*_split(self.nodes.endpoint))
+        rank = self.nodes.rank
+        if rank is None:
+            store.set(str(info.rank), str(int(self.serves)))
+            serving = [other for other in range(info.world_size) if store.get(str(other)) == b"1"]
+            if not serving:  # it is not among them: there are more nodes than were asked for
+                return info
+            rank = 0 if info.rank == serving[0] else info.rank + (info.rank < serving[0])
+        local_addr = address_towards(*split_endpoint(self.nodes.endpoint))
         return RendezvousInfo(info.store, rank, info.world_size, RendezvousStoreInfo.build(rank, store, local_addr))
 
     def num_nodes_waiting(self) -> int:
@@ -199,6 +206,8 @@ class Meeting(RendezvousHandler):
         """Let the others go on without this node at once, not only when it is missed."""
 
         def leave() -> None:
+            if self.nodes.rank is not None:
+                node_ranks.release(self._run, self.nodes.rank)
             # Held by a join that goes on; it ends with this process.
             if self._lock.acquire(timeout=1.0):
                 self._inner._stop_heartbeats()
@@ -242,23 +251,22 @@ class Meeting(RendezvousHandler):
             with suppress(RendezvousError, dist.DistError), self._lock:
                 self._num_waiting = self._inner.num_nodes_waiting()
 
-    def _open(self) -> Store:
-        host, port = _split(self.nodes.endpoint)
-        if any(is_ours(address) for address in look_up(host, port, self.nodes.endpoint)):
-            with suppress(LaunchError):  # another launcher of this machine serves it already
-                store = served(host, port, self.nodes.endpoint, 60)
-                self.serves = True
-                return store
-        who = f"node {socket.gethostname()}"
-        reach(host, port, self.nodes.endpoint, self.nodes.join_timeout_s, self._say, who, "the rendezvous")
-        return connect(host, port, self.nodes.endpoint, self.nodes.join_timeout_s, "a rendezvous")
-
     def _state(self) -> str:
         come = sorted(node.addr for node in self._inner._state_holder.state.participants)
         have = "has" if len(come) == 1 else "have"
-        return f"waiting for {self.nodes.size.least} nodes at {self.nodes.endpoint}: {len(come)} {have} come" + (
-            f" ({', '.join(come[:8])}{' …' if len(come) > 8 else ''})" if come else ""
+        missing = self._missing()
+        return (
+            f"waiting for {self.nodes.size.least} nodes at {self.nodes.endpoint}: {len(come)} {have} come"
+            + (f" ({', '.join(come[:8])}{' …' if len(come) > 8 else ''})" if come else "")
+            + (f", missing {missing}" if missing else "")
         )
+
+    def _missing(self) -> str:
+        """Of nodes that people gave ranks, those that have never come."""
+        if self.nodes.rank is None:
+            return ""
+        absent = self._ask(lambda: node_ranks.absent(self._run, self.nodes.size.most))
+        return f"node {ranks_text(absent)}" if absent else ""
 
     def _lost_store(self, reason: str) -> LaunchError:
         return LaunchError(
@@ -289,8 +297,3 @@ class Meeting(RendezvousHandler):
             return in_thread(call, limit_s, tick)
         except TimeoutError:
             raise self._lost_store(f"no answer for {limit_s:.0f} s") from None
-
-
-def _split(endpoint: str) -> tuple[str, int]:
-    host, _, port = endpoint.rpartition(":")
-    return host.strip("[]"), int(port)

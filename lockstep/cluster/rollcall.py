@@ -255,7 +255,7 @@ class _Call:
         parts = urlsplit(self.placement.init)
         if parts.scheme != "file":
             return
-        if other is None or other.host != self.mine.host or _is_running(other.pid):
+        if other is None or other.host != self.mine.host or is_running(other.pid):
             return
         self._fault(
             f"{parts.path} is left over from an earlier run",
@@ -268,7 +268,8 @@ def _card(text: bytes) -> Card:
     return Card(**json.loads(text))
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Whether there is such a process on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

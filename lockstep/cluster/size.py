@@ -40,6 +40,8 @@ class Nodes:
         join_timeout_s: How long to wait until enough nodes have come.
         last_call_s: How long a world with enough of them waits for more.
         node_timeout_s: A node that is silent for so long is taken to be lost.
+        rank: Of this machine, where people have given each its own; node rank 0 is on HOST. None: they number
+            themselves.
     """
 
     size: Size
@@ -48,6 +50,7 @@ class Nodes:
     join_timeout_s: float
     last_call_s: float
     node_timeout_s: float
+    rank: int | None = None
 
 
 def parse_size(text: str, option: str) -> Size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,39 @@ def test_ctrl_c_and_a_kill_here_end_both_sides(
     wait_until(lambda: not processes_with(f"{tmp_path}/run"), timeout_s=60)
     assert "stopped after step" in said or number == signal.SIGKILL
     assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_doctor_that_waits_over_there_ends_with_the_one_here(
+    number: signal.Signals, three: list[Host], variables: dict[str, str], tmp_path: Path
+) -> None:
+    running = three[0].start(
+        *LOCKSTEP, "doctor", "--hosts", "n1,n2", "--run-dir", tmp_path / "run", env=variables, cwd=tmp_path
+    )
+    there = wait_until(lambda: [pid for pid in processes_with(f"{tmp_path}/run") if _has(pid, b"1")], timeout_s=90)
+    for pid in there:  # the one on n1 now waits for it, for minutes
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        here = wait_until(lambda: [pid for pid in processes_with(f"{tmp_path}/run") if _has(pid, b"0")], timeout_s=90)
+        (command,) = [pid for pid in processes_with(f"{tmp_path}/run") if _is_ours(pid)]
+        os.kill(command, number)
+        wait_until(lambda: not set(here) & set(processes_with(f"{tmp_path}/run")), timeout_s=30)
+    finally:
+        for pid in there:
+            os.kill(pid, signal.SIGCONT)
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == (130 if number == signal.SIGINT else -9)
+    assert "2 processes" not in said
+    wait_until(lambda: not processes_with(f"{tmp_path}/run"), timeout_s=30)
+
+
+def _has(pid: int, rank: bytes) -> bool:
+    """Whether a process is a rank over there, and not the ssh or the shell that took the command to it."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # gone since it was listed
+        return False
+    return words[:1] == [sys.executable.encode()] and b"--rank" in words and words[words.index(b"--rank") + 1] == rank
 
 
 def _is_ours(pid: int) -> bool:

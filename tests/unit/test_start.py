@@ -28,10 +28,25 @@ def test_machines_meet_at_an_address_with_torchruns_port_if_none_is_given() -> N
     assert again.endpoint == "10.0.0.5:1234"
 
 
+def test_machines_with_ranks_of_their_own_meet_at_the_master() -> None:
+    nodes = nodes_of(Ask(nodes="2", node_rank=1, master="a:1"), CONFIG, RUN)
+    assert nodes is not None
+    assert (nodes.size.least, nodes.size.most, nodes.endpoint, nodes.rank) == (2, 2, "a:1", 1)
+
+
 @pytest.mark.parametrize(
     ("ask", "run_dir", "text"),
     [
-        (Ask(nodes="2"), RUN, "--nodes 2 was given without --rdzv-endpoint"),
+        (Ask(nodes="2"), RUN, "--nodes 2 was given without --rdzv-endpoint or --master"),
+        (Ask(nodes="2", node_rank=2, master="a"), RUN, "--node-rank is 2, but --nodes is 2"),
+        (Ask(nodes="2", node_rank=-1, master="a"), RUN, "--node-rank is -1, but --nodes is 2"),
+        (Ask(nodes="2", node_rank=1), RUN, "--node-rank was given without --master"),
+        (Ask(nodes="2", master="a"), RUN, "--master was given without --node-rank"),
+        (Ask(nodes="2", master="a", endpoint="a", node_rank=1), RUN, "--master and --rdzv-endpoint were both given"),
+        (Ask(nodes="1:2", master="a", node_rank=1), RUN, "--nodes 1:2 was given with --node-rank"),
+        (Ask(node_rank=0), RUN, "--node-rank was given for one machine"),
+        (Ask(node_rank=0, master="a"), RUN, "--master was given for one machine"),
+        (Ask(nodes="2", node_rank=1, master="tcp://a"), RUN, "--master is 'tcp://a'"),
         (Ask(nodes="2", endpoint="a:1"), None, "--nodes 2 was given without --run-dir"),
         (Ask(endpoint="a:1"), RUN, "--rdzv-endpoint was given for one machine"),
         (Ask(nodes="2", endpoint="tcp://a:1"), RUN, "--rdzv-endpoint is 'tcp://a:1'"),

@@ -65,6 +65,18 @@ def test_torchruns_names_are_other_names_for_ours(api: FakeApi) -> None:
     assert api.calls == [("digits", [], None, "never", Ask("2", "2:3", "h:1", "a"))]
 
 
+@pytest.mark.parametrize("master", [["--master", "h:5"], ["--master-addr", "h", "--master-port", "5"]])
+def test_a_machine_s_rank_and_master_are_taken_by_torchruns_names_too(api: FakeApi, master: list[str]) -> None:
+    assert run(["train", "digits", "--nodes", "2", "--node-rank", "1", *master]) == 0
+    assert api.calls == [("digits", [], None, "never", Ask(nodes="2", node_rank=1, master="h:5"))]
+
+
+@pytest.mark.parametrize("master", [["--master", "h:5", "--master-port", "5"], ["--master-port", "5"]])
+def test_a_port_that_is_given_twice_or_without_a_host_is_refused(api: FakeApi, master: list[str]) -> None:
+    assert run(["train", "digits", "--nodes", "2", "--node-rank", "1", *master]) == ConfigError.exit_code
+    assert api.calls == []
+
+
 def test_train_has_defaults(api: FakeApi) -> None:
     assert run(["train", "digits"]) == 0
     assert api.calls == [("digits", [], None, "never", Ask())]
