@@ -17,6 +17,7 @@ ones; beside pycocotools.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -107,15 +108,18 @@ def sample_races(root: Path, scratch: Path) -> list[Race]:
     pictures = TrainPictures(source, config)
     examples = [source.example(index, 0) for index in range(len(source))]
     files = [str(root / "images" / "train2017" / source.truth(index)["file_name"]) for index in range(len(source))]
-    masks = [
-        np.ones(each.rgb.shape[:2], bool) if each.mask is None else each.mask > 0 for each in examples
-    ]  # drawing the mask of a crowd is left out on the reference's side
+    content = json.loads((root / "annotations" / "person_keypoints_train2017.json").read_text())
+    numbered = [source.truth(index)["image_id"] for index in range(len(source))]
+    people = [[known for known in content["annotations"] if known["image_id"] == number] for number in numbered]
+    for each, known in zip(examples, people, strict=True):
+        expected = plain.mask_of(known, *each.rgb.shape[:2])
+        assert np.array_equal(expected, np.ones_like(expected) if each.mask is None else each.mask > 0)
     numbers = np.arange(len(source))
 
     def theirs() -> Any:
         return [
-            plain.sample(file, example.joints, mask, list(COCO.mirrored))
-            for file, example, mask in zip(files, examples, masks, strict=True)
+            plain.sample(file, example.joints, known, list(COCO.mirrored))
+            for file, example, known in zip(files, examples, people, strict=True)
         ]
 
     def ours() -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pycocotools.mask as mask_api
 import torch
 import torch.nn.functional as F
 import torchvision.transforms.functional as TF
@@ -173,10 +174,11 @@ class Targets:
         return index
 
 
-def sample(path: str, joints: Any, mask: Any, mirrored: Any, size: int = 512, sigma: float = 2.0) -> Any:
-    """A picture file, its (P, K, 3) joints and (H, W) mask -> image, heat maps, masks and index, placed at random."""
+def sample(path: str, joints: Any, people: Any, mirrored: Any, size: int = 512, sigma: float = 2.0) -> Any:
+    """A picture file, its (P, K, 3) joints and annotations -> image, heat maps, masks and index, placed at random."""
     image = cv2.cvtColor(cv2.imread(path, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION), cv2.COLOR_BGR2RGB)
     height, width = image.shape[:2]
+    mask = mask_of(people, height, width)
     scale = min(height, width) / 200 * random.uniform(0.75, 1.5)
     turn = np.deg2rad(random.uniform(-30, 30))
     centre = np.array([width / 2, height / 2]) + [random.randint(-int(40 * scale), int(40 * scale)) for _ in range(2)]
@@ -203,6 +205,18 @@ def sample(path: str, joints: Any, mask: Any, mirrored: Any, size: int = 512, si
     heatmaps = [maker.heatmaps(placed) for maker, (placed, _) in zip(makers, outputs, strict=True)]
     index = [maker.index(placed).astype(np.int32) for maker, (placed, _) in zip(makers, outputs, strict=True)]
     return tensor, heatmaps, [warped for _, warped in outputs], index
+
+
+def mask_of(people: Any, height: int, width: int) -> Any:
+    """True outside of crowds and of people without keypoints."""
+    found = np.zeros((height, width))
+    for person in people:
+        if person["iscrowd"]:
+            found += mask_api.decode(mask_api.frPyObjects(person["segmentation"], height, width))
+        elif person["num_keypoints"] == 0:
+            for runs in mask_api.frPyObjects(person["segmentation"], height, width):
+                found += mask_api.decode(runs)
+    return found < 0.5
 
 
 def _matrix(centre: Any, scale: float, turn: float, side: int) -> Any:

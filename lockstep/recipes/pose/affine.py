@@ -73,8 +73,11 @@ class Placement:
         if self.is_mirrored:
             matrix[0] *= -1
             matrix[0, 2] += size_px - 1
-        warped: Any = cv2.warpAffine(pixels, matrix, (size_px, size_px))
-        return warped  # type: ignore[no-any-return]
+        # OpenCV takes half the time for four channels that it takes for three, with the same bits.
+        has_colours = pixels.ndim == 3
+        source = cv2.cvtColor(pixels, cv2.COLOR_RGB2RGBA) if has_colours else pixels
+        warped: Any = cv2.warpAffine(source, matrix, (size_px, size_px))
+        return np.asarray(cv2.cvtColor(warped, cv2.COLOR_RGBA2RGB) if has_colours else warped, np.uint8)
 
 
 def draw_placement(width: int, height: int, key: int, config: DataConfig) -> Placement:

@@ -8,12 +8,12 @@ import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Protocol
 
-import cv2
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from lockstep.data.images import JpegHead, decode_plain_jpeg
 from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Pixels
 
@@ -116,6 +116,14 @@ def open_store(candidates: Sequence[Path]) -> Store:
     )
 
 
+def _check_size(name: str, found: tuple[int, int], annotated: tuple[int, int]) -> None:
+    if found != annotated:
+        raise DataError(
+            f"the picture {name} is {found[0]}x{found[1]}, its annotation says {annotated[0]}x{annotated[1]}",
+            do="take pictures and annotations from one source",
+        )
+
+
 def decode(content: bytes, name: str, size: tuple[int, int]) -> Pixels:
     """A picture's file -> (H, W, 3) bytes, red, green, blue, as it is stored: annotations ignore how EXIF turns it.
 
@@ -127,22 +135,16 @@ def decode(content: bytes, name: str, size: tuple[int, int]) -> Pixels:
     Raises:
         DataError: It is no picture, is damaged, or has another size.
     """
+    head = JpegHead.find(content)
     try:
+        # The quick way says nothing of a file that is cut off: those have no end marker, and go to Pillow.
+        if head is not None and head.is_plain and content.endswith(END_OF_JPEG):
+            _check_size(name, head.size, size)
+            return decode_plain_jpeg(content)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(content))
-        if image.size != size:
-            raise DataError(
-                f"the picture {name} is {image.width}x{image.height}, its annotation says {size[0]}x{size[1]}",
-                do="take pictures and annotations from one source",
-            )
-        # OpenCV is faster, but says nothing of a file that is cut off: those have no end marker, and go to Pillow.
-        if image.format == "JPEG" and image.mode == "RGB" and content.endswith(END_OF_JPEG):
-            decoded: Any = cv2.imdecode(
-                np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-            )
-            if decoded is not None:
-                return decoded  # type: ignore[no-any-return]
+        _check_size(name, image.size, size)
         pixels = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     except Image.DecompressionBombError as error:
         raise DataError(f"the picture {name} claims to be enormous", reason=error) from error
