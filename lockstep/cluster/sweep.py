@@ -11,6 +11,12 @@ import shutil
 
 VARIABLE = "LOCKSTEP_TEMP"
 
+
+def _sweep(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)  # nothing is left to do, and to take torch apart would keep the process for seconds on a busy machine
+
+
 # What is forked from the fork server leaves without this.
 if os.environ.get(VARIABLE):
-    atexit.register(shutil.rmtree, os.environ.pop(VARIABLE), ignore_errors=True)
+    atexit.register(_sweep, os.environ.pop(VARIABLE))
