@@ -1,12 +1,13 @@
 # make digits   set up, train, and see what it made      make test    set up, and run the tests
 # PYTHON=python3.12 picks the interpreter (3.11 or newer); PROCS=4 the number of processes; SEED=7 another order of the
-# tests and other made-up cases in them.
+# tests and other made-up cases in them; JOBS=4 as many files of tests at a time.
 
 SHELL := /bin/bash
 PYTHON ?= python3
 PROCS ?= 2
 PYTEST_ARGS ?=
 SEED ?= 1
+JOBS ?= 2
 DATA ?= data/mnist
 BENCH_ARGS ?=
 PY := .venv/bin/python
@@ -21,7 +22,7 @@ digits: .venv/.installed  ## train the digits recipe on 2 processes, in under a 
 	@$(PY) -m lockstep train digits --procs $(PROCS)
 
 test: .venv/.installed-dev  ## run the tests
-	@$(PY) -m pytest --randomly-seed=$(SEED) --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
+	@$(PY) -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
 
 test-cluster: .venv/.installed-lab  ## real Slurm, MPI, ssh and hosts with links of their own: Debian, as root
 	@tests/lab/install
