@@ -6,20 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lockstep.cluster.world import World
 from lockstep.config.schema import CheckpointConfig, LoaderConfig
-from lockstep.engine.loop import train
 from lockstep.engine.parts import Parts
-from lockstep.engine.run import make_job
-from lockstep.engine.run_folder import RunFolder
-from lockstep.engine.saving import Saver
-from lockstep.engine.weights import weights_sha256
 from lockstep.recipes.classify.config import Config
 from lockstep.recipes.classify.recipe import build, facts
-from tests.ranks.pose_in_ranks import Losses
+from tests.ranks.train_in_ranks import train_parts
 
 
 class Small(nn.Module):
@@ -49,23 +43,10 @@ def settings(root: Path, *, num_workers: int = 0, **more: Any) -> Config:
 
 
 def carry_out(world: World, path: Path, config: Config, stop_at: int = -1, small: bool = True) -> Any:
-    """Train until the end, or until after step `stop_at`: hash of the weights, figures, losses, whether it is done."""
-    folder = RunFolder(path)
-    if world.is_main:
-        folder.open()
-    told = Losses()
+    """As `train_parts`, with a small network or the recipe's own."""
 
     def parts() -> Parts:
         built = build(config, facts(config))
         return replace(built, model=Small()) if small else built
 
-    job = make_job(config, parts, world)
-    try:
-        saver = Saver(folder, config.checkpoint, world)
-        saver.restore(job, "auto", told.say)
-        is_done = train(job, saver, told, lambda: float(job.progress.step == stop_at))  # type: ignore[arg-type]
-        saver.close()
-        return weights_sha256(job.model.state_dict()), job.progress.metrics, told.losses, is_done
-    finally:
-        torch.use_deterministic_algorithms(False)
-        folder.close()
+    return train_parts(world, path, config, parts, stop_at)

@@ -7,19 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from lockstep.cluster.world import World
 from lockstep.config.schema import CheckpointConfig, LoaderConfig
-from lockstep.engine.loop import train
-from lockstep.engine.run import make_job
-from lockstep.engine.run_folder import RunFolder
-from lockstep.engine.saving import Saver
-from lockstep.engine.weights import weights_sha256
 from lockstep.recipes.text.config import Config
 from lockstep.recipes.text.recipe import build, facts
-from tests.ranks.pose_in_ranks import Losses
+from tests.ranks.train_in_ranks import train_parts
 
 
 def draw_digits(folder: Path, num_lines: int) -> None:
@@ -55,18 +49,5 @@ def settings(folder: Path, *, num_workers: int = 0, name: str = "fast", **more: 
 
 
 def carry_out(world: World, path: Path, config: Config, stop_at: int = -1) -> Any:
-    """Train until the end, or until after step `stop_at`: hash of the weights, figures, losses, whether it is done."""
-    folder = RunFolder(path)
-    if world.is_main:
-        folder.open()
-    told = Losses()
-    job = make_job(config, partial(build, config, facts(config)), world)
-    try:
-        saver = Saver(folder, config.checkpoint, world)
-        saver.restore(job, "auto", told.say)
-        is_done = train(job, saver, told, lambda: float(job.progress.step == stop_at))  # type: ignore[arg-type]
-        saver.close()
-        return weights_sha256(job.model.state_dict()), job.progress.metrics, told.losses, is_done
-    finally:
-        torch.use_deterministic_algorithms(False)
-        folder.close()
+    """As `train_parts`."""
+    return train_parts(world, path, config, partial(build, config, facts(config)), stop_at)

@@ -1,10 +1,16 @@
-"""Where the tests of recipes find what is too big, or not ours, to be in the repository."""
+"""What tests of recipes share, and where they find what is too big, or not ours, to be in the repository."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+from lockstep.errors import DataError
+from lockstep.recipes.text.config import LATIN
+from lockstep.recipes.text.fonts import Font, find_fonts
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +23,24 @@ def parity_folder(repo: Path) -> Path:
 def pose_folder(repo: Path) -> Path:
     """The pose sample data: ../shared/data/pose with coco/ and crowdpose/."""
     return _beside(repo, "data/pose")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small networks are slower on several threads, and far slower when other tests run beside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def fonts() -> list[Font]:
+    """Those of this machine that can draw letters and digits."""
+    try:
+        return find_fonts(None, LATIN)
+    except DataError as error:
+        pytest.skip(error.what)
 
 
 def _beside(repo: Path, name: str) -> Path:

@@ -1,11 +1,11 @@
-"""The classify recipe: networks held to the reference's numbers, weights, frozen parts, figures, answers, pictures."""
+"""The classify recipe: networks held to the reference's numbers, weights, frozen parts, answers, pictures."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,15 @@ from lockstep.data.keyed import keys
 from lockstep.data.samples import Batch
 from lockstep.engine.parts import Parts
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.metrics.classification import Top1
 from lockstep.optim.build import optimizer
 from lockstep.recipes.classify.config import Config, MakeConfig, ModelConfig
 from lockstep.recipes.classify.make import make
 from lockstep.recipes.classify.model import RESNETS, backbone_of, build_model, frozen_row
-from lockstep.recipes.classify.recipe import answer, build, facts
+from lockstep.recipes.classify.recipe import build, facts
 
 CLASSES = ["daisy", "dandelion", "roses", "sunflowers", "tulips"]
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -292,57 +285,3 @@ def test_skipped_pictures_are_counted_and_kept_with_the_run(tmp_path: Path) -> N
     parts = build(config, known)
     assert len(parts.train_data()) + len(parts.eval_data()) == 19
     assert parts.describe["skipped"] == "1 picture that can't be read: stars/0001.jpg"
-
-
-def test_the_label_among_the_likeliest_is_counted_exactly_however_samples_are_shared() -> None:
-    torch.manual_seed(0)
-    logits, labels = torch.randn(731, 12), torch.randint(12, (731,))
-    names = [f"class {place}" for place in range(12)]
-    whole = Top1(12, num_top=5, classes=names)
-    whole.add(logits, Batch(None, labels, torch.arange(731)))
-    expected = (logits.topk(5).indices == labels[:, None]).any(1).sum().item()
-    assert whole.result()["top5"] == expected / 731
-    merged = Top1(12, num_top=5, classes=names)
-    for rank in range(4):
-        own = Top1(12, num_top=5, classes=names)
-        own.add(logits[rank::4], Batch(None, labels[rank::4], torch.arange(731)[rank::4]))
-        merged.merge(json.loads(json.dumps(own.state())))
-    assert merged.num_samples == 731
-    assert merged.result() == whole.result()
-    right = (logits.argmax(1) == labels)[labels == 3]
-    assert whole.result()["top1/class 3"] == right.sum().item() / len(right)
-
-
-def test_equal_logits_count_as_argmax_has_it_and_no_number_never_counts() -> None:
-    metric = Top1(7, num_top=5)
-    metric.add(torch.zeros(7, 7), Batch(None, torch.arange(7), torch.arange(7)))
-    assert metric.result() == {"top1": 1 / 7, "top5": 5 / 7}
-    metric = Top1(7, num_top=5)
-    metric.add(torch.full((1, 7), torch.nan), Batch(None, torch.tensor([3]), torch.arange(1)))
-    assert metric.result()["top5"] == 0
-
-
-def test_many_classes_and_few_have_the_figures_that_say_something() -> None:
-    few, many = Top1(5, num_top=5, classes=CLASSES), Top1(60, num_top=5, classes=[str(place) for place in range(60)])
-    few.add(torch.eye(5)[:2], Batch(None, torch.tensor([0, 2]), torch.arange(2)))
-    many.add(torch.eye(60)[:2], Batch(None, torch.tensor([0, 2]), torch.arange(2)))
-    assert few.result() == {"top1": 0.5, "top1/daisy": 1.0, "top1/roses": 0.0}
-    assert set(many.result()) == {"top1", "top5"}
-
-
-def test_a_matrix_of_many_classes_is_drawn_small(tmp_path: Path) -> None:
-    from lockstep.recipes.classify.drawing import _most_confused
-
-    counts = np.diag(np.full(100, 9)).tolist()
-    counts[7][70], counts[70][7] = 5, 4
-    small, names = _most_confused(counts, [f"class {place}" for place in range(100)])
-    assert len(small) == len(names) == 40
-    assert names[-1] == "61 others"
-    assert {"class 7", "class 70"} <= set(names)
-    assert sum(map(sum, small)) == 909
-    assert small[names.index("class 7")][names.index("class 70")] == 5
-
-
-def test_an_answer_names_the_five_likeliest() -> None:
-    said = answer(torch.arange(9.0), classes=[f"class {place}" for place in range(9)])
-    assert [entry["class"] for entry in said["top"]] == [f"class {place}" for place in (8, 7, 6, 5, 4)]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +16,7 @@ from lockstep.recipes.mnist.config import Config
 from lockstep.recipes.mnist.data import SCALES, read_digits
 from lockstep.recipes.mnist.picture import read_picture
 from lockstep.recipes.mnist.recipe import build
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Small networks are slower on several threads, and far slower when other tests run beside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tests.recipes.evaluated import evaluated
 
 
 def _parts(**settings: object) -> Parts:
@@ -88,12 +79,7 @@ def test_building_reads_no_data(tmp_path: Path) -> None:
 def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
     parts = _parts()
     _train(parts, num_epochs=5)
-    parts.model.eval()
-    data, metric = parts.eval_data(), parts.metric()
-    with torch.no_grad():
-        for indices in np.array_split(np.arange(len(data)), 3):
-            batch = data.batch(indices, keys(0, 0, indices))
-            metric.add(parts.model(batch.inputs), batch)
+    metric = evaluated(parts)
     assert metric.num_samples == 360
     assert metric.result()["top1"] > 0.93
 
@@ -112,7 +98,7 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
     assert num_right >= 93
 
     assert parts.draw is not None
-    parts.draw(metric, data, tmp_path / "pictures")
+    parts.draw(metric, parts.eval_data(), tmp_path / "pictures")
     assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == ["confusion.png", "worst.png"]
 
 

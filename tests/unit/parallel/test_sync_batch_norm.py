@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,50 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lockstep.cluster.world import alone
-from lockstep.data.order import Order
-from lockstep.errors import ConfigError, TrainError
 from lockstep.parallel import turns
 from lockstep.parallel.reduce import Reducer
-
-HERE = alone("cpu")
-Forward = Callable[[nn.Module, Tensor], Tensor]
+from tests.unit.parallel.sync_step import HERE, objective, train_step
 
 
 @pytest.fixture(autouse=True)
 def _threads_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "IDLE_S", 0.02)
-
-
-def call(model: nn.Module, inputs: Tensor) -> Tensor:
-    outputs: Tensor = model(inputs)
-    return outputs
-
-
-def objective(outputs: Tensor, targets: Tensor) -> Tensor:
-    """A mean over the samples whose gradient differs from value to value."""
-    return (outputs.float().flatten(1) * targets.flatten(1)).sum(1).tanh().mean()
-
-
-def train_step(
-    model: nn.Module, reducer: Reducer, inputs: Tensor, targets: Tensor, micro_batch: int, forward: Forward = call
-) -> list[Tensor]:
-    """One step without an update; the outputs in the order of the samples."""
-    num = len(inputs)
-    (step,) = Order(num, num, micro_batch, seed=num).steps(HERE, stop=1)
-    outputs: list[Any] = [None] * num
-
-    def run(micro: Any) -> None:
-        with reducer.micro_batch(micro):
-            result = forward(model, inputs[micro.indices])
-            for index, output in zip(micro.indices, result.detach(), strict=True):
-                outputs[index] = output
-            reducer.backward(objective(result, targets[micro.indices]))
-
-    reducer.begin(step)
-    reducer.run(run)
-    reducer.reduce()
-    return outputs
 
 
 def both(layer: nn.Module, inputs: Tensor, micro_batch: int, num_steps: int = 2, tolerance: float = 1e-5) -> nn.Module:
@@ -222,69 +185,6 @@ def test_a_batch_norm_may_be_passed_twice() -> None:
     torch.testing.assert_close(norm.running_mean, expected[1].running_mean)
 
 
-class Forking(nn.Module):
-    """Passes its batch norm only with some samples; without a gradient, with others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Linear(1, 4), nn.BatchNorm1d(4)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden: Tensor = self.first(inputs)
-        if inputs[0] == 1:
-            return hidden
-        normalised: Tensor = self.norm(hidden)
-        return hidden + normalised.detach() if inputs[0] == 2 else normalised
-
-
-@pytest.mark.parametrize(
-    ("special", "says"),
-    [
-        (1.0, "micro-batch 0 is at norm, forward\nmicro-batch 2 is at its end"),
-        (2.0, "micro-batch 0 is at norm, backward\nmicro-batch 2 is at its end"),
-    ],
-    ids=["forward", "backward"],
-)
-def test_micro_batches_that_part_ways_are_named(special: float, says: str) -> None:
-    model = Forking()
-    reducer = Reducer(model, HERE, synchronised=True)
-    (step,) = Order(12, 12, 3).steps(HERE, stop=1)
-    inputs = torch.zeros(12, 1)
-    inputs[step.micro_batches[2].indices] = special
-
-    def run(micro: Any) -> None:
-        with reducer.micro_batch(micro):
-            reducer.backward(model(inputs[micro.indices]).square().mean())
-
-    reducer.begin(step)
-    with pytest.raises(TrainError, match="don't pass the same layers") as caught:
-        reducer.run(run)
-    assert caught.value.facts["where"] == says
-    assert "batch_norm=micro" in caught.value.facts["do"]
-
-
-def test_an_error_in_one_micro_batch_is_raised_and_the_next_step_is_whole() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
-    inputs, targets = torch.randn(8, 4), torch.randn(8, 4)
-    reducer = Reducer(model, HERE, synchronised=True)
-    expected = torch.stack(train_step(model, reducer, inputs, targets, 2))
-    reducer.undo_buffers()
-    calls: list[int] = []
-
-    def failing(model: nn.Module, values: Tensor) -> Tensor:
-        outputs = call(model, values)
-        calls.append(1)
-        if len(calls) == 3:
-            raise ArithmeticError("no more")
-        return outputs
-
-    with pytest.raises(ArithmeticError, match="no more"):
-        train_step(model, reducer, inputs, targets, 2, failing)
-    reducer.undo_buffers()
-    assert torch.equal(torch.stack(train_step(model, reducer, inputs, targets, 2)), expected)
-
-
 def test_layers_that_are_computed_again_in_the_backward_pass_meet_there_too() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
@@ -312,25 +212,6 @@ def test_outside_of_a_step_it_is_an_ordinary_batch_norm() -> None:
     copied = copy.deepcopy(model).eval()
     model.eval()
     assert torch.equal(copied(inputs), model(inputs))
-
-
-def test_a_loop_that_runs_micro_batches_one_after_the_other_is_refused() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    reducer = Reducer(model, HERE, synchronised=True)
-    (step,) = Order(4, 4, 2).steps(HERE, stop=1)
-    reducer.begin(step)
-    with pytest.raises(AssertionError, match=r"reducer\.run"), reducer.micro_batch(step.micro_batches[0]):
-        pass
-
-
-def test_a_batch_norm_of_another_class_is_refused_by_name() -> None:
-    class MyNorm(nn.BatchNorm2d):
-        def forward(self, input: Tensor) -> Tensor:
-            return super().forward(input) + 1
-
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sequential(MyNorm(2)))
-    with pytest.raises(ConfigError, match=r"can't synchronise 1\.0, a MyNorm"):
-        Reducer(model, HERE, synchronised=True)
 
 
 def test_a_model_without_batch_norm_runs_as_ever() -> None:
