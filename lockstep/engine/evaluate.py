@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from lockstep.data.groups import Batches, groups_of
 from lockstep.data.keyed import FORWARD, key, keys
 from lockstep.data.loader import Loader, Request
 from lockstep.data.samples import Batch, Samples
-from lockstep.errors import DataError
+from lockstep.errors import DataError, LockstepError, TrainError
 from lockstep.metrics.metric import Metric
 from lockstep.parallel.reduce import seed_forward
 
@@ -70,7 +71,7 @@ def evaluate(
 
     Raises:
         DataError: The data set is empty.
-        RuntimeError: Not every sample was counted once.
+        TrainError: The metric has failed as it was merged, or has not counted every sample once. On all ranks.
         EvaluationStopped: On all ranks, if one has left off.
     """
     num_samples = len(samples)
@@ -143,21 +144,43 @@ def _merge(
     # A metric may keep much of each sample: it goes to rank 0 alone, and only figures come back.
     counts = collect.gather(world, (counted.state(), sums))
 
+    def own_figures() -> dict[str, float]:
+        assert counts is not None
+        for state, _ in counts:
+            merged.merge(state)
+        if merged.num_samples != num_samples:
+            raise TrainError(
+                f"evaluated {merged.num_samples} samples, the data set has {num_samples}",
+                likely=f"{type(merged).__name__} loses some, or counts some twice, in add, state or merge",
+            )
+        return {name: float(value) for name, value in merged.result().items()}
+
     def figures() -> dict[str, float]:
         assert counts is not None
+        try:
+            own = own_figures()
+        except LockstepError:
+            raise
+        except Exception as error:  # a fault in a person's own metric, say: the others must not wait for the figures
+            raise _metric_fault(merged, error) from error
         all_sums: dict[str, list[float]] = {}
-        for state, rank_sums in counts:
-            merged.merge(state)
+        for _, rank_sums in counts:
             for name, values in rank_sums.items():
                 all_sums.setdefault(name, []).extend(values)
-        if merged.num_samples != num_samples:
-            raise RuntimeError(f"evaluated {merged.num_samples} samples, the data set has {num_samples}")
         terms = {name: _sum(values) / num_samples for name, values in all_sums.items()}
         loss = {"loss": _sum(list(terms.values())), **(terms if len(terms) > 1 else {})} if terms else {}
-        own = {name: float(value) for name, value in merged.result().items()}
         return {**loss, **own, **loss}
 
     return collect.from_main(world, figures), merged if world.is_main else counted
+
+
+def _metric_fault(metric: Metric, error: Exception) -> TrainError:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return TrainError(
+        f"the metric {type(metric).__name__} has failed: {type(error).__name__}: {error}",
+        where=f"{place.filename}:{place.lineno}, in {place.name}",
+        do="mend it; the traceback is in the run's logs/rank-0.log, or: lockstep eval RUN --debug",
+    )
 
 
 def _sum(values: list[float]) -> float:

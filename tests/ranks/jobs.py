@@ -193,6 +193,13 @@ class Forgetful(Seen):
         self.batches[-1].pop()
 
 
+class Broken(Seen):
+    """A metric with a fault in it."""
+
+    def result(self) -> dict[str, float]:
+        return {"top1": self.right / 0}
+
+
 class InMemory:
     """The samples of `samples(num)`."""
 

@@ -52,9 +52,21 @@ def test_workers_are_forked_however_their_rank_was_started(gang: Gang) -> None:
     assert gang.run(1, jobs.read_with_a_worker) == [("spawn", True)]
 
 
-def test_a_metric_that_loses_samples_is_caught(gang: Gang) -> None:
-    with pytest.raises(AssertionError, match="evaluated 32 samples, the data set has 37"):
-        gang.run(1, jobs.evaluated, 37, 8, 0, jobs.Forgetful)
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        (jobs.Forgetful, "training error: evaluated 32 samples, the data set has 37"),
+        (jobs.Broken, "training error: the metric Broken has failed: ZeroDivisionError: "),
+    ],
+)
+def test_a_metric_that_loses_samples_or_fails_ends_all_ranks_with_one_text(
+    gang: Gang, world: int, metric: type[jobs.Seen], text: str
+) -> None:
+    with pytest.raises(AssertionError) as caught:
+        gang.run(world, jobs.evaluated, 37, 8, 0, metric)
+    assert str(caught.value).count(text) == world
+    assert "gave no answer" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("world", "asked"), [(world, asked) for world in WORLDS for asked in range(world)])
