@@ -6,12 +6,15 @@ import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli.options import Debug, Overrides
 from lockstep.errors import ConfigError, LaunchError
+
+if TYPE_CHECKING:
+    from lockstep.config.schema import RunConfig
 
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Procs = Annotated[str, typer.Option(metavar="1,2,4", help="Numbers of processes on this machine.")]
@@ -58,7 +61,8 @@ def scale(
         for size in sizes:
             for name in names:
                 answer = Path(work) / f"{name}-{size}.json"
-                figures[name][size] = _measured(source, [*given, *VARIANTS[name]], name, size, steps, answer)
+                settings = [*given, *VARIANTS[name]]
+                figures[name][size] = _measured(config, source, settings, name, size, steps, answer)
                 speed = figures[name][size]["samples_per_s"]
                 print(f"{name} on {size}: {speed:,.0f} samples/s", flush=True)
     print()
@@ -66,15 +70,13 @@ def scale(
     _keep(figures, out, found.name)
 
 
-def _measured(source: str, settings: list[str], name: str, size: int, steps: int, answer: Path) -> dict[str, Any]:
+def _measured(
+    config: RunConfig, source: str, settings: list[str], name: str, size: int, steps: int, answer: Path
+) -> dict[str, Any]:
     from lockstep.cluster.size import Size
-    from lockstep.config.load import load
-    from lockstep.recipes.catalog import find
     from lockstep.scaling.measure import WARM_STEPS, measure
     from lockstep.start import launch_here
 
-    found = find(source)
-    config = load(found.config_class, found.layers, [*settings, "epochs=1000000"]).config
     arguments = (source, [*settings, "epochs=1000000"], name == "ddp", steps, answer)
     code = launch_here(Size(size, size), config, measure, arguments)
     if code or not answer.is_file():
