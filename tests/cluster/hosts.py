@@ -73,6 +73,14 @@ class Host:
         """Bring its link up again."""
         _ip("link", "set", f"ls-{self.name}", "up")
 
+    def block(self, port: int) -> None:
+        """Let no answer out of a port, as a firewall does."""
+        _ip("-n", self.name, "rule", "add", "ipproto", "tcp", "sport", str(port), "blackhole")
+
+    def unblock(self, port: int) -> None:
+        """Let answers out again."""
+        _ip("-n", self.name, "rule", "del", "ipproto", "tcp", "sport", str(port), "blackhole")
+
     def slow(self, megabits: int) -> None:
         """Hold what it sends to so many Mbit/s."""
         shape = ["tbf", "rate", f"{megabits}mbit", "burst", "64kb", "latency", "50ms"]
