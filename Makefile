@@ -30,7 +30,7 @@ test-cluster: .venv/.installed-lab  ## real Slurm, MPI, ssh and hosts with links
 	@$(PY) -m pytest -m lab tests/e2e tests/faults $(PYTEST_ARGS)
 
 test-faults: .venv/.installed-dev  ## kill ranks at 20 random moments; FAULTS=100 for more, FAULTS_SEED=7 for the same again
-	@FAULTS="$${FAULTS:-20}" $(PY) -m pytest -s tests/faults/test_kill.py $(PYTEST_ARGS)
+	@FAULTS="$${FAULTS:-20}" FAULTS_SEED="$${FAULTS_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/faults/test_kill.py $(PYTEST_ARGS)
 
 check: .venv/.installed-dev  ## format, lint, types, import floors
 	@$(PY) -m ruff format --check --quiet $(SOURCES) || { echo "do: make format" >&2; exit 1; }

@@ -27,7 +27,7 @@ def environment(**more: str) -> dict[str, str]:
 def lockstep(*arguments: object, cwd: Path, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and check its exit code."""
     done = subprocess.run(
-        [*LOCKSTEP, *map(str, arguments)], cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=55
+        [*LOCKSTEP, *map(str, arguments)], cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=110
     )
     assert done.returncode == code, f"exit code {done.returncode}, not {code}\n{done.stdout}\n{done.stderr}"
     return done

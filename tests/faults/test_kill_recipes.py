@@ -1,0 +1,45 @@
+"""kill -9 of a rank in the recipes' own training, with their augmentation: the same weights as without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.faults.faults import Job
+from tests.runs import kill_session, lockstep, start, weights
+
+POSE_NET = "model={width: 4, num_modules: [1, 1, 1], num_blocks: 1, stem_width: 8, stem_blocks: 1, deconv_blocks: 0}"
+RECIPES = {
+    "classify": ["data.root=shapes", "model.name=resnet18", "data.size_px=32", "global_batch=12", "micro_batch=4"],
+    "pose": [
+        "batch_norm=sync", "data.num_train=48", "data.num_eval=4", "data.size_px=64", "global_batch=6",
+        "micro_batch=2", POSE_NET,
+    ],
+    "text": ["data.made.num_train=96", "data.made.num_eval=8", "global_batch=12", "micro_batch=4"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", [
+    pytest.param("classify", marks=pytest.mark.lab), "pose", pytest.param("text", marks=pytest.mark.lab),
+])  # fmt: skip
+def test_a_rank_that_is_killed_changes_nothing(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("r")  # not tmp_path: a socket's name in it may not be long
+    if recipe == "classify":
+        lockstep("data", "make", "classify", "--out", folder / "shapes", "num_per_class=20", cwd=folder)
+    settings = [*RECIPES[recipe], "epochs=2", "device=cpu", "checkpoint.every=3 steps", "report.every_steps=1"]
+    lockstep("train", recipe, *settings, "--procs", 1, "--run-dir", folder / "alone", cwd=folder)
+
+    more = ["--procs", 2, "--max-restarts", 1, "--run-dir", folder / "run"]
+    running = Job(folder, start("train", recipe, *settings, *more, cwd=folder))
+    try:
+        running.wait_for_step(4)
+        os.kill(running.workers()[1].pid, signal.SIGKILL)
+        code, said = running.ended()
+    finally:
+        kill_session(running.process)
+    assert code == 0, said
+    assert "was killed by signal 9" in said
+    assert "restart 1 of 1" in said
+    assert weights(folder / "run") == weights(folder / "alone"), said
