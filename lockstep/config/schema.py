@@ -224,6 +224,10 @@ class RunConfig(Settings):
     channels_last: bool = Field(
         default=True, description="lay out images with channels last in memory, which is faster"
     )
+    compile: bool = Field(
+        default=False,
+        description="train the model by torch.compile: a later first step, then quicker ones; changes the last bits",
+    )
     optim: OptimConfig = Field(default=OptimConfig(), description="the optimizer and its learning rate over time")
     checkpoint: CheckpointConfig = Field(
         default=CheckpointConfig(), description="when checkpoints are written, and how many stay"
@@ -249,6 +253,15 @@ class RunConfig(Settings):
                 raise ValueError(
                     f"loss_scale must be a power of two, so that it rounds nothing: {below:g} or {2 * below:g}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _compile_fits_together(self) -> RunConfig:
+        if self.compile and self.batch_norm == "sync":
+            raise ValueError(
+                "compile=true can't be combined with batch_norm=sync, in which micro-batches wait for each other "
+                "inside of the model: compile=false, or batch_norm=micro"
+            )
         return self
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,6 +18,9 @@ from lockstep.data.samples import Samples
 from lockstep.engine.ema import Average
 from lockstep.engine.parts import Parts
 from lockstep.parallel.reduce import Reducer
+
+if TYPE_CHECKING:
+    from lockstep.engine.compiled import Compiled
 
 MAX_TERMS = 8  # named terms of a loss that are summed over ranks for the report
 
@@ -76,6 +79,7 @@ class Job:
         progress: How far the run is.
         average: The moving average of the weights, if there is to be one.
         loader: What reads this process's training batches, once it is open.
+        compiled: `model` as training calls it, if it is compiled.
     """
 
     config: RunConfig
@@ -90,6 +94,7 @@ class Job:
     progress: Progress
     average: Average | None = None
     loader: Loader | None = None
+    compiled: Compiled | None = None
 
     @property
     def num_steps(self) -> int:
@@ -113,6 +118,10 @@ class Job:
             channels_last=self.config.channels_last,
         )
         return self.loader
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """Around training: time spent compiling is counted, and no hang."""
+        return nullcontext() if self.compiled is None else self.compiled.watched(self.world.pulse)
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
         """Let the model have the weights by which the run is judged: their average, if there is one."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -42,6 +42,9 @@ from lockstep.parallel.reduce import Reducer
 from lockstep.report.console import Console
 from lockstep.report.log import log_path, rank_log
 from lockstep.report.starting import said_if_slow
+
+if TYPE_CHECKING:
+    from lockstep.engine.compiled import Compiled
 
 
 def run(request: Request, recipe: Recipe, world: World, stop: StopSignal) -> int:
@@ -94,7 +97,7 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
         for error in passed_over:
             reports.say(error)
         stop_flag = StopFlag(world, stop)
-        with Heartbeat(world, config.watch.hang_timeout_s, folder.path / "logs") as heartbeat:
+        with Heartbeat(world, config.watch.hang_timeout_s, folder.path / "logs") as heartbeat, job.compiling():
             reports.work_of_ranks = heartbeat.work
             while True:
                 try:
@@ -181,7 +184,14 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World) -> Job
         eval_data=eval_data,
         progress=Progress(loss_scale=first_scale(config)),
         average=Average(model, config.optim.ema) if config.optim.ema is not None else None,
+        compiled=_compile(model, world) if config.compile else None,
     )
+
+
+def _compile(model: nn.Module, world: World) -> Compiled:
+    from lockstep.engine.compiled import Compiled  # late: torch's compiler takes a second to import
+
+    return Compiled(model, world.device)
 
 
 def check_batches(config: RunConfig, model: nn.Module, num_samples: int) -> None:

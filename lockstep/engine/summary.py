@@ -44,8 +44,7 @@ def head(request: Request, job: Job, started: Mapping[str, str]) -> tuple[str, d
     optim = config.optim
     if optim.lr_for_batch is not None:
         rows["lr"] = f"{optim.lr:g} x {config.global_batch} / {optim.lr_for_batch} = {config.peak_lr:g} at its peak"
-    if config.precision != "fp32":
-        rows["precision"] = describe_precision(config)
+    rows["compute"] = _compute(job)
     if optim.ema is not None:
         rows["ema"] = f"the weights' moving average (decay {optim.ema:g}) is evaluated and kept"
     if num_micro < world.size:
@@ -80,6 +79,7 @@ def finish(request: Request, job: Job, folder: RunFolder, reports: Reports) -> N
             "first_step": reports.first_step_at and reports.first_step_at - request.started_at,
             "training": progress.seconds,
             "data_wait": progress.data_s,
+            **({"compiling": job.compiled.seconds} if job.compiled is not None else {}),
             "all": seconds,
         },
     }
@@ -91,6 +91,7 @@ def finish(request: Request, job: Job, folder: RunFolder, reports: Reports) -> N
         f"done in {duration(seconds)}: {metric_name(name)} {metric_value(name, progress.metrics[name])} "
         f"({len(job.eval_data):,} samples, each once)",
         {
+            "first step": _first_step(job, result["seconds"]["first_step"]),
             "data": f"{share:.1%} of the training time waited for data" if share is not None else "",
             "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
             "next": "\n".join(
@@ -102,3 +103,23 @@ def finish(request: Request, job: Job, folder: RunFolder, reports: Reports) -> N
             ),
         },
     )
+
+
+def _compute(job: Job) -> str:
+    """How the model is computed, as it was chosen."""
+    config = job.config
+    has_images = any(parameter.dim() == 4 for parameter in job.model.parameters())
+    words = [
+        "fp32" if config.precision == "fp32" else describe_precision(config),
+        "channels last" if config.channels_last and has_images else "",
+        f"{'fused ' if job.optimizer.defaults.get('fused') else ''}{config.optim.name}",
+        "compiled in training" if config.compile else "",
+    ]
+    return ", ".join(filter(None, words))
+
+
+def _first_step(job: Job, seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    compiling = f"; {duration(job.compiled.seconds)} of the run went into compiling" if job.compiled is not None else ""
+    return f"done {seconds:.1f} s after the command began{compiling}"
