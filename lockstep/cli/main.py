@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli import config, data, doctor, evaluate, predict, scale, submit, train
+from lockstep.cli import config, data, doctor, evaluate, export, predict, scale, submit, train
 from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
 from lockstep.cluster.ssh import stop_at_eof
 from lockstep.errors import LockstepError
@@ -52,6 +52,7 @@ def _root(
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("export")(export.export)
 app.command("config")(config.config)
 app.command("doctor")(doctor.doctor)
 app.command("scale")(scale.scale)

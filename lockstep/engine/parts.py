@@ -42,6 +42,10 @@ class Parts:
             as JSON.
         draw: Draws pictures of an evaluation: (the merged metric, the held-out samples, the folder for them).
         draw_answer: Draws what was found in a file of a person's: (path, the answer's facts) -> a picture.
+        input_shape: Shape of the model's input for one sample, without the batch dimension; None: that of the first
+            held-out one. For `export`.
+        meaning: What others have to know of the model's inputs and outputs: classes, alphabet, skeleton, mean and
+            standard deviation; plain JSON. Exported files have it with them.
         describe: Lines for the head of a run: `{"data": "UCI digits (scikit-learn)", "model": "cnn"}`.
     """
 
@@ -57,6 +61,8 @@ class Parts:
     answer: Callable[[Any], Mapping[str, Any]] | None = None
     draw: Callable[[Any, Samples, Path], None] | None = None
     draw_answer: Callable[[Path, Mapping[str, Any]], Image] | None = None
+    input_shape: tuple[int, ...] | None = None
+    meaning: Mapping[str, Any] = field(default_factory=dict)
     describe: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -40,6 +40,8 @@ def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> 
     _check(config.precision, device)
     tf32 = "tf32" if config.precision == "tf32" else "ieee"
     backends: Any = torch.backends
+    # Parts of torch (torch.export) still ask by the older names, and refuse to go on where the two differ.
+    backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = config.precision == "tf32"
     for operations in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         operations.fp32_precision = tf32
     if config.precision not in LOW:

@@ -73,6 +73,8 @@ def build(config: Config, facts: Mapping[str, Any]) -> Parts:
         answer=partial(answer, classes=classes),
         draw=partial(draw_pictures, classes=classes),
         draw_answer=draw_answer,
+        input_shape=(3, config.data.size_px, config.data.size_px),
+        meaning={"classes": classes, "mean": config.data.mean, "std": config.data.std},
         describe={name: text for name, text in rows.items() if text},
     )
 

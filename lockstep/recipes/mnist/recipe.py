@@ -20,6 +20,7 @@ def build(config: Config) -> Parts:
     Raises:
         ConfigError: The settings ask for a network that can't take these pictures.
     """
+    scale = SCALES[config.data.name]
     return Parts(
         model=build_model(config),
         loss=cross_entropy,
@@ -27,8 +28,10 @@ def build(config: Config) -> Parts:
         eval_data=partial(open_pictures, config.data, train=False),
         metric=partial(Top1, NUM_CLASSES),
         best=("top1", "max"),
-        read_input=partial(read_picture, scale=SCALES[config.data.name]),
+        read_input=partial(read_picture, scale=scale),
         answer=answer,
-        draw=partial(draw_pictures, scale=SCALES[config.data.name]),
+        draw=partial(draw_pictures, scale=scale),
+        input_shape=(1, scale.size_px, scale.size_px),
+        meaning={"classes": [str(digit) for digit in range(NUM_CLASSES)], "mean": scale.mean, "std": scale.std},
         describe={"data": TITLES[config.data.name], "model": config.model.name},
     )

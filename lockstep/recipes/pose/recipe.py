@@ -19,6 +19,7 @@ from lockstep.recipes.pose.infer import answer, make_infer, read_picture
 from lockstep.recipes.pose.loss import pose_loss
 from lockstep.recipes.pose.metric import PoseMetric
 from lockstep.recipes.pose.model import HigherHRNet
+from lockstep.recipes.pose.normalise import MEAN, STD
 
 TITLES = {"figures": "made-up figures", "coco": "COCO keypoints", "crowdpose": "CrowdPose"}
 
@@ -40,6 +41,8 @@ def build(config: Config) -> Parts:
         answer=answer,
         draw=draw_pictures,  # type: ignore[arg-type]  # it also asks EvalPictures for a picture as it is
         draw_answer=partial(draw_answer, skeleton=skeleton),
+        input_shape=(3, config.data.size_px, config.data.size_px),
+        meaning={"skeleton": {"joints": skeleton.joints, "limbs": skeleton.limbs}, "mean": MEAN, "std": STD},
         describe={
             "data": f"{TITLES[config.data.name]}, {skeleton.num_joints} joints, {config.data.size_px} px",
             "model": f"HigherHRNet-W{config.model.width}",

@@ -12,7 +12,7 @@ from lockstep.engine.freeze import freeze
 from lockstep.engine.parts import Parts
 from lockstep.engine.pretrained import load_pretrained
 from lockstep.metrics.text import Lines
-from lockstep.recipes.text.alphabet import Alphabet
+from lockstep.recipes.text.alphabet import BLANK, Alphabet
 from lockstep.recipes.text.answer import answer, draw_answer, read_line
 from lockstep.recipes.text.config import HEIGHT_PX, Config
 from lockstep.recipes.text.data import HELD_OUT, TRAINING, MadeLines, PictureLines, made_group, truths
@@ -75,6 +75,13 @@ def build(config: Config, facts: Mapping[str, Any]) -> Parts:
         answer=partial(answer, alphabet=alphabet, config=config.decode),
         draw=partial(draw_worst, data=config.data),
         draw_answer=draw_answer,
+        input_shape=(1, HEIGHT_PX, config.data.widths[-1]),
+        meaning={
+            "alphabet": alphabet.characters,
+            "blank": BLANK,
+            "mean": config.data.mean,
+            "std": config.data.std,
+        },
         describe={
             "data": what,
             "model": config.model.name,

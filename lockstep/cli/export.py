@@ -1,0 +1,44 @@
+"""`lockstep export`: a trained model as one file for others, checked before it gets its name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.evaluate import Checkpoint, Model, Preset
+from lockstep.cli.options import Debug, Json, Overrides
+
+To = Annotated[str, typer.Option("--to", metavar="FORMAT", help="safetensors, onnx or torch-export.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Where to; if left out, model.ENDING in the run folder.", show_default=False),
+]
+
+
+def export(
+    run: Model,
+    overrides: Overrides = None,
+    to: To = "safetensors",
+    out: Out = None,
+    preset: Preset = None,
+    checkpoint: Checkpoint = "last",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write a trained model as one file, and check that the file gives the model's own outputs."""
+    from lockstep import exported
+
+    made = exported.export(run, to, out, overrides or [], checkpoint, preset=preset)
+    if as_json:
+        facts = {"file": str(made.path), "bytes": made.num_bytes, "difference": made.difference,
+                 "allowed": made.allowed, **made.facts}  # fmt: skip
+        print(json.dumps(facts, ensure_ascii=False))
+        return
+    own = [name for name in made.facts if name not in ("lockstep", "recipe", "input")]
+    print(f"{made.path}  {made.num_bytes / 1e6:.1f} MB, fp32")
+    print(f"  input    (batch, {', '.join(map(str, made.input_shape))})")
+    print(f"  checked  largest difference {made.difference:.2g} of the largest output, {made.allowed:.2g} at most")
+    print(f"  with it  {', '.join(own) or 'nothing: the recipe gives no meaning'}")
