@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from lockstep.cluster.env import ALONE, Placement, placement
 from lockstep.cluster.size import Size
 from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
-from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError, cannot_write
+from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError
 from lockstep.recipes.catalog import Source, find
 from lockstep.start import PRELOAD, join_world, launch_here, place_of
 
@@ -41,6 +42,11 @@ class Subject:
     overrides: Sequence[str] = ()
     checkpoint: str = "last"
     preset: str | None = None
+
+    @property
+    def log_dir(self) -> Path:
+        """Where the stacks go if a rank hangs."""
+        return self.path / "logs" if self.preset is None else Path(tempfile.gettempdir())
 
     def settings(self) -> tuple[Source, RunConfig]:
         """The recipe and the settings.
@@ -125,23 +131,28 @@ def evaluate(
 
 
 def _evaluate(subject: Subject, answer: Path | None, here: Placement | None = None) -> dict[str, float]:
+    from lockstep.cluster.heartbeat import Heartbeat
     from lockstep.engine.build import open_data
     from lockstep.engine.evaluate import evaluate as evaluate_model
 
     found, config = subject.settings()
     with join_world(here or placement(os.environ) or ALONE, config) as world:
         parts, model = subject.open(found, config, world)
-        figures, _ = evaluate_model(
-            model,
-            open_data(config, parts, train=False),
-            world,
-            loss=parts.loss,
-            infer=parts.infer,
-            metric=parts.metric,
-            batch_size=config.eval_batch,
-            num_workers=config.loader.num_workers,
-            channels_last=config.channels_last,
-        )
+        samples = open_data(config, parts, train=False)
+        # Alone it may be a person's own program, which is not ours to end.
+        watch = Heartbeat(world, config.watch.hang_timeout_s, subject.log_dir) if world.size > 1 else nullcontext()
+        with watch:
+            figures, _ = evaluate_model(
+                model,
+                samples,
+                world,
+                loss=parts.loss,
+                infer=parts.infer,
+                metric=parts.metric,
+                batch_size=config.eval_batch,
+                num_workers=config.loader.num_workers,
+                channels_last=config.channels_last,
+            )
         if answer is not None and world.is_main:
             answer.write_text(json.dumps(figures))
         return figures if world.is_main else {}
@@ -212,6 +223,7 @@ def predictions(
 
     from lockstep.cluster.world import alone
     from lockstep.data.samples import one_sample
+    from lockstep.report.pictures import save_picture
 
     parts, model = subject.open(found, config, alone(config.device))
     read, answer, draw_answer = parts.read_input, parts.answer, parts.draw_answer
@@ -284,16 +296,3 @@ def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
             place = draw / f"{path.stem}-{number}.png"
         places[path] = place
     return places
-
-
-def save_picture(picture: Any, path: Path) -> None:
-    """Write a Pillow picture.
-
-    Raises:
-        CheckpointError: It can't be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(path)
-    except OSError as error:
-        raise cannot_write(path, error) from None

@@ -181,7 +181,8 @@ class Heartbeat:
         assert self._verdict is not None
         culprits = [Sign(**sign) for sign in self._verdict["culprits"]]
         error = explain(culprits, self._world.size, self._timeout_s, self._stacks_text(culprits))
-        LOGGER.error("%s", error)
+        if LOGGER.hasHandlers():  # else logging would print what is printed below
+            LOGGER.error("%s", error)
         for handler in LOGGER.handlers:
             handler.flush()
         ending.end(error)

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from lockstep.errors import cannot_write
+
 ByteArray = npt.NDArray[np.uint8]
 Colour = tuple[int, int, int]
 
@@ -106,3 +108,16 @@ def _cut(name: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
 def _save(image: Image.Image, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path, optimize=True)
+
+
+def save_picture(picture: Image.Image, path: Path) -> None:
+    """Write a Pillow picture.
+
+    Raises:
+        CheckpointError: It can't be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(path)
+    except OSError as error:
+        raise cannot_write(path, error) from None

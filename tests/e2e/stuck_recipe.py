@@ -1,8 +1,9 @@
-"""The tiny recipe, with a rank that reads for ever, or whose weights change by themselves: once, as STUCK says."""
+"""The tiny recipe, with a rank that reads for ever, is stopped, or whose weights change: as STUCK says."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ class Stuck(Pictures):
             self.file.touch()
             while self.how == "sleeps":
                 time.sleep(1000)
+        if self.is_guilty and self.how == "stops in evaluation":
+            os.kill(os.getpid(), signal.SIGSTOP)
         return super().batch(indices, keys)
 
 
@@ -33,4 +36,6 @@ def build(config):
     if "STUCK" not in os.environ:
         return parts
     how, rank, file = os.environ["STUCK"].split(",")
+    if how == "stops in evaluation":
+        return replace(parts, eval_data=lambda: Stuck(how, rank, file, parts.eval_data()))
     return replace(parts, train_data=lambda: Stuck(how, rank, file, parts.train_data()))

@@ -20,10 +20,15 @@ SETTINGS = [STUCK, "data.num_samples=201", "watch.hang_timeout_s=3", "report.eve
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
     lockstep("train", *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
-    return weights(folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture
+def undisturbed(run: Path) -> str:
+    return weights(run)
 
 
 def rank_of(folder: Path, rank: int) -> int:
@@ -93,3 +98,20 @@ def test_a_world_started_by_hand_finds_out_by_itself_and_all_end_with_the_same_t
     assert len(hangs) == 1
     assert "rank 2 has made no progress" in hangs.pop()
     assert len(list((folder / "logs").glob("stacks-rank-*.txt"))) == 3
+
+
+def test_a_rank_that_is_stopped_in_an_evaluation_is_named_by_the_other(run: Path, tmp_path: Path) -> None:
+    # As torchrun starts them, which itself waits for half a minute before it kills one that is stopped.
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    stuck = {"STUCK": "stops in evaluation,1,"}
+    processes = [start("eval", run, "watch.hang_timeout_s=3", cwd=tmp_path, **world, **stuck, RANK=str(rank))
+                 for rank in range(2)]  # fmt: skip
+    try:
+        _, text = processes[0].communicate(timeout=LIMIT_S)
+    finally:
+        for process in processes:
+            kill_session(process)
+    assert processes[0].returncode == 4
+    assert text.count("hang: rank 1 has given no sign of life") == 1
+    assert f"kill -CONT {processes[1].pid}" in text
+    assert (run / "logs" / "stacks-rank-0.txt").is_file()
