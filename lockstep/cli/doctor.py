@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.options import Debug, Hosts, Json, LocalRank, Overrides
+from lockstep.cli.options import Debug, Json, LocalRank, Overrides
 from lockstep.cli.train import Init, Rank, WorldSize
 from lockstep.errors import ConfigError
 
@@ -18,6 +18,14 @@ SourceName = Annotated[
 ]
 Procs = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Processes to start on this machine; 1 if left out.")
+]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B",
+        help="On these machines, by ssh from here, a process on each. Folder and Python at the same place on each.",
+        show_default=False,
+    ),
 ]
 RunDir = Annotated[Path, typer.Option(metavar="DIR", help="Where runs will be kept: its disk is looked at.")]
 

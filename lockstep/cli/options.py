@@ -26,11 +26,3 @@ Debug = Annotated[
 ]
 # What old launchers add to the command; torchrun gives it as a variable too.
 LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)]
-Hosts = Annotated[
-    str | None,
-    typer.Option(
-        metavar="A,B:4",
-        help="On these machines, by ssh from here; B with 4 processes. Folder and Python at the same place on each.",
-        show_default=False,
-    ),
-]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.options import Debug, Hosts, LocalRank, Overrides
+from lockstep.cli.options import Debug, LocalRank, Overrides
 from lockstep.errors import ConfigError
 
 Source = Annotated[
@@ -56,6 +56,14 @@ Master = Annotated[
 MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, metavar="PORT", help="If --master has none.")]
 RunId = Annotated[
     str, typer.Option("--rdzv-id", metavar="NAME", help="Keeps runs apart that meet at one place.", show_default=False)
+]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B:4",
+        help="On these machines, by ssh from here; B with 4 processes. Folder and Python at the same place on each.",
+        show_default=False,
+    ),
 ]
 RunDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="The run's folder; a new one under runs/ if left out.")
