@@ -41,7 +41,8 @@ def claim(store: Store, rank: int, num_nodes: int) -> None:
     raise LaunchError(
         f"two machines have node rank {rank}",
         where=f"{host} pid {pid}\n{mine[0]} pid {mine[1]}",
-        do=f"give each machine its own --node-rank, 0 to {num_nodes - 1}",
+        do=f"give each machine its own --node-rank, 0 to {num_nodes - 1}; where the first one is gone for good, "
+        "stop all and go on with --resume auto",
     )
 
 

@@ -276,4 +276,6 @@ def is_running(pid: int) -> bool:
         return False
     except PermissionError:
         return True
+    with suppress(OSError):  # one that has ended, and whose end nobody has asked for, still has its number
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
     return True

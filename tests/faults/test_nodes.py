@@ -39,14 +39,16 @@ def nodes(folder: Path, *arguments: object) -> Iterator[Callable[..., Job]]:
     port = free_port()
     begun: list[Job] = []
 
-    def begin(name: str) -> Job:
+    def begin(name: str, rank: int | None = None) -> Job:
         if begun:  # The first one serves the place where they meet, and so can't be done without.
             wait_until(lambda: _listens(port), 60)
         (folder / name / "tmp").mkdir(parents=True)
+        place = f"127.0.0.1:{port}"
+        meet = ["--rdzv-endpoint", place] if rank is None else ["--node-rank", str(rank), "--master", place]
         with (folder / name / "said").open("w") as said:
             process = subprocess.Popen(
                 [*LOCKSTEP, "train", TINY, *SETTINGS, *QUICK, *map(str, arguments), "--procs", "1",
-                 "--rdzv-endpoint", f"127.0.0.1:{port}", "--run-dir", str(folder / "run")],
+                 *meet, "--run-dir", str(folder / "run")],
                 cwd=folder / name, env=environment(TMPDIR=str(folder / name / "tmp")), stdout=said, stderr=said,
                 start_new_session=True, text=True,
             )  # fmt: skip
@@ -97,6 +99,22 @@ def test_a_node_that_is_lost_is_done_without_and_taken_back(
     sizes = [world["size"] for world in result(tmp_path / "run")["worlds"]]
     assert sizes[-2:] == [2, 3]
     wait_until(lambda: not processes_with(str(tmp_path)), 10)
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.lab
+def test_a_node_that_was_given_a_rank_may_be_lost_and_started_again_with_it(
+    undisturbed: str, slow: tuple[str, str], tmp_path: Path
+) -> None:
+    with nodes(tmp_path, *slow, "--nodes", "2", "--max-restarts", "1") as begin:
+        first, second = begin("a", 0), begin("b", 1)
+        first.wait_for_step(2)
+        kill_node(second)
+        third = begin("c", 1)
+        hurry(tmp_path)
+        for job in (first, third):
+            assert job.process.wait(100) == 0, said(tmp_path, "a") + said(tmp_path, "c")
+    assert weights(tmp_path / "run") == undisturbed
 
 
 @pytest.mark.timeout(150)
