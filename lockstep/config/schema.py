@@ -206,6 +206,17 @@ class RunConfig(Settings):
         description="what batch norm's statistics are taken over. micro: each micro-batch; sync: the global batch, for "
         "small micro-batches: it is slower, and a process holds all of its micro-batches in memory at once",
     )
+    parallel: Literal["ddp", "fsdp", "dp"] = Field(
+        default="ddp",
+        description="what processes hold of the model. ddp: all of it, each; fsdp: its parameters, gradients and "
+        "optimizer state are spread over them, for models that don't fit: needs mode=fast, see docs/memory.md; dp: one "
+        "process uses all GPUs of this machine (torch's DataParallel), for comparison only",
+    )
+    activation_checkpointing: bool | tuple[str, ...] = Field(
+        default=False,
+        description="work parts of the model out once more in the backward pass, and keep less in memory until then: "
+        "true for its innermost blocks, or patterns of modules' names, such as [layer1.*]; changes no bit",
+    )
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
         default="fp32",
         description="numbers that the model computes in; weights, loss and optimizer stay fp32. tf32: GPUs only",
@@ -253,6 +264,21 @@ class RunConfig(Settings):
                 raise ValueError(
                     f"loss_scale must be a power of two, so that it rounds nothing: {below:g} or {2 * below:g}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _parallel_fits_together(self) -> RunConfig:
+        if self.parallel != "ddp" and self.mode == "exact":
+            raise ValueError(f"parallel={self.parallel} adds up in another order at each world size: needs mode=fast")
+        if self.parallel != "ddp" and self.batch_norm == "sync":
+            raise ValueError(f"parallel={self.parallel} needs batch_norm=micro")
+        if self.activation_checkpointing and self.batch_norm == "sync":
+            raise ValueError(
+                "activation_checkpointing needs batch_norm=micro: synchronised batch norms would meet twice"
+            )
+        if self.compile and (self.parallel != "ddp" or self.activation_checkpointing):
+            other = "activation_checkpointing" if self.activation_checkpointing else f"parallel={self.parallel}"
+            raise ValueError(f"compile=true can't be combined with {other}")
         return self
 
     @model_validator(mode="after")

@@ -58,18 +58,22 @@ def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def lay_out(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
+def lay_out(model: nn.Module, config: RunConfig, device: torch.device, *, is_sharded: bool = False) -> nn.Module:
     """The model on a device, its parameters dense in memory, those of 2-d convolutions with the channels last if asked.
 
     Fused optimizers go through memory without a look at strides, so gaps would be counted in. The model computes in the
-    precision that is asked for, wherever it is called.
+    precision that is asked for, wherever it is called. One that is going to be sharded stays where it is, its
+    parameters in the plain order, which is the only one that torch can shard.
 
     Raises:
         ConfigError: The device can't compute in that precision.
     """
-    model = model.to(device)
+    if not is_sharded:
+        model = model.to(device)
     for parameter in model.parameters():
-        if config.channels_last and parameter.dim() == 4:
+        if is_sharded:
+            parameter.data = parameter.data.contiguous()
+        elif config.channels_last and parameter.dim() == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         elif not is_dense(parameter):
             parameter.data = parameter.data.contiguous()

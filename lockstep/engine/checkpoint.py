@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors.torch import load
 from torch import Tensor
@@ -28,6 +28,7 @@ FORMAT = 1
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 BEST = "best.json"
 # No module has a colon in its name, so an optimizer's tensors never collide with weights.
+T = TypeVar("T")
 _OPTIMIZER, _AVERAGE = "optimizer:", "average:"
 
 
@@ -73,6 +74,7 @@ def write(
     plain: Mapping[str, Any],
     folder: Path,
     moved: Callable[[int], object] = lambda _: None,
+    fetch: Callable[[str], Tensor] | None = None,
 ) -> Path:
     """`save` for a checkpoint that was packed.
 
@@ -82,16 +84,16 @@ def write(
         plain: What else there is, as plain JSON.
         folder: The run's checkpoint folder.
         moved: Told now and then how many bytes have gone to the disk.
+        fetch: Gives each tensor when it is its turn; those in `tensors` are then on the
+            meta device.
     """
     target = folder / name_of(step)
     partial = folder / f".{target.name}.{os.getpid()}.partial"
-    parts: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
-    for name, tensor in tensors.items():
-        parts[OPTIMIZER if name.startswith((_OPTIMIZER, _AVERAGE)) else WEIGHTS][name] = tensor.detach().cpu()
+    parts = by_file(tensors if fetch else {name: tensor.detach().cpu() for name, tensor in tensors.items()})
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        written = {name: write_tensors(partial / name, part, moved) for name, part in parts.items()}
+        written = {name: write_tensors(partial / name, part, moved, fetch) for name, part in parts.items()}
         written[STATE] = _write(partial / STATE, json.dumps(plain, indent=1).encode())
         files = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in written.items()}
         _write(partial / MANIFEST, json.dumps({"format": FORMAT, "files": files}, indent=1).encode())
@@ -104,6 +106,19 @@ def write(
         shutil.rmtree(partial, ignore_errors=True)
         raise cannot_write(target, error) from None
     return target
+
+
+def file_of(name: str) -> str:
+    """The file that a tensor is in, by its name."""
+    return OPTIMIZER if name.startswith((_OPTIMIZER, _AVERAGE)) else WEIGHTS
+
+
+def by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Tensors by the file that they go to."""
+    parts: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
+    for name, tensor in tensors.items():
+        parts[file_of(name)][name] = tensor
+    return parts
 
 
 def discard(target: Path) -> None:
@@ -133,36 +148,50 @@ def prune(folder: Path, step: int, keep: int, best: int | None) -> None:
             discard(folder / name_of(older))
 
 
+def manifest_of(path: Path) -> dict[str, dict[str, Any]]:
+    """What a checkpoint's manifest says of each of its files; a CheckpointError where it is damaged."""
+    manifest = _parse(path / MANIFEST, _read(path / MANIFEST))
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {manifest.get('format')}, this version reads {FORMAT}")
+    files = manifest.get("files")
+    known: dict[str, Any] = files if isinstance(files, dict) else {}
+    for name in (WEIGHTS, OPTIMIZER, STATE):
+        if not isinstance(known.get(name), dict):
+            raise CheckpointError(f"{path / MANIFEST} was altered: it says nothing of {name}")
+    return {name: known[name] for name in (WEIGHTS, OPTIMIZER, STATE)}
+
+
+def check_file(path: Path, expected: dict[str, Any], num_bytes: int, sha256: str) -> None:
+    """See that a file is as the manifest has it; a CheckpointError where it is torn or altered."""
+    if num_bytes != expected.get("bytes"):
+        raise CheckpointError(f"{path} is torn: {num_bytes} of {expected.get('bytes')} bytes")
+    if sha256 != expected.get("sha256"):
+        raise CheckpointError(f"{path} was altered: its SHA-256 is not the manifest's")
+
+
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read and verify a checkpoint. Tensors are on the CPU.
 
     Raises:
         CheckpointError: A file is missing, torn or altered.
     """
-    manifest = _parse(path / MANIFEST, _read(path / MANIFEST))
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has format {manifest.get('format')}, this version reads {FORMAT}")
     contents = {}
-    for name in (WEIGHTS, OPTIMIZER, STATE):
-        files = manifest.get("files")
-        expected = files.get(name) if isinstance(files, dict) else None
-        if not isinstance(expected, dict):
-            raise CheckpointError(f"{path / MANIFEST} was altered: it says nothing of {name}")
+    for name, expected in manifest_of(path).items():
         contents[name] = content = _read(path / name)
-        if len(content) != expected.get("bytes"):
-            raise CheckpointError(f"{path / name} is torn: {len(content)} of {expected.get('bytes')} bytes")
-        if _sha256(content) != expected.get("sha256"):
-            raise CheckpointError(f"{path / name} was altered: its SHA-256 is not the manifest's")
+        check_file(path / name, expected, len(content), _sha256(content))
     tensors = load(contents[WEIGHTS]) | load(contents[OPTIMIZER])
     return unpack(tensors, _parse(path / STATE, contents[STATE]))
 
 
-def newest(folder: Path) -> Iterator[tuple[Path, Checkpoint | CheckpointError]]:
+def newest(
+    folder: Path,
+    load: Callable[[Path], T] = load_checkpoint,  # type: ignore[assignment]
+) -> Iterator[tuple[Path, T | CheckpointError]]:
     """The checkpoints of a run, newest first, each loaded or with what is wrong with it."""
     for step in reversed(steps(folder)):
         path = folder / name_of(step)
         try:
-            yield path, load_checkpoint(path)
+            yield path, load(path)
         except CheckpointError as error:
             yield path, error
 

@@ -43,6 +43,7 @@ def evaluate(
     channels_last: bool = False,
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
+    even: bool = False,
 ) -> tuple[dict[str, float], Metric]:
     """Run the model over a whole data set.
 
@@ -63,6 +64,9 @@ def evaluate(
         progress: Called with (batches done, batches) of this rank.
         stop: Whether to leave off; asked before each batch. One rank that does is enough, the others learn of it as
             they come to the end of theirs.
+        even: The ranks can't pass through the model without each other: all make the same number of passes, and one
+            that has no batch left repeats the first one, which counts for nothing. `infer` has to call the model
+            equally often for each batch.
 
     Returns:
         The figures by name, with `loss` and each named term of it (if there is one) as the mean over samples, equal on
@@ -79,9 +83,10 @@ def evaluate(
         raise DataError("the evaluation set is empty", do="give it at least one sample")
     batches = Batches(num_samples, batch_size, groups_of(samples))
     mine = range(world.rank, len(batches), world.size)
+    repeated = [0] if even and world.rank >= len(batches) % world.size > 0 else []
 
     def requests() -> Iterator[Request]:
-        for place in mine:
+        for place in [*mine, *repeated]:
             indices = batches[place]
             yield indices, keys(0, 0, indices)
 
@@ -97,14 +102,17 @@ def evaluate(
     sums: dict[str, list[float]] = {}
     is_stopped = False
     try:
-        with _evaluating(model), torch.inference_mode():
+        # A sharded model's own bookkeeping does not take inference mode.
+        with _evaluating(model), torch.no_grad() if even else torch.inference_mode():
             for done, request in enumerate(requests(), start=1):
-                if is_stopped := stop():
+                if is_stopped := any(collect.gather_all(world, stop())) if even else stop():
                     break
                 world.pulse.enter("evaluating")
                 batch = loader.batch(*request)
                 seed_forward(key(0, FORWARD, int(request[0][0])), world.device)
                 outputs = model(batch.inputs) if infer is None else infer(model, batch.inputs)
+                if done > len(mine):
+                    break
                 counted.add(outputs, batch)
                 for name, term in (loss(outputs, batch) if infer is None else {}).items():
                     sums.setdefault(name, []).append(float(term) * len(batch))

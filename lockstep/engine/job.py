@@ -21,6 +21,7 @@ from lockstep.parallel.reduce import Reducer
 
 if TYPE_CHECKING:
     from lockstep.engine.compiled import Compiled
+    from lockstep.parallel.sharded import ShardedReducer, Shards
 
 MAX_TERMS = 8  # named terms of a loss that are summed over ranks for the report
 
@@ -79,7 +80,9 @@ class Job:
         progress: How far the run is.
         average: The moving average of the weights, if there is to be one.
         loader: What reads this process's training batches, once it is open.
+        shards: This rank's parts of the model, if it is sharded.
         compiled: `model` as training calls it, if it is compiled.
+        on_all_gpus: The same, if one process trains on several GPUs.
     """
 
     config: RunConfig
@@ -87,14 +90,16 @@ class Job:
     parts: Parts
     model: nn.Module
     optimizer: Optimizer
-    reducer: Reducer
+    reducer: Reducer | ShardedReducer
     order: Order
     train_data: Samples
     eval_data: Samples
     progress: Progress
     average: Average | None = None
     loader: Loader | None = None
+    shards: Shards | None = None
     compiled: Compiled | None = None
+    on_all_gpus: nn.Module | None = None
 
     @property
     def num_steps(self) -> int:
@@ -127,9 +132,15 @@ class Job:
         """Let the model have the weights by which the run is judged: their average, if there is one."""
         return nullcontext() if self.average is None else self.average.in_place()
 
+    def state(self) -> Mapping[str, Tensor]:
+        """The model's state_dict, in its own memory; of a sharded model this rank's parts."""
+        return self.model.state_dict() if self.shards is None else self.shards.state()
+
     def final_weights(self) -> Mapping[str, Tensor]:
-        """The weights that stay: their average, if there is one."""
-        return self.model.state_dict() if self.average is None else self.average.state
+        """The weights that stay: their average, if there is one. Called on all ranks; a sharded model's are whole on
+        rank 0 and nowhere else."""
+        state = self.state() if self.average is None else self.average.state
+        return state if self.shards is None else self.shards.gather_all(state)
 
     def is_evaluation_due(self) -> bool:
         """Whether the last step done ended an epoch after which the run is evaluated."""

@@ -93,6 +93,7 @@ def end_epoch(job: Job, saver: Saver, reports: Reports, stop_now: Callable[[], b
             num_workers=config.loader.num_workers,
             channels_last=config.channels_last,
             stop=stop_now,
+            even=job.shards is not None,
         )
     name, better = job.parts.best
     if name not in metrics:

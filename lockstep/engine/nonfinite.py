@@ -15,6 +15,7 @@ import torch
 from lockstep.cluster import collect
 from lockstep.data.loader import read
 from lockstep.data.order import MicroBatch, Step
+from lockstep.data.samples import Batch
 from lockstep.engine.job import Job
 from lockstep.engine.reports import Reports
 from lockstep.engine.run_folder import RunFolder, write_whole
@@ -67,7 +68,7 @@ def explain(job: Job, step: Step, folder: RunFolder, doing: str) -> TrainError:
         return TrainError(
             f"loss or gradient is not finite at step {step.number}",
             likely="the gradient's norm is too large for float32, or memory or the device had a fault: "
-            "each micro-batch run again gave finite values",
+            f"each micro-batch run again gave finite {'values' if job.shards is None else 'losses'}",
             doing=doing,
         )
     report = folder.path / f"nonfinite-{step.number}.json"
@@ -80,7 +81,7 @@ def explain(job: Job, step: Step, folder: RunFolder, doing: str) -> TrainError:
         f"{what} is not finite at step {step.number} on rank {guilty['rank']}, micro-batch {guilty['micro_batch']}",
         loss=f"{guilty['loss']:g}",
         samples=f"{some} ({len(indices)} in all: {report})",
-        largest=f"gradient of {guilty['largest_name']}: {guilty['largest']:g}",
+        largest=f"gradient of {guilty['largest_name']}: {guilty['largest']:g}" if "largest" in guilty else None,
         doing=doing,
     )
 
@@ -106,6 +107,8 @@ def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
     batch = read(job.train_data, micro_batch.indices, micro_batch.keys).to(job.world.device)
     job.reducer.undo_buffers()
     seed_forward(micro_batch.forward_key, job.world.device)
+    if job.shards is not None:
+        return _look_at_loss(job, micro_batch, batch)
     _, loss, _ = forward(job, batch)
     named = {name: parameter for name, parameter in job.model.named_parameters() if parameter.requires_grad}
     # Not backward(): other micro-batches may be under way, and would add to the same gradients.
@@ -125,5 +128,18 @@ def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
         "largest_name": worst,
         "largest": sizes[worst],
         "is_finite": math.isfinite(loss.item()) and all(map(math.isfinite, sizes.values())),
+        "samples": micro_batch.indices.tolist(),
+    }
+
+
+def _look_at_loss(job: Job, micro_batch: MicroBatch, batch: Batch) -> dict[str, Any]:
+    """Of a sharded model no rank ever sees a micro-batch's own gradient."""
+    with torch.no_grad():
+        loss = forward(job, batch)[1].item()
+    return {
+        "rank": job.world.rank,
+        "micro_batch": micro_batch.index,
+        "loss": loss,
+        "is_finite": math.isfinite(loss),
         "samples": micro_batch.indices.tolist(),
     }

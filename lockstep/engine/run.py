@@ -16,6 +16,7 @@ from lockstep.cluster.stop import StopSignal
 from lockstep.cluster.world import World
 from lockstep.config.document import to_yaml
 from lockstep.config.schema import RunConfig
+from lockstep.data.even import EvenOrder
 from lockstep.data.groups import groups_of
 from lockstep.data.order import Order
 from lockstep.engine.build import build_parts, lay_out, open_data
@@ -29,6 +30,7 @@ from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.parts import Parts
 from lockstep.engine.precision import first_scale
+from lockstep.engine.recompute import recompute
 from lockstep.engine.reports import Reports
 from lockstep.engine.request import Request
 from lockstep.engine.run_folder import RunFolder, write_whole
@@ -38,6 +40,7 @@ from lockstep.engine.stopping import StopFlag
 from lockstep.engine.summary import finish, head
 from lockstep.errors import ConfigError, DataError
 from lockstep.optim.build import optimizer
+from lockstep.parallel.data_parallel import on_all_gpus
 from lockstep.parallel.reduce import Reducer
 from lockstep.report.console import Console
 from lockstep.report.log import log_path, rank_log
@@ -45,6 +48,7 @@ from lockstep.report.starting import said_if_slow
 
 if TYPE_CHECKING:
     from lockstep.engine.compiled import Compiled
+    from lockstep.parallel.sharded import Shards
 
 
 def run(request: Request, recipe: Recipe, world: World, stop: StopSignal) -> int:
@@ -82,7 +86,7 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
         restored = request.is_restart and saver.restore(job, "auto", passed_over.append)
         if not restored and request.resume != "never":
             restored = saver.restore(job, request.resume, passed_over.append)
-        started = {} if restored else _start(job)
+        started = {} if restored else _start(job, lambda: recipe.build(config, facts))
     job.note_world()
     reports = Reports(job, folder)
     try:
@@ -111,8 +115,9 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
                 f"  lockstep train --run-dir {folder.path} --resume auto"
             )
             return stop.exit_code or 143
+        weights = job.final_weights()
         if world.is_main:
-            finish(request, job, folder, reports)
+            finish(request, job, folder, reports, weights)
         return 0
     finally:
         reports.close()
@@ -139,15 +144,20 @@ def _origin(request: Request, folder: RunFolder) -> Path | None:
     return folder.path if goes_on and steps(folder.checkpoints) else None
 
 
-def _start(job: Job) -> Mapping[str, str]:
+def _start(job: Job, build: Callable[[], Parts]) -> Mapping[str, str]:
     """Bring the fresh model to where training starts, on rank 0, and give it to the others; rows for the head."""
     start = job.parts.start
     if start is None:
         return {}
-    rows = collect.from_main(job.world, lambda: dict(start(job.model)))
-    collect.broadcast_tensors(job.world, list(job.model.state_dict().values()))
+    if job.shards is None:
+        rows = collect.from_main(job.world, lambda: dict(start(job.model)))
+        collect.broadcast_tensors(job.world, list(job.model.state_dict().values()))
+    else:  # what it fills is a whole model, on rank 0's host
+        model = build_parts(job.config, build).model if job.world.is_main else None
+        rows = collect.from_main(job.world, lambda: dict(start(model)) if model is not None else {})
+        job.shards.load(model.state_dict() if model is not None else None)
     if job.average is not None:
-        job.average.begin(job.model.state_dict())
+        job.average.begin(job.state())
     return rows
 
 
@@ -160,32 +170,47 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World) -> Job
     """
     configure(config, world.device)
     parts = build_parts(config, build)
-    model = lay_out(parts.model, config, world.device)
+    is_sharded = config.parallel == "fsdp" and world.size > 1
+    model = lay_out(parts.model, config, world.device, is_sharded=is_sharded)
     train_data, eval_data = open_data(config, parts, train=True), open_data(config, parts, train=False)
     check_ranks_agree(world, config, model, (len(train_data), len(eval_data)))
     if len(train_data) == 0:
         raise DataError("the training set is empty", do="give it at least one sample")
     check_batches(config, model, len(train_data))
+    recompute(model, config.activation_checkpointing)
+    shards = _shard(model, world) if is_sharded else None
+    kind = EvenOrder if is_sharded else Order
+    average = config.optim.ema
     return Job(
         config=config,
         world=world,
         parts=parts,
         model=model,
-        optimizer=optimizer(model, config.optim),
+        optimizer=optimizer(model if shards is None else nn.ParameterList(shards.parameters.values()), config.optim),
         reducer=Reducer(
             model,
             world,
             exact=config.mode == "exact",
             num_extras=MAX_TERMS,
             synchronised=config.batch_norm == "sync",
-        ),
-        order=Order(len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data)),
+        )
+        if shards is None
+        else shards.reducer(MAX_TERMS),
+        order=kind(len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data)),
         train_data=train_data,
         eval_data=eval_data,
         progress=Progress(loss_scale=first_scale(config)),
-        average=Average(model, config.optim.ema) if config.optim.ema is not None else None,
+        average=Average(model, average, shards.state if shards else None) if average is not None else None,
+        shards=shards,
         compiled=_compile(model, world) if config.compile else None,
+        on_all_gpus=on_all_gpus(model, world) if config.parallel == "dp" else None,
     )
+
+
+def _shard(model: nn.Module, world: World) -> Shards:
+    from lockstep.parallel.sharded import Shards  # late: torch's FSDP takes a second to import
+
+    return Shards(model, world)
 
 
 def _compile(model: nn.Module, world: World) -> Compiled:

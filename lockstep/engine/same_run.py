@@ -19,6 +19,7 @@ from lockstep.version import __version__
 
 # Settings that change how a run is carried out, but not what it gives.
 FREE = {"loader", "cluster", "report", "checkpoint", "watch", "device", "eval_batch", "eval_every"}
+FREE |= {"parallel", "activation_checkpointing"}
 FREE |= {"data.root", "data.cache", "data.cache_gb"}
 
 

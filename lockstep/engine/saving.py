@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,20 +18,24 @@ from lockstep.engine.background import Background, Copies
 from lockstep.engine.checkpoint import Checkpoint
 from lockstep.engine.job import Job, Progress
 from lockstep.engine.run_folder import RunFolder
-from lockstep.engine.weights import load_into
+from lockstep.engine.sharded_files import gathering, open_checkpoint, order_of, read_parts
+from lockstep.engine.weights import check_fits, load_into
 from lockstep.errors import CheckpointError
 from lockstep.optim.build import load_state
+
+T = TypeVar("T")
 
 
 def packed(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """All that a checkpoint holds, as it is now: tensors, which training goes on to change, and plain JSON."""
     progress, average = job.progress, job.average.state if job.average is not None else {}
     optimizer = job.optimizer.state_dict()
-    return checkpoint.pack(Checkpoint(progress.step, job.model.state_dict(), optimizer, progress.to_json(), average))
+    return checkpoint.pack(Checkpoint(progress.step, dict(job.state()), optimizer, progress.to_json(), average))
 
 
 class Saver:
-    """Writes a run's checkpoints beside training, on rank 0; on other ranks its methods do nothing.
+    """Writes a run's checkpoints beside training, on rank 0; on other ranks its methods do nothing, unless the model is
+    sharded: then all of them have a part in a save, and training waits for it.
 
     `save` copies what is to be saved and returns; a thread writes it. There is one writer at a time: where the one
     before is still under way, a save waits for it, unless it is one by the clock, which is put off until then. What
@@ -70,7 +74,8 @@ class Saver:
             return step % (self._every.epochs * job.order.steps_per_epoch) == 0
         assert self._every.seconds is not None
         is_over = time.monotonic() - self._saved_at >= self._every.seconds
-        return self._is_main and is_over and not self._background.is_busy
+        is_due = self._is_main and is_over and not self._background.is_busy
+        return is_due if job.shards is None else collect.broadcast(job.world, is_due)
 
     def save(self, job: Job) -> None:
         """Have a checkpoint written of where the run stands, and those removed that are too many.
@@ -79,25 +84,39 @@ class Saver:
             CheckpointError: The one before could not be written; those before it are whole.
         """
         self._saved_at = time.monotonic()
-        if not self._is_main:
+        if not self._is_main and job.shards is None:
             return
         step, best = job.progress.step, job.progress.best
+        # Before an evaluation this one is soon written again, and in that moment one before it must be there.
+        is_last_word = job.is_evaluated() or not job.is_evaluation_due()
         tensors, plain = packed(job)
+        if job.shards is not None:
+            whole, fetch = gathering(job, tensors)
+            if self._is_main:
+                self._write(step, whole, plain, best, is_last_word, fetch)
+            else:
+                for name in order_of(whole):
+                    fetch(name)
+            return
         if self._copied is None or self._copied[0] != step:
             # Nobody may read the copies while they change. The same step again has the same tensors.
             self.wait()
             self._copied = (step, self._copies.take(tensors))
         copies = self._copied[1]
-        # Before an evaluation this one is soon written again, and in that moment one before it must be there.
-        is_last_word = job.is_evaluated() or not job.is_evaluation_due()
         self._background.start(lambda: self._write(step, copies, plain, best, is_last_word))
 
     def _write(
-        self, step: int, tensors: dict[str, Tensor], plain: dict[str, Any], best: dict[str, Any] | None, prune: bool
+        self,
+        step: int,
+        tensors: dict[str, Tensor],
+        plain: dict[str, Any],
+        best: dict[str, Any] | None,
+        prune: bool,
+        fetch: Callable[[str], Tensor] | None = None,
     ) -> None:
         self._copies.wait()
         place = self.folder.checkpoints
-        checkpoint.write(step, tensors, plain, place, self._background.moved)
+        checkpoint.write(step, tensors, plain, place, self._background.moved, fetch)
         self._saved_step = step
         if best is not None and best["step"] == step:
             checkpoint.mark_best(place, best)
@@ -145,20 +164,9 @@ class Saver:
         """
         self.wait()
         self._copied = None
-        found = self._find(resume, say) if self._is_main else None
-        tensors, plain = checkpoint.pack(found) if found is not None else ({}, None)
-        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        plain, shapes = collect.broadcast(job.world, (plain, shapes))
-        if plain is None:
+        restored = self._read(job, resume, say) if job.shards is None else self._read_parts(job, resume, say)
+        if restored is None:
             return False
-        device = job.world.device
-        here = {
-            name: tensors[name].to(device) if name in tensors else torch.empty(shape, dtype=dtype, device=device)
-            for name, (shape, dtype) in shapes.items()
-        }
-        collect.broadcast_tensors(job.world, list(here.values()))
-        restored = checkpoint.unpack(here, plain)
-        load_into(job.model, restored.weights, self.folder.checkpoints / checkpoint.name_of(restored.step))
         load_state(job.optimizer, restored.optimizer)
         if job.average is not None:
             job.average.begin(restored.average or restored.weights)
@@ -170,12 +178,40 @@ class Saver:
             checkpoint.mark_best(self.folder.checkpoints, best)  # the process may have died before it did
         return True
 
-    def _find(self, resume: str, say: Callable[[CheckpointError], None]) -> Checkpoint | None:
+    def _read(self, job: Job, resume: str, say: Callable[[CheckpointError], None]) -> Checkpoint | None:
+        found = self._find(resume, say, checkpoint.load_checkpoint) if self._is_main else None
+        tensors, plain = checkpoint.pack(found) if found is not None else ({}, None)
+        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        plain, shapes = collect.broadcast(job.world, (plain, shapes))
+        if plain is None:
+            return None
+        device = job.world.device
+        here = {
+            name: tensors[name].to(device) if name in tensors else torch.empty(shape, dtype=dtype, device=device)
+            for name, (shape, dtype) in shapes.items()
+        }
+        collect.broadcast_tensors(job.world, list(here.values()))
+        restored = checkpoint.unpack(here, plain)
+        load_into(job.model, restored.weights, self.folder.checkpoints / checkpoint.name_of(restored.step))
+        return restored
+
+    def _read_parts(self, job: Job, resume: str, say: Callable[[CheckpointError], None]) -> Checkpoint | None:
+        opened = self._find(resume, say, open_checkpoint) if self._is_main else None
+        mine = (opened.plain, opened.shapes) if opened is not None else (None, {})
+        plain, shapes = collect.broadcast(job.world, mine)
+        if plain is None:
+            return None
+        metas = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
+        described = checkpoint.unpack(metas, plain)
+        check_fits(job.model, described.weights, self.folder.checkpoints / checkpoint.name_of(described.step))
+        return checkpoint.unpack(read_parts(job, shapes, opened), plain)
+
+    def _find(self, resume: str, say: Callable[[CheckpointError], None], load: Callable[[Path], T]) -> T | None:
         if resume != "auto":
-            return checkpoint.load_checkpoint(Path(resume))
+            return load(Path(resume))
         bad = []
-        for path, found in checkpoint.newest(self.folder.checkpoints):
-            if isinstance(found, Checkpoint):
+        for path, found in checkpoint.newest(self.folder.checkpoints, load):
+            if not isinstance(found, CheckpointError):
                 return found
             bad.append(path)
             say(found)

@@ -92,7 +92,7 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
 
 def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
     """The forward pass: names of the loss's terms, their sum (0-d), and their values (MAX_TERMS,), detached."""
-    terms = job.parts.loss((job.compiled or job.model)(batch.inputs), batch)
+    terms = job.parts.loss((job.compiled or job.on_all_gpus or job.model)(batch.inputs), batch)
     if not isinstance(terms, Mapping):
         raise ConfigError(
             f"the recipe's loss gave a {type(terms).__name__}, not a dict of named terms", do='return {"loss": ...}'

@@ -6,12 +6,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from lockstep.engine.job import Job
 from lockstep.engine.precision import describe_precision
 from lockstep.engine.reports import Reports
 from lockstep.engine.request import Request
-from lockstep.engine.run_folder import RunFolder, write_whole
-from lockstep.engine.weights import to_bytes, weights_sha256
+from lockstep.engine.run_folder import RunFolder
+from lockstep.engine.weights import weights_sha256, write_weights
 from lockstep.report.words import duration, metric_name, metric_value
 from lockstep.version import __version__
 
@@ -45,6 +47,8 @@ def head(request: Request, job: Job, started: Mapping[str, str]) -> tuple[str, d
     if optim.lr_for_batch is not None:
         rows["lr"] = f"{optim.lr:g} x {config.global_batch} / {optim.lr_for_batch} = {config.peak_lr:g} at its peak"
     rows["compute"] = _compute(job)
+    if job.shards is not None:
+        rows["parallel"] = f"fsdp: parameters, gradients and optimizer state in {world.size} parts, one a process"
     if optim.ema is not None:
         rows["ema"] = f"the weights' moving average (decay {optim.ema:g}) is evaluated and kept"
     if num_micro < world.size:
@@ -54,14 +58,14 @@ def head(request: Request, job: Job, started: Mapping[str, str]) -> tuple[str, d
     return f"lockstep {__version__}  {request.name}  run {request.folder}", rows
 
 
-def finish(request: Request, job: Job, folder: RunFolder, reports: Reports) -> None:
+def finish(request: Request, job: Job, folder: RunFolder, reports: Reports, state: Mapping[str, Tensor]) -> None:
     """Write the final weights and `result.json`, and say how it went. Called on rank 0 when a run is complete."""
     if reports.first_step_at is None and (folder.path / "result.json").exists():
         reports.say("this run was complete already")
         return
-    progress, state = job.progress, job.final_weights()
+    progress = job.progress
     sha256 = weights_sha256(state)
-    write_whole(folder.weights, to_bytes(state))
+    write_weights(folder.weights, state)
     seconds = time.time() - request.started_at
     result: dict[str, Any] = {
         "name": request.name,

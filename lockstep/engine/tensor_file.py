@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 # Names of the format, https://github.com/huggingface/safetensors.
-_TYPES = {
+TYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
     torch.bool: "BOOL",
@@ -36,17 +36,20 @@ def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
     entries, end = {}, 0
     for name in order:
         tensor = tensors[name]
-        if tensor.dtype not in _TYPES:
+        if tensor.dtype not in TYPES:
             raise ValueError(f"{name} is {tensor.dtype}, which can't be saved")
         start, end = end, end + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        entries[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, order
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], moved: Callable[[int], object] = lambda _: None
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    moved: Callable[[int], object] = lambda _: None,
+    fetch: Callable[[str], Tensor] | None = None,
 ) -> tuple[int, str]:
     """Write a file, down to the disk.
 
@@ -54,6 +57,7 @@ def write_tensors(
         path: The file.
         tensors: On the CPU, in any layout; they lie contiguous in the file.
         moved: Told now and then how many bytes have gone since it was told last.
+        fetch: Gives each tensor when it is its turn; those in `tensors` only tell type and shape.
 
     Returns:
         The file's size in bytes, and its SHA-256.
@@ -66,7 +70,8 @@ def write_tensors(
     with path.open("wb") as file:
         file.write(beginning)
         for name in order:
-            content = tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            tensor = tensors[name] if fetch is None else fetch(name)
+            content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
             for start in range(0, len(content), _PIECE_BYTES):
                 piece = content[start : start + _PIECE_BYTES]
                 digest.update(piece)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from lockstep.errors import CheckpointError
+from lockstep.engine.run_folder import sync_folder
+from lockstep.engine.tensor_file import write_tensors
+from lockstep.errors import CheckpointError, cannot_write
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
@@ -27,6 +31,23 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
 def to_bytes(state: Mapping[str, Tensor]) -> bytes:
     """A state_dict in the safetensors format; shared tensors are written once for each name."""
     return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()})
+
+
+def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Write a state_dict as a safetensors file, whole or not at all; straight from memory, with no copy of it.
+
+    Raises:
+        CheckpointError: It can't be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        write_tensors(partial, {name: tensor.detach().cpu() for name, tensor in state.items()})
+        partial.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise cannot_write(path, error) from None
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -49,6 +70,16 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> No
     Raises:
         CheckpointError: Names or shapes differ; the first few are named. The model is left as it was.
     """
+    check_fits(model, state, origin)
+    model.load_state_dict(dict(state))
+
+
+def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
+    """See that a state_dict is one of this model.
+
+    Raises:
+        CheckpointError: Names or shapes differ; the first few are named.
+    """
     ours = model.state_dict()
     missing = [f"{name} {tuple(ours[name].shape)}" for name in ours if name not in state]
     unknown = [f"{name} {tuple(state[name].shape)}" for name in state if name not in ours]
@@ -66,7 +97,6 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> No
             unknown=_some(unknown),
             do="use the configuration that it was trained with, or another run folder",
         )
-    model.load_state_dict(dict(state))
 
 
 def _some(lines: list[str], most: int = 5) -> str:

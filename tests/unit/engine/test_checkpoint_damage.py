@@ -197,7 +197,7 @@ def train(mouth):
         state = some(step)
         saver.save(SimpleNamespace(
             progress=Progress(step=step), is_evaluated=lambda: True, average=None,
-            model=SimpleNamespace(state_dict=lambda: state.weights),
+            state=lambda: state.weights, shards=None,
             optimizer=SimpleNamespace(state_dict=lambda: state.optimizer),
         ))
         os.write(mouth, b".")  # it has waited for the one before

@@ -1,0 +1,256 @@
+"""A model whose parameters, gradients and optimizer state are spread over the ranks (`parallel=fsdp`).
+
+By torch's `fully_shard`: each rank keeps 1/W of each parameter, along its first dimension. A block's parameters are
+gathered for its forward and backward pass and let go again; its gradients are summed over the ranks and scattered after
+each micro-batch. So all ranks have to make the same number of passes (`data.even.EvenOrder`). The sums run over the
+ranks first and over a rank's micro-batches then: equal to `Reducer`'s up to rounding, and the same bits at one world
+size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from lockstep.cluster import collect
+from lockstep.cluster.world import World
+from lockstep.data.order import MicroBatch, Step
+from lockstep.errors import ConfigError
+from lockstep.parallel.blocks import shard_blocks
+from lockstep.parallel.layer_sums import Suspects
+from lockstep.parallel.reduce import seed_forward
+from lockstep.parallel.running import RunningBuffers
+
+T = TypeVar("T")
+_M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 256 * 1024  # the first from glibc's malloc.h
+
+
+class Shards:
+    """A model's state as this rank holds it: a part of each parameter, and all of each buffer.
+
+    Made at the same time by all ranks, it shards the model in place: rank 0's values count. Only one block at a time is
+    whole on the device.
+
+    Args:
+        model: Whole, on the CPU.
+        world: Two ranks or more.
+
+    Attributes:
+        parameters: This rank's parts as plain tensors that share their memory with the model's, for the optimizer; in
+            the model's order, by name.
+
+    Raises:
+        ConfigError: The model can't be sharded.
+    """
+
+    def __init__(self, model: nn.Module, world: World) -> None:
+        _check(model, world)
+        if world.device.type == "cpu":
+            _give_memory_back()
+        self._model, self._world = model, world
+        mesh = DeviceMesh(world.device.type, list(range(world.size)))
+        for _, block in [*shard_blocks(model), ("", model)]:
+            whole = [parameter for parameter in block.parameters() if not isinstance(parameter, DTensor)]
+            for parameter in whole:
+                parameter.data = parameter.data.to(world.device).contiguous()
+            for module in block.modules():
+                for name, buffer in module.named_buffers(recurse=False):
+                    setattr(module, name, buffer.to(world.device))
+            collect.broadcast_tensors(world, [*whole, *block.buffers()])
+            # Said explicitly, for the root too: it would keep what it has gathered for an evaluation.
+            fully_shard(block, mesh=mesh, reshard_after_forward=True)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)  # a micro-batch's weight says all
+                module.set_force_sum_reduction_for_comms(True)
+        self._sharded = {name: tensor for name, tensor in model.named_parameters() if isinstance(tensor, DTensor)}
+        self.parameters = {
+            name: nn.Parameter(tensor.to_local().detach(), requires_grad=tensor.requires_grad)
+            for name, tensor in self._sharded.items()
+        }
+
+    def reducer(self, num_extras: int) -> ShardedReducer:
+        """What sums a step of this model; see `ShardedReducer`."""
+        return ShardedReducer(self._model, self, self._world, num_extras=num_extras)
+
+    def state(self) -> dict[str, Tensor]:
+        """The model's state_dict with this rank's parts in place of whole parameters; in the model's own memory."""
+        state: dict[str, Tensor] = self._model.state_dict()
+        return {name: self.parameters[name].detach() if name in self._sharded else state[name] for name in state}
+
+    def whole_shape(self, name: str) -> torch.Size:
+        """The shape of a parameter in the unsharded model."""
+        return self._sharded[name].shape
+
+    def gather(self, name: str, part: Tensor) -> Tensor | None:
+        """A tensor as large as a parameter, whole on rank 0's host; None elsewhere. Called on all ranks.
+
+        Args:
+            name: The parameter.
+            part: This rank's part of it, or of what the optimizer keeps for it.
+        """
+        shape, world = self.whole_shape(name), self._world
+        rows = -(-shape[0] // world.size)
+        padded = part.new_zeros((rows, *shape[1:]))
+        padded[: len(part)] = part
+        parts = [torch.empty_like(padded) for _ in range(world.size)] if world.is_main else None
+        with world.pulse.waiting("gathering what is to be saved"):
+            dist.gather(padded, parts, dst=0)
+        return None if parts is None else torch.cat([each.cpu() for each in parts])[: shape[0]]
+
+    def gather_all(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state as `state` gives it, whole on rank 0's host; empty elsewhere. Called on all ranks."""
+        whole = {}
+        for name, tensor in state.items():
+            found = self.gather(name, tensor) if name in self._sharded else tensor.detach().cpu()
+            if found is not None and self._world.is_main:
+                whole[name] = found
+        return whole
+
+    def part(self, whole: Tensor) -> Tensor:
+        """This rank's part of a whole tensor: the same rows as of the parameters."""
+        rows = -(-len(whole) // self._world.size)
+        return whole[rows * self._world.rank : rows * (self._world.rank + 1)]
+
+    def gradients(self) -> Iterator[tuple[nn.Parameter, DTensor]]:
+        """Each trained part, with the sharded parameter that backward gives its gradient to."""
+        for name, tensor in self._sharded.items():
+            if tensor.requires_grad:
+                yield self.parameters[name], tensor
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor] | None) -> None:
+        """Take a whole model's state_dict from rank 0, one tensor at a time; the others give None."""
+        for name, here in self.state().items():
+            sharded = name in self._sharded
+            shape = self.whole_shape(name) if sharded else here.shape
+            whole = state[name].to(here.device, here.dtype) if state is not None else here.new_empty(shape)
+            collect.broadcast_tensors(self._world, [whole])
+            here.copy_(self.part(whole) if sharded else whole)
+
+
+def _give_memory_back() -> None:
+    """Let the C library return each large block that is freed to the system.
+
+    By itself glibc keeps more and more of them, in pieces: with twelve million parameters on two processes a process
+    held three times as much.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+def _check(model: nn.Module, world: World) -> None:
+    if world.device.type == "cuda" and world.backend != "nccl":
+        raise ConfigError(
+            f"parallel=fsdp on GPUs needs nccl, and tensors travel by {world.backend} here",
+            do="one process for each GPU, or parallel=ddp",
+        )
+    seen: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        problem = None
+        if parameter.dim() == 0:
+            problem = f"{name} is a single number"
+        elif parameter.dtype != torch.float32:
+            problem = f"{name} is {parameter.dtype}"
+        elif seen.setdefault(id(parameter), name) != name:
+            problem = f"{name} is the same parameter as {seen[id(parameter)]}"
+        if problem is not None:
+            raise ConfigError(f"parallel=fsdp can't shard this model: {problem}", do="parallel=ddp")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
+
+
+class ShardedReducer:
+    """What `Reducer` is for replicas, for a sharded model; used in the same way, with steps of an `EvenOrder`.
+
+    Args:
+        model: Sharded.
+        shards: Its parts; `reduce` sets their `grad`.
+        world: The ranks.
+        num_extras: Figures that `backward` takes along.
+    """
+
+    def __init__(self, model: nn.Module, shards: Shards, world: World, *, num_extras: int) -> None:
+        self._world, self._shards = world, shards
+        self._buffers = RunningBuffers(model)
+        self._sizes = [1, 1, num_extras, len(self._buffers)]  # the flag, the norm's square, extras, buffers
+        self._loss_scale = 1.0
+        self._step: Step | None = None
+        self._now: MicroBatch | None = None
+        self._tail = torch.zeros(sum(self._sizes), dtype=torch.float64, device=world.device)
+        self.extras: list[float] = []
+        self.flag = self.norm = 0.0
+        self.low_rank: None = None  # nothing is sent in a shorter form
+
+    def begin(self, step: Step, loss_scale: float = 1.0) -> None:
+        """As `Reducer.begin`."""
+        self._step, self._loss_scale, self._now = step, loss_scale, None
+        self._buffers.begin_step()
+        self._tail.zero_()
+        for shard, sharded in self._shards.gradients():
+            shard.grad = sharded.grad = None
+
+    def run(self, body: Callable[[MicroBatch], T], suspects: Suspects | None = None) -> list[T]:
+        """Call `body(micro_batch)` for each pass of this rank; see `Reducer.run`."""
+        assert self._step is not None, "begin(step) comes first"
+        return [body(micro_batch) for micro_batch in self._step.micro_batches]
+
+    @contextmanager
+    def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """As `Reducer.micro_batch`."""
+        self._now = micro_batch
+        seed_forward(micro_batch.forward_key, self._world.device)
+        yield
+
+    def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
+        """As `Reducer.backward`: afterwards the sum over the ranks is in the shards."""
+        assert self._now is not None, "call backward inside `with reducer.micro_batch(...)`"
+        weight = self._now.weight
+        (loss * (weight * self._loss_scale)).backward()  # type: ignore[no-untyped-call]
+        extras = torch.zeros(self._sizes[2], device=self._tail.device) if extras is None else extras.detach()
+        values = torch.cat([extras.new_zeros(2), extras.float(), self._buffers.take_change()])
+        if weight:  # a repeated pass counts for nothing, even if it is not finite
+            self._tail.add_(values, alpha=weight)
+
+    def reduce(self, flag: float = 0.0) -> None:
+        """As `Reducer.reduce`: sets `grad` of the shards, the model's buffers, `extras`, `flag` and `norm`."""
+        squares = []
+        for shard, sharded in self._shards.gradients():
+            if sharded.grad is None:
+                continue
+            assert isinstance(sharded.grad, DTensor)
+            shard.grad, sharded.grad = sharded.grad.to_local().div_(self._loss_scale), None
+            squares.append(torch.linalg.vector_norm(shard.grad, dtype=torch.float64).square())
+        if squares:
+            self._tail[1] = torch.stack(squares).sum()
+        if self._world.is_main:
+            self._tail[0] = flag
+        # Added up by each rank in the same order, so that all hold the same bits.
+        everyone = self._tail.new_empty(self._world.size * len(self._tail))
+        with self._world.pulse.waiting("adding up figures and buffers"):
+            dist.all_gather_into_tensor(everyone, self._tail)
+        total = everyone.view(self._world.size, -1).sum(0)
+        *_, change = torch.split(total, self._sizes)
+        self._buffers.apply(change.float())
+        figures = total[: sum(self._sizes[:3])].tolist()
+        self.flag, self.norm, self.extras = figures[0], figures[1] ** 0.5, figures[2:]
+
+    def scale(self, factor: float) -> None:
+        """Multiply the step's gradient."""
+        for shard, _ in self._shards.gradients():
+            if shard.grad is not None:
+                shard.grad.mul_(factor)
+
+    def undo_buffers(self) -> None:
+        """Take back what the step did to the model's buffers."""
+        self._buffers.put_back()

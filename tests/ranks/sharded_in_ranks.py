@@ -1,0 +1,118 @@
+"""Runs of a sharded model, as the ranks of a gang carry them out."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lockstep.cluster.world import World
+from lockstep.config.schema import RunConfig
+from lockstep.engine.loop import train
+from lockstep.engine.nonfinite import RollBack
+from lockstep.engine.parts import Parts
+from lockstep.engine.run import make_job
+from lockstep.engine.run_folder import RunFolder
+from lockstep.engine.saving import Saver
+from lockstep.engine.weights import weights_sha256, write_weights
+from lockstep.errors import LockstepError
+from tests.ranks.jobs import InMemory, Seen
+from tests.ranks.networks import WithBatchNorm
+from tests.ranks.runs_in_ranks import NUM_SAMPLES, Poisoned, Quiet, loss
+
+
+class Blocks(WithBatchNorm):
+    """With parts that are sharded by themselves, rows that don't divide, and a part that stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _, *others = self.layers
+        first = nn.Conv2d(3, 8, 3, bias=False)  # before batch norm a bias has noise for a gradient, which adam blows up
+        self.layers = nn.Sequential(
+            nn.Sequential(first, *others[:4]),
+            *others[4:-1],
+            nn.Sequential(nn.Linear(96, 7), nn.Tanh()),
+            nn.Linear(7, 5),
+        )
+        self.layers[-1].bias.requires_grad_(False)
+
+
+def carry_out(
+    world: World, path: Path, config: RunConfig, stop_at: int = -1, poison: Any = None, network: type = Blocks
+) -> Any:
+    """Train until the end, or until after step `stop_at`.
+
+    Returns:
+        Weights on rank 0 (numpy arrays), progress, what was said, and the shapes of what this rank holds of the weights
+        and of the optimizer's state; or the error's text.
+    """
+    folder = RunFolder(path)
+    if world.is_main:
+        folder.open()
+    quiet = Quiet()
+    samples = Poisoned(*poison) if poison else InMemory(NUM_SAMPLES)
+    parts = Parts(model=nn.Identity(), loss=loss, train_data=lambda: samples, eval_data=lambda: InMemory(21),
+                  metric=Seen)  # fmt: skip
+    try:
+        job = make_job(config, lambda: replace(parts, model=network()), world)
+        saver = Saver(folder, config.checkpoint, world)
+        saver.restore(job, "auto", quiet.say)
+        while True:
+            try:
+                train(job, saver, quiet, lambda: float(job.progress.step == stop_at))  # type: ignore[arg-type]
+                break
+            except RollBack:
+                saver.restore(job, "auto", quiet.say)
+        held = {name: tuple(tensor.shape) for name, tensor in job.state().items()}
+        kept = [tuple(value.shape) for entries in job.optimizer.state.values() for value in entries.values()]
+        final = job.final_weights()
+        if world.is_main:
+            write_weights(folder.weights, final)
+        is_small = network is not Wide
+        weights = {name: tensor.detach().numpy().copy() for name, tensor in final.items() if is_small}
+        return weights, job.progress.to_json(), quiet.said, held, kept
+    except LockstepError as error:
+        return str(error)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        folder.close()
+
+
+def hash_of(weights: Any) -> str:
+    """Of numpy arrays by name."""
+    return weights_sha256({name: torch.from_numpy(array) for name, array in weights.items()})
+
+
+class Wide(nn.Module):
+    """Sixteen million parameters in as many blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = [nn.Sequential(nn.Linear(1000, 1000, bias=False), nn.ReLU()) for _ in range(16)]
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(192, 1000), *blocks, nn.Linear(1000, 5))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers(inputs)
+
+
+def carry_out_within(world: World, path: Path, config: RunConfig, room_bytes: int) -> Any:
+    """As `carry_out` for the wide network, in a process that gets so much memory more than it has, and no more.
+
+    Returns:
+        The steps done when it is asked to stop after two, or why it could not.
+    """
+    carry_out(world, path / "small", config)  # imports, threads and connections count for nothing
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(status["VmData"].split()[0]) + room_bytes, hard))
+    try:
+        result = carry_out(world, path, config, 2, network=Wide)
+        return result if isinstance(result, str) else result[1]["step"]
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

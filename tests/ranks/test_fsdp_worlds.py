@@ -1,0 +1,133 @@
+"""A sharded model trains to the weights of a replicated one, and its checkpoints are any model's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.checkpoint import load_checkpoint, steps
+from tests.ranks.gang import Gang
+from tests.ranks.networks import WithGaps
+from tests.ranks.runs_in_ranks import settings
+from tests.ranks.sharded_in_ranks import carry_out, carry_out_within, hash_of
+from tests.ranks.test_run_worlds import poisoned
+
+
+def fsdp(**more: Any) -> Any:
+    return settings(parallel="fsdp", mode="fast", **more)
+
+
+def ddp(**more: Any) -> Any:
+    return settings(mode="fast", **more)
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    assert ours[0].keys() == theirs[0].keys()
+    for name in ours[0]:
+        np.testing.assert_allclose(ours[0][name], theirs[0][name], rtol=2e-4, atol=2e-5, err_msg=name)
+    assert ours[1]["metrics"]["loss"] == pytest.approx(theirs[1]["metrics"]["loss"], rel=1e-4)
+    assert ours[1]["num_samples"] == theirs[1]["num_samples"]
+
+
+# A step's micro-batches are 6, 6, 6 and 2: at three and four processes some have fewer than others, or none.
+@pytest.mark.parametrize(("world", "optim"), [(2, {"name": "adamw", "weight_decay": 0.1}), (3, {"ema": 0.9}), (4, {})])
+def test_it_is_equal_to_ddp_within_rounding(gang: Gang, tmp_path: Path, world: int, optim: Any) -> None:
+    (expected,) = gang.run(1, carry_out, tmp_path / "ddp", ddp(optim=optim))
+    first, *others = gang.run(world, carry_out, tmp_path / "fsdp", fsdp(optim=optim))
+    assert_close(first, expected)
+    assert all(other[0] == {} and other[1]["metrics"] == first[1]["metrics"] for other in others)
+
+
+def test_two_runs_in_one_world_have_the_same_bits(gang: Gang, tmp_path: Path) -> None:
+    one = gang.run(3, carry_out, tmp_path / "one", fsdp())[0]
+    assert hash_of(gang.run(3, carry_out, tmp_path / "two", fsdp())[0][0]) == hash_of(one[0])
+
+
+def test_each_rank_holds_its_part_only(gang: Gang, tmp_path: Path) -> None:
+    (whole,) = gang.run(1, carry_out, tmp_path / "ddp", ddp())
+    parts = gang.run(2, carry_out, tmp_path / "fsdp", fsdp())
+
+    def size(shapes: Any) -> int:
+        return sum(int(np.prod(shape)) for shape in shapes)
+
+    parameters = [name for name in whole[3] if "running" not in name and "tracked" not in name]
+    for place in (3, 4):
+        mine, all_of_it = ([result[place] for result in parts], whole[place])
+        if place == 3:
+            mine = [[held[name] for name in parameters] for held in mine]
+            all_of_it = [all_of_it[name] for name in parameters]
+        assert sum(map(size, mine)) == size(all_of_it)
+        assert max(map(size, mine)) < 0.6 * size(all_of_it)
+
+
+@pytest.mark.parametrize(
+    ("before", "then"), [((2, fsdp), (3, fsdp)), ((3, fsdp), (2, ddp)), ((1, ddp), (2, fsdp)), ((2, fsdp), (1, fsdp))]
+)
+def test_its_checkpoints_go_on_at_another_world_size_and_as_ddp(
+    gang: Gang, tmp_path: Path, before: Any, then: Any
+) -> None:
+    optim = {"name": "adam", "ema": 0.9}
+    (expected,) = gang.run(1, carry_out, tmp_path / "straight", ddp(optim=optim))
+    (size, kind), (next_size, next_kind) = before, then
+    gang.run(size, carry_out, tmp_path / "run", kind(optim=optim), 5)
+    saved = load_checkpoint(tmp_path / "run" / "checkpoints" / "step-000006")
+    assert saved.weights["layers.0.0.weight"].shape == (8, 3, 3, 3)
+    assert_close(gang.run(next_size, carry_out, tmp_path / "run", next_kind(optim=optim))[0], expected)
+
+
+def test_in_its_own_world_it_goes_on_to_the_same_bits(gang: Gang, tmp_path: Path) -> None:
+    straight = gang.run(2, carry_out, tmp_path / "straight", fsdp(optim={"ema": 0.9}))[0]
+    gang.run(2, carry_out, tmp_path / "run", fsdp(optim={"ema": 0.9}), 4)
+    assert hash_of(gang.run(2, carry_out, tmp_path / "run", fsdp(optim={"ema": 0.9}))[0][0]) == hash_of(straight[0])
+
+
+def test_a_torn_checkpoint_is_passed_over(gang: Gang, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    gang.run(2, carry_out, run, fsdp(), 4)
+    torn = run / "checkpoints" / f"step-{steps(run / 'checkpoints')[-1]:06}" / "optimizer.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    assert f"{torn} is torn" in gang.run(2, carry_out, run, fsdp())[0][2][0]
+
+
+def test_a_loss_that_is_not_finite_is_named_on_all_ranks(gang: Gang, tmp_path: Path) -> None:
+    sample, micro = poisoned(5)
+    gang.run(2, carry_out, tmp_path / "run", fsdp(every="2 steps"), 3)
+    texts = gang.run(2, carry_out, tmp_path / "run", fsdp(every="2 steps"), -1, (sample, 99))
+    assert len(set(texts)) == 1
+    assert f"loss is not finite at step 5 on rank 1, micro-batch {micro}" in texts[0]
+    assert "checkpoint of step 4 is whole" in texts[0]
+
+
+def test_a_step_that_is_not_finite_can_be_gone_back_for(gang: Gang, tmp_path: Path) -> None:
+    sample, _ = poisoned(2)
+    (expected,) = gang.run(1, carry_out, tmp_path / "ddp", ddp(every="2 steps"))
+    config = fsdp(every="2 steps", nonfinite="rollback")
+    result = gang.run(2, carry_out, tmp_path / "run", config, -1, (sample, 2))[0]
+    assert_close(result, expected)
+
+
+def test_precision_and_loss_scale_are_those_of_ddp(gang: Gang, tmp_path: Path) -> None:
+    more = {"precision": "fp16", "loss_scale": 1024.0}
+    (expected,) = gang.run(1, carry_out, tmp_path / "ddp", ddp(**more))
+    result = gang.run(2, carry_out, tmp_path / "fsdp", fsdp(**more))[0]
+    assert result[1]["metrics"]["loss"] == pytest.approx(expected[1]["metrics"]["loss"], rel=0.01)
+
+
+def test_parameters_that_two_layers_share_are_refused(gang: Gang, tmp_path: Path) -> None:
+    for text in gang.run(2, carry_out, tmp_path / "run", fsdp(), -1, None, WithGaps):
+        assert "tied.weight is the same parameter as head.weight" in text
+
+
+def test_a_model_whose_training_state_one_process_may_not_hold_trains_on_two(gang: Gang, tmp_path: Path) -> None:
+    num_parameters = 16 * 1000 * 1000 + 193 * 1000 + 5005
+    state_bytes = 4 * 4 * num_parameters  # weights, gradients, adam's two averages
+    room = int(0.9 * state_bytes)
+    more = {"optim": {"name": "adam"}, "every": "99 steps", "micro_batch": 8}
+    (alone,) = gang.run(1, carry_out_within, tmp_path / "ddp", ddp(**more), room)
+    assert "can't allocate memory" in alone
+    assert gang.run(2, carry_out_within, tmp_path / "fsdp", fsdp(**more), room) == [3, 3]
+    saved = load_checkpoint(tmp_path / "fsdp" / "checkpoints" / "step-000003")
+    assert sum(tensor.numel() for tensor in saved.weights.values()) == num_parameters
