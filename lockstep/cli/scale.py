@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Procs = Annotated[str, typer.Option(metavar="1,2,4", help="Numbers of processes on this machine.")]
-Compare = Annotated[str, typer.Option(metavar="NAMES", help="Any of exact, fast, sync, bf16, ddp (torch's own).")]
+Compare = Annotated[
+    str,
+    typer.Option(
+        metavar="NAMES", help="Any of exact, fast, sync, bf16, compile, bf16-sums, powersgd, ddp (torch's own)."
+    ),
+]
 Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps that count, of each.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder for scale.json and scale.png.")]
 
@@ -28,6 +33,9 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "fast": ("mode=fast",),
     "sync": ("batch_norm=sync",),
     "bf16": ("precision=bf16",),
+    "compile": ("compile=true",),
+    "bf16-sums": ("compress=bf16",),
+    "powersgd": ("mode=fast", "compress=powersgd"),
     "ddp": ("mode=fast",),
 }
 

@@ -235,6 +235,14 @@ class RunConfig(Settings):
     channels_last: bool = Field(
         default=True, description="lay out images with channels last in memory, which is faster"
     )
+    compress: Literal["none", "bf16", "fp16", "powersgd"] = Field(
+        default="none",
+        description="how gradients travel between processes. bf16, fp16: rounded, so half the bytes, also in exact; "
+        "powersgd: as products of narrow matrices, for slow links, in mode=fast only",
+    )
+    powersgd_rank: int = Field(
+        default=4, ge=1, le=256, description="columns of powersgd's matrices: more are nearer and longer"
+    )
     compile: bool = Field(
         default=False,
         description="train the model by torch.compile: a later first step, then quicker ones; changes the last bits",
@@ -276,6 +284,8 @@ class RunConfig(Settings):
             raise ValueError(
                 "activation_checkpointing needs batch_norm=micro: synchronised batch norms would meet twice"
             )
+        if self.compress != "none" and self.parallel != "ddp":
+            raise ValueError(f"compress={self.compress} can't be combined with parallel={self.parallel}")
         if self.compile and (self.parallel != "ddp" or self.activation_checkpointing):
             other = "activation_checkpointing" if self.activation_checkpointing else f"parallel={self.parallel}"
             raise ValueError(f"compile=true can't be combined with {other}")
@@ -283,6 +293,12 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _compile_fits_together(self) -> RunConfig:
+    def _speed_fits_together(self) -> RunConfig:
+        if self.compress == "powersgd" and self.mode == "exact":
+            raise ValueError(
+                "compress=powersgd keeps what each process has not sent yet, so its bits depend on the number of "
+                "processes: set mode=fast, or compress=bf16, which is exact"
+            )
         if self.compile and self.batch_norm == "sync":
             raise ValueError(
                 "compile=true can't be combined with batch_norm=sync, in which micro-batches wait for each other "

@@ -84,3 +84,10 @@ def seeded(key: int) -> Iterator[None]:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.set_rng_state(torch_state)
+
+
+def seed_forward(forward_key: int, device: torch.device) -> None:
+    """Seed the generators that dropout draws from."""
+    torch.default_generator.manual_seed(forward_key)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(forward_key)

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from lockstep.cluster import collect
 from lockstep.cluster.world import World
 from lockstep.data.groups import Batches, groups_of
-from lockstep.data.keyed import FORWARD, key, keys
+from lockstep.data.keyed import FORWARD, key, keys, seed_forward
 from lockstep.data.loader import Loader, Request
 from lockstep.data.samples import Batch, Samples
 from lockstep.errors import DataError, LockstepError, TrainError
 from lockstep.metrics.metric import Metric
-from lockstep.parallel.reduce import seed_forward
 
 Loss = Callable[[Any, Batch], Mapping[str, Tensor]]
 Infer = Callable[[nn.Module, Any], Any]

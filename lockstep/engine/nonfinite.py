@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lockstep.cluster import collect
+from lockstep.data.keyed import seed_forward
 from lockstep.data.loader import read
 from lockstep.data.order import MicroBatch, Step
 from lockstep.data.samples import Batch
@@ -22,7 +23,6 @@ from lockstep.engine.run_folder import RunFolder, write_whole
 from lockstep.engine.saving import Saver
 from lockstep.engine.step import forward
 from lockstep.errors import TrainError
-from lockstep.parallel.reduce import seed_forward
 
 
 class RollBack(Exception):

@@ -40,6 +40,7 @@ from lockstep.engine.stopping import StopFlag
 from lockstep.engine.summary import finish, head
 from lockstep.errors import ConfigError, DataError
 from lockstep.optim.build import optimizer
+from lockstep.parallel.compress import Compression
 from lockstep.parallel.data_parallel import on_all_gpus
 from lockstep.parallel.reduce import Reducer
 from lockstep.report.console import Console
@@ -115,9 +116,10 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
                 f"  lockstep train --run-dir {folder.path} --resume auto"
             )
             return stop.exit_code or 143
+        waits = collect.gather_all(world, (world.pulse.work_s, world.pulse.wait_s))
         weights = job.final_weights()
         if world.is_main:
-            finish(request, job, folder, reports, weights)
+            finish(request, job, folder, reports, weights, waits)
         return 0
     finally:
         reports.close()
@@ -193,6 +195,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World) -> Job
             exact=config.mode == "exact",
             num_extras=MAX_TERMS,
             synchronised=config.batch_norm == "sync",
+            compress=Compression(config.compress, config.powersgd_rank),
         )
         if shards is None
         else shards.reducer(MAX_TERMS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -47,6 +47,7 @@ def head(request: Request, job: Job, started: Mapping[str, str]) -> tuple[str, d
     if optim.lr_for_batch is not None:
         rows["lr"] = f"{optim.lr:g} x {config.global_batch} / {optim.lr_for_batch} = {config.peak_lr:g} at its peak"
     rows["compute"] = _compute(job)
+    rows["gradients"] = _gradients(job)
     if job.shards is not None:
         rows["parallel"] = f"fsdp: parameters, gradients and optimizer state in {world.size} parts, one a process"
     if optim.ema is not None:
@@ -58,8 +59,24 @@ def head(request: Request, job: Job, started: Mapping[str, str]) -> tuple[str, d
     return f"lockstep {__version__}  {request.name}  run {request.folder}", rows
 
 
-def finish(request: Request, job: Job, folder: RunFolder, reports: Reports, state: Mapping[str, Tensor]) -> None:
-    """Write the final weights and `result.json`, and say how it went. Called on rank 0 when a run is complete."""
+def finish(
+    request: Request,
+    job: Job,
+    folder: RunFolder,
+    reports: Reports,
+    state: Mapping[str, Tensor],
+    waits: Sequence[tuple[float, float]],
+) -> None:
+    """Write the final weights and `result.json`, and say how it went. Called on rank 0 when a run is complete.
+
+    Args:
+        request: What was asked for.
+        job: The run.
+        folder: Its folder.
+        reports: Where it is said.
+        state: The weights that stay, whole.
+        waits: Of each rank since it was started, seconds of its own work in steps and of waiting for sums.
+    """
     if reports.first_step_at is None and (folder.path / "result.json").exists():
         reports.say("this run was complete already")
         return
@@ -83,6 +100,7 @@ def finish(request: Request, job: Job, folder: RunFolder, reports: Reports, stat
             "first_step": reports.first_step_at and reports.first_step_at - request.started_at,
             "training": progress.seconds,
             "data_wait": progress.data_s,
+            **_summing(waits),
             **({"compiling": job.compiled.seconds} if job.compiled is not None else {}),
             "all": seconds,
         },
@@ -96,6 +114,7 @@ def finish(request: Request, job: Job, folder: RunFolder, reports: Reports, stat
         f"({len(job.eval_data):,} samples, each once)",
         {
             "first step": _first_step(job, result["seconds"]["first_step"]),
+            "sums": _sums_row(waits),
             "data": f"{share:.1%} of the training time waited for data" if share is not None else "",
             "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
             "next": "\n".join(
@@ -122,8 +141,41 @@ def _compute(job: Job) -> str:
     return ", ".join(filter(None, words))
 
 
+def _gradients(job: Job) -> str:
+    """How they travel, if not as they are."""
+    name, low_rank = job.config.compress, job.reducer.low_rank
+    if name != "powersgd":
+        return f"summed and sent in {name}" if name != "none" else ""
+    if low_rank is None:
+        return "sent as they are: powersgd would make none of them shorter"
+    again = "; its error feedback begins anew, as it is in no checkpoint" if job.progress.step else ""
+    return f"powersgd of rank {job.config.powersgd_rank}: {low_rank.share:.1%} of the matrices' values{again}"
+
+
 def _first_step(job: Job, seconds: float | None) -> str:
     if seconds is None:
         return ""
     compiling = f"; {duration(job.compiled.seconds)} of the run went into compiling" if job.compiled is not None else ""
     return f"done {seconds:.1f} s after the command began{compiling}"
+
+
+def _summing(waits: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Of the time in steps: what gradients under way took that backward did not hide, and waiting for slower ranks.
+
+    Who comes last waits for the sum alone, so the least wait of a rank is an upper bound for the first.
+    """
+    if len(waits) == 1:
+        return {}
+    sending = min(wait for _, wait in waits)
+    return {"sending": sending, "rank_wait": sum(wait for _, wait in waits) / len(waits) - sending}
+
+
+def _sums_row(waits: Sequence[tuple[float, float]]) -> str:
+    whole = sum(work + wait for work, wait in waits) / len(waits)
+    seconds = _summing(waits)
+    if not seconds or not whole:
+        return ""
+    return (
+        f"{seconds['sending'] / whole:.1%} of the steps' time sent gradients that backward did not hide, "
+        f"{seconds['rank_wait'] / whole:.1%} waited for slower processes"
+    )

@@ -44,8 +44,8 @@ def group(parameters: Sequence[nn.Parameter], max_bytes: int) -> list[list[nn.Pa
 class Flat:
     """One copy of a bucket: a flat tensor and its views in the parameters' shapes."""
 
-    def __init__(self, bucket: Bucket) -> None:
-        self.values = torch.zeros(bucket.length, device=bucket.device)
+    def __init__(self, bucket: Bucket, dtype: torch.dtype) -> None:
+        self.values = torch.zeros(bucket.length, dtype=dtype, device=bucket.device)
         self.views = [
             self.values.as_strided(parameter.shape, parameter.stride(), offset)
             for parameter, offset in zip(bucket.parameters, bucket.offsets, strict=True)
@@ -84,17 +84,27 @@ class Bucket:
         tail_length: Values behind the gradients.
         num_chunks: The length is rounded up so that it can be cut into this many equal, aligned parts.
         exact: Sum in tree order; otherwise in the order of arrival, with fewer copies.
+        device: Where the sums are.
+        dtype: What gradients are rounded to, and every sum of them again: then what is sent is half as long, and
+            nothing is rounded by being sent. Only for buckets without a tail.
 
     Attributes:
         nodes: This process's part of the tree, each node with its sum.
-        result: The sum over all ranks, once there is one.
+        result: The sum over all ranks in float32, once there is one.
         next_leaf: The micro-batch that the row of nodes goes on with.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], tail_length: int, num_chunks: int, exact: bool) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        tail_length: int,
+        num_chunks: int,
+        exact: bool,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.parameters = list(parameters)
-        self.device = self.parameters[0].device
-        self.exact = exact
+        self.device, self.dtype, self.exact = device, dtype, exact
         self.offsets: list[int] = []
         end = 0
         for parameter in self.parameters:
@@ -106,31 +116,36 @@ class Bucket:
         self.result: Flat | None = None
         self.next_leaf = 0
         self._free: list[Flat] = []
+        self._whole = Flat(self, torch.float32) if dtype != torch.float32 else None
         self._scratch: list[Tensor] = []
         self._num_lent = 0
         self._waiting: dict[int, Leaf] = {}
 
     def flat(self) -> Flat:
         """A copy that nobody uses, with any values in it."""
-        return self._free.pop() if self._free else Flat(self)
+        return self._free.pop() if self._free else Flat(self, self.dtype)
 
     def borrow(self, *, on_host: bool = False) -> Tensor:
         """Room for what another rank sends, (length,), until the step's sum is settled."""
         device = torch.device("cpu") if on_host else self.device
         if self._num_lent == len(self._scratch):
-            self._scratch.append(torch.empty(self.length, device=device))
+            self._scratch.append(torch.empty(self.length, dtype=self.dtype, device=device))
         self._num_lent += 1
         return self._scratch[self._num_lent - 1]
 
     def settle(self, result: Flat) -> None:
         """Take the sum over all ranks; all other copies of the step are free again."""
         self._free.extend(flat for _, flat in self.nodes if flat is not result)
+        if self._whole is not None:
+            self._whole.values.copy_(result.values)
+            self._free.append(result)
+            result = self._whole
         self.nodes, self.result, self._num_lent = [], result, 0
 
     def begin_step(self, first_leaf: int) -> None:
         """Forget the last step's sums; this process's micro-batches begin with `first_leaf`."""
         self._free.extend(flat for _, flat in self.nodes)
-        if self.result is not None:
+        if self.result is not None and self.result is not self._whole:
             self._free.append(self.result)
         self.nodes, self.result, self._num_lent = [], None, 0
         self.next_leaf, self._waiting = first_leaf, {}
@@ -152,7 +167,12 @@ class Bucket:
                 "run backward once, and use torch.utils.checkpoint with use_reentrant=False"
             )
         assert parameter.grad is not None
-        if leaf.is_joining:
+        if self.dtype != torch.float32:
+            # Rounded before it joins a sum: whether it does depends on the world.
+            rounded = parameter.grad.mul(factor).to(self.dtype)
+            view = leaf.flat.views[place]
+            view.add_(rounded) if leaf.is_joining else view.copy_(rounded)
+        elif leaf.is_joining:
             leaf.flat.views[place].add_(parameter.grad, alpha=factor)
         elif factor == 1.0:
             leaf.flat.views[place].copy_(parameter.grad)

@@ -10,6 +10,7 @@ all-reduce, and gloo's own all-gather was the slowest way of all.
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -34,7 +35,7 @@ class Exchange:
         self._bucket, self._world, self._nodes = bucket, world, nodes
         self._tag = tag * 64
         self._num_leaves = max(last for held in nodes for _, last in held)
-        self._in_chunks = bucket.length * 4 * (world.size - 1) > SMALL_BYTES
+        self._in_chunks = bucket.length * bucket.dtype.itemsize * (world.size - 1) > SMALL_BYTES
         # gloo sends no CUDA tensors from point to point: they go by way of the host.
         self._by_host = bucket.device.type == "cuda" and world.backend == "gloo" and world.size > 1
         self._result = bucket.nodes[0][1] if bucket.nodes else bucket.flat()
@@ -103,10 +104,10 @@ class Exchange:
         return values[owner * size : (owner + 1) * size]
 
     def _send(self, values: Tensor, peer: int, place: int) -> None:
-        self._messages.append(dist.P2POp(dist.isend, values, peer, tag=self._tag + place))
+        self._messages.append(dist.P2POp(dist.isend, _sendable(values), peer, tag=self._tag + place))
 
     def _receive(self, values: Tensor, peer: int, place: int) -> None:
-        self._messages.append(dist.P2POp(dist.irecv, values, peer, tag=self._tag + place))
+        self._messages.append(dist.P2POp(dist.irecv, _sendable(values), peer, tag=self._tag + place))
 
     def _go(self) -> None:
         if self._messages:
@@ -120,3 +121,8 @@ class Exchange:
         for work in self._works:
             work.wait()
         self._works = []
+
+
+def _sendable(values: Tensor) -> Tensor:
+    """The same memory; not every backend knows of halves."""
+    return values if values.dtype == torch.float32 else values.view(torch.uint8)

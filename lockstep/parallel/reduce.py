@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from lockstep.cluster import collect
 from lockstep.cluster.world import World
+from lockstep.data.keyed import seed_forward
 from lockstep.data.order import MicroBatch, Step
 from lockstep.parallel.batch_norm import batch_norms, synchronise
-from lockstep.parallel.bucket import Bucket, Leaf, group, is_dense
+from lockstep.parallel.bucket import Bucket, Leaf, is_dense
+from lockstep.parallel.compress import Compression, LowRank, make_buckets
 from lockstep.parallel.exchange import Exchange
 from lockstep.parallel.layer_sums import LayerSums, Suspects
 from lockstep.parallel.running import RunningBuffers
@@ -64,6 +66,7 @@ class Reducer:
         exact: Add in tree order, so that the world size changes no bit. Otherwise in the quickest order.
         num_extras: Figures that `backward` takes along, weighted and summed like the gradients.
         synchronised: Batch norm takes its statistics over all micro-batches of a step.
+        compress: How gradients are made smaller on their way; None: they are not.
 
     Raises:
         ValueError: A parameter or buffer is not float32 or not dense in memory, or there is nothing to train.
@@ -78,6 +81,7 @@ class Reducer:
         exact: bool = True,
         num_extras: int = 0,
         synchronised: bool = False,
+        compress: Compression | None = None,
     ) -> None:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if not named:
@@ -89,15 +93,17 @@ class Reducer:
                 raise ValueError(f"parameter {name} has gaps in memory: make it with .contiguous()")
         # As DDP does: what every rank starts from is rank 0's.
         collect.broadcast_tensors(world, [*model.parameters(), *model.buffers()])
-        self._world, self._exact = world, exact
+        self._world = world
         self._buffers = RunningBuffers(model)
         # Backward reaches the last parameters first; buckets in that order can travel while it goes on.
         self._parameters = [parameter for _, parameter in reversed(named)]
         self._device = self._parameters[0].device
         self._sizes = [1, num_extras, len(named), len(self._buffers)]
-        groups = group(self._parameters, BUCKET_BYTES)
-        self._buckets = [Bucket(group, 0, world.size, exact) for group in groups[:-1]]
-        self._buckets.append(Bucket(groups[-1], sum(self._sizes), world.size, exact))
+        how = compress or Compression()
+        self._exact = exact or how.in_halves  # a sum in halves is better off in a tree than in a row
+        self._buckets, self.low_rank = make_buckets(
+            self._parameters, sum(self._sizes), world, how, exact=self._exact, max_bytes=BUCKET_BYTES
+        )
         for number, bucket in enumerate(self._buckets):
             for place, parameter in enumerate(bucket.parameters):
                 parameter.register_post_accumulate_grad_hook(self._hook(number, place))  # type: ignore[no-untyped-call]
@@ -106,7 +112,7 @@ class Reducer:
         self._loss_scale = 1.0
         self._open: _Open | None = None
         self._nodes: list[list[Node]] = []
-        self._exchanges: list[Exchange] = []
+        self._exchanges: list[Exchange | LowRank] = []
         self.extras: list[float] = []
         self.flag = 0.0
         self.norm = 0.0
@@ -233,6 +239,8 @@ class Reducer:
     def undo_buffers(self) -> None:
         """Take back what the step did to the model's buffers."""
         self._buffers.put_back()
+        if self.low_rank is not None:
+            self.low_rank.reset()
 
     def _hook(self, number: int, place: int) -> Callable[[Tensor], None]:
         bucket, is_last = self._buckets[number], number + 1 == len(self._buckets)
@@ -261,7 +269,8 @@ class Reducer:
 
     def _start_next(self) -> None:
         number = len(self._exchanges)
-        exchange = Exchange(self._buckets[number], self._world, self._nodes, number)
+        bucket, low = self._buckets[number], self.low_rank
+        exchange = low if low and low.bucket is bucket else Exchange(bucket, self._world, self._nodes, number)
         exchange.start()
         self._exchanges.append(exchange)
 
@@ -289,10 +298,3 @@ class Reducer:
         if rest.cuda_generator is not None:
             torch.cuda.set_rng_state(rest.cuda_generator, self._device)
         self._buffers.take_up(rest.buffers)
-
-
-def seed_forward(forward_key: int, device: torch.device) -> None:
-    """Seed the generators that dropout draws from."""
-    torch.default_generator.manual_seed(forward_key)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(forward_key)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import torch
 from torch import nn
@@ -94,6 +94,8 @@ def measure(
                 "step_s": median(steps),
                 "reading_s": sum(timing.reading_s for timing in flat) / len(flat),
                 "waiting_s": sum(timing.waiting_s for timing in flat) / len(flat),
+                # Who came last waited for the sum alone.
+                "sending_s": mean(min(timing.waiting_s for timing in each) for each in zip(*every, strict=True)),
                 "device": world.device.type,
                 "backend": world.backend,
             }

@@ -9,12 +9,13 @@ from tests.runs import lockstep
 
 
 def test_scale_gives_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
-    options = ["--procs", "2", "--compare", "exact", "--steps", 3, "--out", tmp_path / "out"]
+    options = ["--procs", "2", "--compare", "bf16-sums", "--steps", 3, "--out", tmp_path / "out"]
     done = lockstep("scale", "digits", *options, cwd=tmp_path)
-    assert "exact on 2: " in done.stdout
+    assert "bf16-sums on 2: " in done.stdout
     assert max(map(len, done.stdout.splitlines()[:4])) <= 80
-    row = json.loads((tmp_path / "out" / "scale.json").read_text())["variants"]["exact"]["2"]
+    row = json.loads((tmp_path / "out" / "scale.json").read_text())["variants"]["bf16-sums"]["2"]
     assert row["samples_per_s"] > 0
+    assert 0 <= row["sending_s"] <= row["waiting_s"]
     assert 0 < row["reading_s"] + row["waiting_s"] < 2 * row["step_s"]
     assert (tmp_path / "out" / "scale.png").is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # it leaves no run behind
