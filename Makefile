@@ -13,7 +13,7 @@ BENCH_ARGS ?=
 PY := .venv/bin/python
 SOURCES := lockstep tests benchmarks examples
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-cluster test-faults check format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose
+.PHONY: help digits test test-cluster test-faults check format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ venv: .venv/.installed-dev  ## make .venv with all that is needed to develop
 
 bench-mnist-peers: .venv/bench/.installed  ## compare with hand-written DDP, Lightning, Accelerate; DATA=folder with MNIST's .gz files
 	@$(PY) benchmarks/mnist_peers.py --data "$(DATA)" --peers-python .venv/bench/bin/python $(BENCH_ARGS)
+
+bench-steps: .venv/bench/.installed  ## a step of ResNet-34, CRNN and HigherHRNet beside plain PyTorch, Lightning, Accelerate
+	@$(PY) benchmarks/steps.py --peers-python .venv/bench/bin/python $(BENCH_ARGS)
 
 bench-exact-cost: .venv/.installed  ## what the same bits cost: a step's time in exact mode beside torch's DDP
 	@$(PY) benchmarks/exact_cost.py

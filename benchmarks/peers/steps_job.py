@@ -1,0 +1,217 @@
+"""One job of benchmarks/steps.py: a network on one batch that lies in memory, through one tool, timed step by step.
+
+    python benchmarks/peers/steps_job.py TOOL NETWORK
+
+What all have in common comes in variables; the figures go to the file BENCH_RESULT.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+WARM_STEPS = 2
+SIZES = {  # batch, shape of one sample
+    "resnet34": (8, (3, 96, 96)),
+    "crnn": (8, (1, 32, 160)),
+    "higherhrnet-w32": (2, (3, 128, 128)),
+}
+
+
+def network(name: str) -> nn.Module:
+    """One of Lockstep's own, the same for all tools."""
+    torch.manual_seed(0)
+    if name == "resnet34":
+        from torchvision.models import resnet34
+
+        return resnet34(num_classes=5)
+    if name == "crnn":
+        from lockstep.recipes.text.model import crnn
+
+        return crnn(num_classes=100)
+    from lockstep.recipes.pose.config import ModelConfig
+    from lockstep.recipes.pose.model import HigherHRNet
+
+    return HigherHRNet(ModelConfig(), 17)
+
+
+def loss_of(outputs: Any, targets: Tensor) -> Tensor:
+    """Cross entropy for classes, CTC for time steps, squared error for maps."""
+    if isinstance(outputs, list):
+        return sum(F.mse_loss(maps, torch.ones_like(maps)) for maps in outputs)  # type: ignore[return-value]
+    if outputs.dim() == 3:
+        steps = torch.full((len(outputs),), outputs.shape[1])
+        texts = targets.view(-1, 1).expand(-1, 4) + 1
+        lengths = torch.full((len(outputs),), 4)
+        return F.ctc_loss(outputs.log_softmax(2).transpose(0, 1), texts, steps, lengths)
+    return F.cross_entropy(outputs, targets)
+
+
+class InMemory(Dataset):
+    """One batch's samples, again and again."""
+
+    def __init__(self, name: str, num_steps: int) -> None:
+        self.num, shape = SIZES[name]
+        self.inputs = torch.randn(self.num, *shape, generator=torch.Generator().manual_seed(0))
+        self.targets = torch.arange(self.num) % 5
+        self.length = self.num * num_steps
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index % self.num], self.targets[index % self.num]
+
+    def batch(self, indices: Any, keys: Any) -> Any:
+        """The same as Lockstep reads it."""
+        from lockstep.data.samples import Batch
+
+        places = torch.from_numpy(indices)
+        return Batch(self.inputs[places % self.num], self.targets[places % self.num], places)
+
+
+class Clock:
+    """Notes when steps end."""
+
+    def __init__(self) -> None:
+        self.first_at = 0.0
+        self.ends: list[float] = []
+
+    def tick(self) -> None:
+        """A step is done."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.first_at = self.first_at or time.time()
+        self.ends.append(time.perf_counter())
+
+    def figures(self) -> dict[str, float]:
+        """Seconds of a step and to the first one, and the most memory."""
+        taken = [after - before for before, after in zip(self.ends, self.ends[1:], strict=False)][WARM_STEPS - 1 :]
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if torch.cuda.is_available():
+            memory = torch.cuda.max_memory_allocated()
+        first = self.first_at - float(os.environ["BENCH_STARTED"])
+        return {"step_s": statistics.median(taken), "first_step_s": first, "peak_bytes": memory}
+
+
+def sgd(model: nn.Module, *, fused: bool = False) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, fused=fused or None)
+
+
+def plain(name: str, num_steps: int, clock: Clock, *, tuned: bool) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = network(name).to(device)
+    if tuned:
+        model = model.to(memory_format=torch.channels_last)
+    optimizer = sgd(model, fused=tuned)
+    for inputs, targets in DataLoader(InMemory(name, num_steps), SIZES[name][0]):
+        inputs, targets = inputs.to(device), targets.to(device)
+        if tuned:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        optimizer.zero_grad()
+        loss_of(model(inputs), targets).backward()
+        optimizer.step()
+        clock.tick()
+
+
+def accelerate(name: str, num_steps: int, clock: Clock) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    model = network(name)
+    model, optimizer, loader = accelerator.prepare(
+        model, sgd(model), DataLoader(InMemory(name, num_steps), SIZES[name][0])
+    )
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        accelerator.backward(loss_of(model(inputs), targets))
+        optimizer.step()
+        clock.tick()
+
+
+def lightning(name: str, num_steps: int, clock: Clock) -> None:
+    from lightning import Callback, LightningModule, Trainer
+
+    class Job(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network(name)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return loss_of(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return sgd(self)
+
+    class Ticker(Callback):
+        def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+            clock.tick()
+
+    trainer = Trainer(
+        accelerator="auto", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[Ticker()],
+    )  # fmt: skip
+    trainer.fit(Job(), DataLoader(InMemory(name, num_steps), SIZES[name][0]))
+
+
+def lockstep(name: str, num_steps: int, clock: Clock, *more: str) -> None:
+    """The loop's own step with default settings, but for what is given."""
+    from lockstep.cluster.world import alone
+    from lockstep.config.schema import RunConfig
+    from lockstep.engine.parts import Parts
+    from lockstep.engine.run import make_job
+    from lockstep.engine.step import run_step
+    from lockstep.metrics.classification import Top1
+
+    samples, num = InMemory(name, num_steps), SIZES[name][0]
+    settings: dict[str, Any] = {"mode": "fast"} if "fast" in more else {}
+    settings |= {"compile": True} if "compile" in more else {}
+    config = RunConfig(recipe="steps", global_batch=num, micro_batch=num, optim={"lr": 1e-4}, **settings)
+    parts = Parts(
+        model=network(name),
+        loss=lambda outputs, batch: {"loss": loss_of(outputs, batch.targets)},
+        train_data=lambda: samples,
+        eval_data=lambda: samples,
+        metric=lambda: Top1(5),
+    )
+    job = make_job(config, lambda: parts, alone())
+    loader = job.open_loader()
+    for step in job.order.steps(job.world, start=0, stop=num_steps):
+        run_step(job, step, loader, 0.0)
+        clock.tick()
+    loader.close()
+
+
+TOOLS: dict[str, Callable[[str, int, Clock], None]] = {
+    "plain": lambda *job: plain(*job, tuned=False),
+    "plain-tuned": lambda *job: plain(*job, tuned=True),
+    "lightning": lightning,
+    "accelerate": accelerate,
+    "lockstep": lockstep,
+    "lockstep-fast": lambda *job: lockstep(*job, "fast"),
+    "lockstep-compile": lambda *job: lockstep(*job, "compile"),
+}
+
+
+def main() -> None:
+    tool, name = sys.argv[1:]
+    torch.set_num_threads(1)
+    clock = Clock()
+    TOOLS[tool](name, int(os.environ["BENCH_STEPS"]), clock)
+    with open(os.environ["BENCH_RESULT"], "w") as file:
+        json.dump(clock.figures(), file)
+
+
+if __name__ == "__main__":
+    main()
