@@ -281,9 +281,7 @@ class RunConfig(Settings):
         if self.parallel != "ddp" and self.batch_norm == "sync":
             raise ValueError(f"parallel={self.parallel} needs batch_norm=micro")
         if self.activation_checkpointing and self.batch_norm == "sync":
-            raise ValueError(
-                "activation_checkpointing needs batch_norm=micro: synchronised batch norms would meet twice"
-            )
+            raise ValueError("activation_checkpointing needs batch_norm=micro: sync's would meet twice")
         if self.compress != "none" and self.parallel != "ddp":
             raise ValueError(f"compress={self.compress} can't be combined with parallel={self.parallel}")
         if self.compile and (self.parallel != "ddp" or self.activation_checkpointing):
@@ -292,7 +290,6 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _compile_fits_together(self) -> RunConfig:
     def _speed_fits_together(self) -> RunConfig:
         if self.compress == "powersgd" and self.mode == "exact":
             raise ValueError(

@@ -23,11 +23,11 @@ from torch.distributed.tensor import DTensor
 
 from lockstep.cluster import collect
 from lockstep.cluster.world import World
+from lockstep.data.keyed import seed_forward
 from lockstep.data.order import MicroBatch, Step
 from lockstep.errors import ConfigError
 from lockstep.parallel.blocks import shard_blocks
 from lockstep.parallel.layer_sums import Suspects
-from lockstep.parallel.reduce import seed_forward
 from lockstep.parallel.running import RunningBuffers
 
 T = TypeVar("T")
