@@ -14,6 +14,7 @@ from lockstep.engine.reports import Reports
 from lockstep.engine.request import Request
 from lockstep.engine.run_folder import RunFolder
 from lockstep.engine.weights import weights_sha256, write_weights
+from lockstep.parallel.reduce import Reducer
 from lockstep.report.words import duration, metric_name, metric_value
 from lockstep.version import __version__
 
@@ -143,9 +144,10 @@ def _compute(job: Job) -> str:
 
 def _gradients(job: Job) -> str:
     """How they travel, if not as they are."""
-    name, low_rank = job.config.compress, job.reducer.low_rank
+    name = job.config.compress
     if name != "powersgd":
         return f"summed and sent in {name}" if name != "none" else ""
+    low_rank = job.reducer.low_rank if isinstance(job.reducer, Reducer) else None
     if low_rank is None:
         return "sent as they are: powersgd would make none of them shorter"
     again = "; its error feedback begins anew, as it is in no checkpoint" if job.progress.step else ""
