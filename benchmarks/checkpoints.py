@@ -23,7 +23,8 @@ import torchvision
 from torch import nn
 
 from lockstep.cluster.world import alone
-from lockstep.config.schema import CheckpointConfig, RunConfig, parse_interval
+from lockstep.config.interval import parse_interval
+from lockstep.config.schema import CheckpointConfig, RunConfig
 from lockstep.data.samples import Batch, DatasetSamples
 from lockstep.engine.job import Job
 from lockstep.engine.parts import Parts

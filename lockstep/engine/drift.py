@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep.cluster import collect
 from lockstep.cluster.rollcall import ranks_text
-from lockstep.config.schema import parse_interval
+from lockstep.config.interval import parse_interval
 from lockstep.engine.environment import environment
 from lockstep.engine.job import Job
 from lockstep.engine.saving import packed

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lockstep.cluster import collect
 from lockstep.cluster.world import World
-from lockstep.config.schema import CheckpointConfig, parse_interval
+from lockstep.config.interval import parse_interval
+from lockstep.config.schema import CheckpointConfig
 from lockstep.engine import checkpoint
 from lockstep.engine.background import Background, Copies
 from lockstep.engine.checkpoint import Checkpoint

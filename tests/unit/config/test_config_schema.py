@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lockstep.config.describe import settings
-from lockstep.config.schema import CheckpointConfig, Interval, OptimConfig, RunConfig, parse_interval
+from lockstep.config.interval import Interval, parse_interval
+from lockstep.config.schema import CheckpointConfig, OptimConfig, RunConfig
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,45 @@
+"""How often something happens: "200 steps", "1 epoch", "30s"."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How often something happens: exactly one of the three is set.
+
+    Attributes:
+        steps: Optimizer steps.
+        epochs: Whole epochs.
+        seconds: Wall-clock time, seconds.
+    """
+
+    steps: int | None = None
+    epochs: int | None = None
+    seconds: float | None = None
+
+
+_INTERVAL = re.compile(r"(\d+(?:\.\d+)?)\s*(steps?|epochs?|s|min|h)")
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+INTERVAL_FORMS = '"200 steps", "1 epoch", "30s", "5min" or "1h"'
+
+
+def parse_interval(text: str) -> Interval:
+    """Read an interval such as "200 steps", "1 epoch", "30s", "5min" or "1h".
+
+    Raises:
+        ValueError: The text is none of these forms, or its number is zero or a broken number of steps or epochs.
+    """
+    match = _INTERVAL.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"must be like {INTERVAL_FORMS}")
+    number, unit = match.groups()
+    if float(number) == 0:
+        raise ValueError("must be more than zero")
+    if unit in _SECONDS:
+        return Interval(seconds=float(number) * _SECONDS[unit])
+    if "." in number:
+        raise ValueError("must be a whole number of steps or epochs")
+    return Interval(steps=int(number)) if unit.startswith("step") else Interval(epochs=int(number))
