@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli import config, data, doctor, evaluate, export, predict, scale, submit, train
+from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train
 from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
 from lockstep.cluster.ssh import stop_at_eof
 from lockstep.errors import LockstepError
@@ -56,6 +56,7 @@ app.command("export")(export.export)
 app.command("config")(config.config)
 app.command("doctor")(doctor.doctor)
 app.command("scale")(scale.scale)
+app.command("plan")(plan.plan)
 app.command("submit")(submit.submit)
 app.add_typer(data.app, name="data")
 

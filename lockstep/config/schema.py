@@ -176,7 +176,7 @@ class RunConfig(Settings):
     activation_checkpointing: bool | tuple[str, ...] = Field(
         default=False,
         description="work parts of the model out once more in the backward pass, and keep less in memory until then: "
-        "true for its innermost blocks, or patterns of modules' names, such as [layer1.*]; changes no bit",
+        "true for its innermost blocks, or a list of patterns of modules' names; changes no bit",
     )
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
         default="fp32",

@@ -33,7 +33,15 @@ def recompute(model: nn.Module, choice: bool | Sequence[str]) -> list[str]:
     Raises:
         ConfigError: A pattern names no module, or there are no blocks.
     """
-    if choice is False:
+    parts = choose_parts(model, choice)
+    for _, module in parts:
+        module.forward = _twice(module, module.forward)
+    return [name for name, _ in parts]
+
+
+def choose_parts(model: nn.Module, choice: bool | Sequence[str]) -> list[tuple[str, nn.Module]]:
+    """The parts, with their names; see `recompute`."""
+    if not choice:
         return []
     parts = innermost_blocks(model) if choice is True else _named(model, choice)
     if not parts:
@@ -41,9 +49,7 @@ def recompute(model: nn.Module, choice: bool | Sequence[str]) -> list[str]:
             "activation_checkpointing=true finds no blocks in this model: its layers stand in plain sequences",
             do="name modules: activation_checkpointing=[NAME, NAME.*]",
         )
-    for _, module in parts:
-        module.forward = _twice(module, module.forward)
-    return [name for name, _ in parts]
+    return parts
 
 
 def _named(model: nn.Module, patterns: Sequence[str]) -> list[tuple[str, nn.Module]]:

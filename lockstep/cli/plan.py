@@ -1,0 +1,38 @@
+"""`lockstep plan`: what a run would take in memory, arithmetic and sending, before it is started."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.options import Debug, Json, Overrides
+
+SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
+Procs = Annotated[int, typer.Option(min=1, metavar="N", help="Processes, one a GPU.")]
+MemoryGb = Annotated[
+    float | None, typer.Option(min=0.1, metavar="G", help="Memory of each process, GB: what would fit?")
+]
+
+
+def plan(
+    source: SourceName,
+    overrides: Overrides = None,
+    procs: Procs = 1,
+    memory_gb: MemoryGb = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what a run would take: memory by part, FLOPs and bytes sent a step. Nothing is trained."""
+    from lockstep.config.load import load
+    from lockstep.recipes.catalog import find
+
+    found = find(source)
+    config = load(found.config_class, found.layers, list(overrides or [])).config
+    from lockstep.engine.facts import find_facts
+    from lockstep.scaling.plan_table import figures, table
+
+    facts = find_facts(found, config)
+    planned = figures(config, lambda: found.build(config, facts), procs, memory_gb)
+    print(json.dumps(planned) if as_json else "\n".join(table(found.name, planned)))

@@ -1,0 +1,241 @@
+"""What a run would take, without running it: memory by part, FLOPs and bytes sent.
+
+The model passes once, forward and backward, through torch's FakeTensorMode: shapes and types are worked out, numbers
+are not. What autograd keeps for the backward pass is counted as it is kept. The loss is left out; the output's own
+memory stands in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from lockstep.config.schema import RunConfig
+from lockstep.data.keyed import keys, seeded
+from lockstep.data.order import part
+from lockstep.data.samples import Batch
+from lockstep.engine.build import open_data
+from lockstep.engine.parts import Parts
+from lockstep.engine.precision import use_precision
+from lockstep.engine.recompute import choose_parts
+from lockstep.parallel.blocks import count, shard_blocks
+from lockstep.parallel.bucket import group
+from lockstep.parallel.exchange import SMALL_BYTES
+from lockstep.parallel.reduce import BUCKET_BYTES
+from lockstep.parallel.tree import are_siblings, partials, push
+
+CPU = torch.device("cpu")
+MOMENTS = {"adam": 2, "adamw": 2}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One micro-batch through a model.
+
+    Attributes:
+        activations: Bytes kept for the backward pass, and the gradient of the output.
+        flops: Floating-point operations of the forward and backward pass (a multiplication and an addition are two).
+    """
+
+    activations: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A model, as far as memory goes; numbers of values.
+
+    Attributes:
+        total: Parameters.
+        trained: Those that are trained.
+        buffers: Bytes of buffers.
+        groups: Trained values in each bucket of gradients, in the order in which they travel.
+        block: Values of the largest part that fsdp gathers at once, with what is gathered for the whole pass.
+    """
+
+    total: int
+    trained: int
+    buffers: int
+    groups: tuple[int, ...]
+    block: int
+
+
+def sizes_of(model: nn.Module) -> Sizes:
+    """Count a model."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    blocks = [count(block) for _, block in shard_blocks(model)]
+    total = count(model)
+    return Sizes(
+        total=total,
+        trained=sum(parameter.numel() for parameter in trained),
+        buffers=sum(buffer.nbytes for buffer in model.buffers()),
+        groups=tuple(sum(each.numel() for each in one) for one in group(trained[::-1], BUCKET_BYTES)),
+        block=min(total, total - sum(blocks) + 2 * max(blocks, default=0)),  # one in use, the next on its way
+    )
+
+
+def example(config: RunConfig, parts: Parts) -> Batch:
+    """The first training sample.
+
+    Raises:
+        DataError: The recipe's own: there is no data.
+    """
+    samples = open_data(config, parts, train=True)
+    place = np.zeros(1, np.int64)
+    batch = samples.batch(place, keys(config.seed, 0, place))
+    finish: Callable[[Batch], Batch] | None = getattr(samples, "finish", None)
+    return batch if finish is None else finish(batch)
+
+
+def pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num_samples: int) -> tuple[Pass, Sizes]:
+    """Send a micro-batch of as many samples through a recipe's model, all of it without values.
+
+    Args:
+        config: The settings.
+        build: Gives the recipe's parts.
+        inputs: Those of one sample.
+        num_samples: Of the micro-batch.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), seeded(config.seed):
+        model = build().model
+        use_precision(model, config, CPU)
+        batch = _repeated(inputs, num_samples)
+        outputs: list[Tensor] = []
+        with FlopCounterMode(display=False) as counter, _kept(model, config) as kept:
+            outputs = [tensor for tensor in _tensors(model(batch)) if tensor.requires_grad]
+            forward = counter.get_total_flops()
+            torch.autograd.backward(outputs, [torch.ones_like(tensor) for tensor in outputs])
+        again = forward if config.activation_checkpointing else 0
+        activations = kept() + sum(2 * tensor.nbytes for tensor in outputs)
+        return Pass(activations, counter.get_total_flops() + again), sizes_of(model)
+
+
+@contextmanager
+def _kept(model: nn.Module, config: RunConfig) -> Iterator[Callable[[], int]]:
+    """Counts what autograd keeps: all of it, or with activation checkpointing the most that there is at one time."""
+    own = {id(tensor.untyped_storage()) for tensor in [*model.parameters(), *model.buffers()]}
+    by_part: dict[str, dict[int, Any]] = {"": {}}
+    now = [""]
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if id(storage) not in own:
+            by_part[now[-1]][id(storage)] = storage  # held on to, so that no other gets its id
+        return tensor
+
+    hooks = []
+    for name, module in choose_parts(model, config.activation_checkpointing):
+        by_part[name] = {}
+
+        def enter(_: nn.Module, args: Any, name: str = name) -> None:
+            for tensor in _tensors(args):
+                by_part[""][id(tensor.untyped_storage())] = tensor.untyped_storage()
+            now.append(name)
+
+        hooks.append(module.register_forward_pre_hook(enter))
+        hooks.append(module.register_forward_hook(lambda *_: now.pop() and None))
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            yield lambda: _bytes(by_part.pop("")) + max(map(_bytes, by_part.values()), default=0)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _bytes(storages: dict[int, Any]) -> int:
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, parallel: str) -> dict[str, int]:
+    """Bytes that the busiest process holds at a step's fullest moment, by part.
+
+    Args:
+        config: The settings; their `parallel` does not count.
+        sizes: The model.
+        activations: Bytes of a micro-batch.
+        num_procs: Processes.
+        parallel: "ddp" or "fsdp".
+    """
+    is_sharded = parallel == "fsdp" and num_procs > 1
+    share = num_procs if is_sharded else 1
+    optim = config.optim
+    moments = MOMENTS.get(optim.name, int(optim.momentum > 0))
+    copies, room = (1, 0) if is_sharded else bucket_copies(config, num_procs)
+    sent_bytes = 2 if config.compress in ("bf16", "fp16") else 4
+    return {
+        "weights": 4 * sizes.total // share,
+        "gradients": (4 if copies == 1 else sent_bytes) * sizes.trained * copies // share,
+        "optimizer": 4 * moments * sizes.trained // share,
+        "ema": (4 * sizes.total // share + sizes.buffers) if optim.ema is not None else 0,
+        "buffers": 2 * sizes.buffers,  # as they are, and as the step found them
+        # A block's weights, its gradients, and those once more on their way.
+        "communication": 3 * 4 * sizes.block if is_sharded else sent_bytes * sizes.trained * room,
+        "activations": activations,
+    }
+
+
+def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
+    """How many copies of the gradients the first process has at once, and for how many that come in it has room."""
+    num_leaves = -(-config.global_batch // config.micro_batch)
+    shares = [part(0, num_leaves, num_procs, rank) for rank in range(num_procs)]
+    stack: list[tuple[tuple[int, int], None]] = []
+    most = 1
+    for leaf in range(*shares[0]):
+        joins = stack and (config.mode == "fast" or are_siblings(stack[-1][0], (leaf, leaf + 1), num_leaves))
+        most = max(most, len(stack) + (not joins))
+        push(stack, (leaf, leaf + 1), None, num_leaves, lambda left, right: None)
+        if config.mode == "fast":
+            stack[:] = [((0, leaf + 1), None)]
+    return most, sum(_num_nodes(config, share, num_leaves) for share in shares[1:])
+
+
+def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -> int:
+    """Bytes that the busiest process sends in a step: `parallel.exchange`'s rule, or fsdp's by rings.
+
+    Args:
+        config: The settings; `compress=powersgd` is taken for none.
+        sizes: The model.
+        num_procs: Processes.
+        parallel: "ddp" or "fsdp".
+    """
+    num_leaves = -(-config.global_batch // config.micro_batch)
+    others = num_procs - 1
+    if parallel == "fsdp":
+        # For each pass: gathered twice, gradients scattered once.
+        num_passes = -(-num_leaves // num_procs)
+        return num_passes * 4 * (2 * sizes.total + sizes.trained) * others // num_procs
+    value_bytes = 2 if config.compress in ("bf16", "fp16") else 4
+    shares = [part(0, num_leaves, num_procs, rank) for rank in range(num_procs)]
+    most_nodes = max(_num_nodes(config, share, num_leaves) for share in shares)
+    sent = 0
+    for values in sizes.groups:
+        num_bytes = value_bytes * values
+        in_chunks = num_bytes * others > SMALL_BYTES
+        sent += num_bytes * others * (most_nodes + 1) // num_procs if in_chunks else num_bytes * others * most_nodes
+    return sent
+
+
+def _num_nodes(config: RunConfig, share: tuple[int, int], num_leaves: int) -> int:
+    return len(partials(*share, num_leaves)) if config.mode == "exact" else int(share[0] < share[1])
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _repeated(value: Any, num_samples: int) -> Any:
+    def again(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        made = torch.empty((num_samples, *leaf.shape[1:]), dtype=leaf.dtype)
+        return made.contiguous(memory_format=torch.channels_last) if made.dim() == 4 else made
+
+    return torch.utils._pytree.tree_map(again, value)

@@ -1,0 +1,46 @@
+"""What a rank really sends in a step, to be compared with a plan."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lockstep.cluster.world import World
+from lockstep.data.order import Order
+from lockstep.parallel import exchange
+from lockstep.parallel.exchange import Exchange
+from lockstep.parallel.reduce import Reducer
+from tests.ranks.networks import samples
+
+
+class Planned(nn.Sequential):
+    """Of one bucket that goes in chunks, or with a narrow middle in one piece."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(192, width), nn.ReLU(), nn.Linear(width, 5))
+
+
+def bytes_of_a_step(world: World, width: int, order: Order, exact: bool) -> int:
+    """Bytes that this rank hands to others for one step's gradients."""
+    model, (inputs, labels) = Planned(width), samples(order.num_samples)
+    sent = 0
+    send = Exchange._send
+
+    def count(self: Exchange, values: Tensor, peer: int, place: int) -> None:
+        nonlocal sent
+        sent += values.nbytes
+        send(self, values, peer, place)
+
+    with patch.object(exchange.Exchange, "_send", count):
+        reducer = Reducer(model, world, exact=exact)
+        step = next(iter(order.steps(world, stop=1)))
+        reducer.begin(step)
+        for micro in step.micro_batches:
+            with reducer.micro_batch(micro):
+                reducer.backward(nn.functional.cross_entropy(model(inputs[micro.indices]), labels[micro.indices]))
+        reducer.reduce()
+    if world.size > 1:
+        dist.barrier()
+    return sent

@@ -1,0 +1,118 @@
+"""What `lockstep plan` says, against what a real pass takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import resnet18
+
+from lockstep.cli.main import run
+from lockstep.config.schema import OptimConfig, RunConfig
+from lockstep.scaling.plan import bucket_copies, bytes_sent, memory, pass_through, sizes_of
+
+NUM_SAMPLES, SIZE_PX = 12, 128
+_MEASURED = f"""
+import json
+from pathlib import Path
+import torch
+from torchvision.models import resnet18
+
+def rss(name):
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(lines[name].split()[0])
+
+torch.set_num_threads(1)
+resnet18()(torch.zeros(2, 3, 32, 32)).sum().backward()  # whatever the first pass loads
+before = rss("VmRSS")
+model = resnet18()
+weights = rss("VmRSS") - before
+inputs = torch.zeros({NUM_SAMPLES}, 3, {SIZE_PX}, {SIZE_PX}).contiguous(memory_format=torch.channels_last)
+before = rss("VmRSS")
+outputs = model(inputs)
+print(json.dumps([weights, rss("VmRSS") - before]))
+"""
+
+
+def config(**more: Any) -> RunConfig:
+    return RunConfig(recipe="test", **{"global_batch": 64, "micro_batch": 8, **more})
+
+
+def planned(settings: RunConfig, build: Callable[[], nn.Module] = resnet18, num_samples: int = NUM_SAMPLES) -> Any:
+    inputs = torch.zeros(1, 3, SIZE_PX, SIZE_PX)
+    return pass_through(settings, lambda: SimpleNamespace(model=build()), inputs, num_samples)  # type: ignore[arg-type]
+
+
+def test_weights_and_activations_are_those_of_a_real_pass_to_a_sixth() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURED],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
+    )  # what is freed is gone
+    weights, activations = json.loads(done.stdout)
+    one, sizes = planned(config())
+    assert 4 * sizes.total == pytest.approx(weights, rel=0.17)
+    assert one.activations == pytest.approx(activations, rel=0.17)
+
+
+def test_the_flops_are_those_of_the_literature() -> None:
+    # He et al., 2016, table 1: 1.8e9 multiplications and additions forward at 224 px; backward takes twice as much but
+    # for the first layer's input.
+    one, _ = planned(config(), num_samples=2)
+    forward = 2 * 2 * 1.8e9 * (SIZE_PX / 224) ** 2
+    assert one.flops == pytest.approx(3 * forward, rel=0.05)
+
+
+def test_activation_checkpointing_keeps_less_and_computes_more() -> None:
+    plain, _ = planned(config())
+    twice, _ = planned(config(activation_checkpointing=True))
+    assert twice.activations < 0.8 * plain.activations  # a ResNet-18's stem is outside of its blocks
+    assert twice.flops == pytest.approx(4 / 3 * plain.flops, rel=0.03)
+
+
+def test_fsdp_holds_its_share_of_the_state() -> None:
+    settings = config(optim=OptimConfig(name="adam", ema=0.9))
+    sizes = sizes_of(resnet18())
+    ddp, fsdp = (memory(settings, sizes, 0, 4, way) for way in ("ddp", "fsdp"))
+    for part in ("weights", "optimizer"):
+        assert 4 * fsdp[part] == pytest.approx(ddp[part], rel=1e-4)
+    assert ddp["optimizer"] == 2 * ddp["weights"]
+    assert fsdp["communication"] < ddp["weights"] * 3
+
+
+def test_the_tree_takes_a_copy_of_the_gradients_for_each_of_its_floors() -> None:
+    assert bucket_copies(config(), 1) == (3, 0)  # eight leaves: every second one joins the one before
+    assert bucket_copies(config(mode="fast"), 2) == (1, 1)
+
+
+def test_one_process_sends_nothing_and_16_bits_are_half() -> None:
+    sizes = sizes_of(resnet18())
+    assert bytes_sent(config(), sizes, 1, "ddp") == 0
+    assert 2 * bytes_sent(config(compress="bf16"), sizes, 2, "ddp") == bytes_sent(config(), sizes, 2, "ddp")
+
+
+def test_the_command_gives_a_table_of_80_columns_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "digits", "--procs", "2", "--memory-gb", "1"]) == 0
+    table = capsys.readouterr().out
+    assert "70,586 parameters" in table
+    assert "in 1 GB fsdp has room for up to micro_batch=64" in table
+    assert max(map(len, table.splitlines())) <= 80
+    assert run(["plan", "digits", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ways"]["ddp"]["memory"]["weights"] == 4 * 70586
+
+
+def test_a_recipe_whose_data_is_not_there_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "classify", f"data.root={tmp_path}/nowhere"]) == 3
+    assert "nowhere" in capsys.readouterr().err
