@@ -141,8 +141,7 @@ class Shards:
 def _give_memory_back() -> None:
     """Let the C library return each large block that is freed to the system.
 
-    By itself glibc keeps more and more of them, in pieces: with twelve million parameters on two processes a process
-    held three times as much.
+    By itself glibc keeps more and more of them, in pieces, and a process held much more than it used.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
