@@ -178,8 +178,14 @@ def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, pa
         "buffers": 2 * sizes.buffers,  # as they are, and as the step found them
         # A block's weights, its gradients, and those once more on their way.
         "communication": 3 * 4 * sizes.block if is_sharded else sent_bytes * sizes.trained * room,
-        "activations": activations,
+        "activations": activations * (num_held(config, num_procs) if not is_sharded else 1),
     }
+
+
+def num_held(config: RunConfig, num_procs: int) -> int:
+    """Micro-batches that a process has in memory at once: with synchronised batch norm all of its own."""
+    num_leaves = -(-config.global_batch // config.micro_batch)
+    return -(-num_leaves // num_procs) if config.batch_norm == "sync" else 1
 
 
 def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:

@@ -33,7 +33,7 @@ def figures(config: RunConfig, build: Callable[[], Parts], num_procs: int, memor
             "memory": memory(config, sizes, one.activations, num_procs, way),
             "sent_bytes": bytes_sent(config, sizes, num_procs, way),
         }
-        for way in ("ddp", "fsdp")
+        for way in (("ddp",) if config.batch_norm == "sync" else ("ddp", "fsdp"))
     }
     for way in ways.values():
         way["total_bytes"] = sum(way["memory"].values())
@@ -55,7 +55,9 @@ def _largest(
     config: RunConfig, sizes: Sizes, activations: int, num_procs: int, way: Mapping[str, Any], limit: float
 ) -> int:
     """The most samples of a micro-batch that fit, 0 if none does: activations grow with them, all else stays."""
-    fixed = way["total_bytes"] - activations
+    fixed = way["total_bytes"] - way["memory"]["activations"]
+    if config.batch_norm == "sync":  # all samples of a process are held at once, however they are cut
+        return config.micro_batch if way["total_bytes"] <= limit else 0
     return max(0, min(config.global_batch, int((limit - fixed) * config.micro_batch / activations)))
 
 
@@ -83,6 +85,6 @@ def _fitting(planned: Mapping[str, Any], names: list[str]) -> list[str]:
     lines = []
     for way in names:
         most = planned["ways"][way]["largest_micro_batch"]
-        fits = f"up to micro_batch={most}" if most else "not even one sample"
+        fits = f"up to micro_batch={most}" if most else "no micro-batch at all"
         lines.append(f"in {planned['memory_gb']:g} GB {way} has room for {fits}")
     return lines

@@ -97,6 +97,12 @@ def test_the_tree_takes_a_copy_of_the_gradients_for_each_of_its_floors() -> None
     assert bucket_copies(config(mode="fast"), 2) == (1, 1)
 
 
+def test_synchronised_batch_norm_holds_all_micro_batches_of_a_process_at_once() -> None:
+    sizes = sizes_of(resnet18())
+    assert memory(config(batch_norm="sync"), sizes, 100, 2, "ddp")["activations"] == 400
+    assert memory(config(), sizes, 100, 2, "ddp")["activations"] == 100
+
+
 def test_one_process_sends_nothing_and_16_bits_are_half() -> None:
     sizes = sizes_of(resnet18())
     assert bytes_sent(config(), sizes, 1, "ddp") == 0
