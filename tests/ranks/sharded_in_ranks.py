@@ -15,6 +15,7 @@ from lockstep.config.schema import RunConfig
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.parts import Parts
+from lockstep.engine.run import _start as bring_to_start
 from lockstep.engine.run import make_job
 from lockstep.engine.run_folder import RunFolder
 from lockstep.engine.saving import Saver
@@ -116,3 +117,28 @@ def carry_out_within(world: World, path: Path, config: RunConfig, room_bytes: in
         return str(error)
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def started(world: World, config: RunConfig) -> Any:
+    """The weights and their average, summed up on rank 0, after a recipe's `start` has set all of them to 2."""
+
+    def start(model: nn.Module) -> dict[str, str]:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(2.0)
+        return {"weights": "two"}
+
+    samples = InMemory(NUM_SAMPLES)
+
+    def build() -> Parts:
+        return Parts(model=Blocks(), loss=loss, train_data=lambda: samples, eval_data=lambda: samples, metric=Seen,
+                     start=start)  # fmt: skip
+
+    try:
+        job = make_job(config, build, world)
+        rows = bring_to_start(job, build)
+        average = job.final_weights()
+        job.average = None
+        return rows, [{float(state["layers.0.0.weight"].mean())} for state in (average, job.final_weights()) if state]
+    finally:
+        torch.use_deterministic_algorithms(False)

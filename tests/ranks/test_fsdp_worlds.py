@@ -12,7 +12,7 @@ from lockstep.engine.checkpoint import load_checkpoint, steps
 from tests.ranks.gang import Gang
 from tests.ranks.networks import WithGaps
 from tests.ranks.runs_in_ranks import settings
-from tests.ranks.sharded_in_ranks import carry_out, carry_out_within, hash_of
+from tests.ranks.sharded_in_ranks import carry_out, carry_out_within, hash_of, started
 from tests.ranks.test_run_worlds import poisoned
 
 
@@ -131,3 +131,9 @@ def test_a_model_whose_training_state_one_process_may_not_hold_trains_on_two(gan
     assert gang.run(2, carry_out_within, tmp_path / "fsdp", fsdp(**more), room) == [3, 3]
     saved = load_checkpoint(tmp_path / "fsdp" / "checkpoints" / "step-000003")
     assert sum(tensor.numel() for tensor in saved.weights.values()) == num_parameters
+
+
+def test_what_a_recipe_starts_from_comes_to_all_ranks_parts(gang: Gang) -> None:
+    first, second = gang.run(2, started, fsdp(optim={"ema": 0.9}))
+    assert first == ({"weights": "two"}, [{2.0}, {2.0}])
+    assert second == ({"weights": "two"}, [])
