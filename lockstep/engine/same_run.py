@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import yaml
+from pydantic import ValidationError
 from torch import nn
 
 from lockstep.cluster import collect
@@ -37,7 +38,7 @@ def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
             f"run folder {folder.path} holds a run already",
             do="add --resume auto to go on with it, or give another --run-dir",
         )
-    old = _flat(yaml.safe_load(folder.config.read_text()) or {})
+    old = _flat(_with_defaults(yaml.safe_load(folder.config.read_text()) or {}, config))
     new = _flat(config.model_dump(mode="json"))
     other = [
         f"{name}: {old.get(name, 'nothing')} in the run, {new.get(name, 'nothing')} now"
@@ -86,6 +87,14 @@ def check_ranks_agree(world: World, config: RunConfig, model: nn.Module, num_sam
                 differ="\n".join(lines),
                 do="start all ranks with the same command, code, packages and data",
             )
+
+
+def _with_defaults(settings: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """A run's settings with the defaults of those that have come since it began."""
+    try:
+        return type(config).model_validate(settings).model_dump(mode="json")
+    except ValidationError:  # a setting has gone, or means something else
+        return settings
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
