@@ -21,6 +21,9 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 # A terminal and a scheduler send these to every process of a job; only the launcher answers to them.
 LAUNCHER_ONLY = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
+# Of the 104 to 108 bytes that systems allow for a socket's path; multiprocessing and torch add up to 45.
+LONGEST_TMPDIR = 58
+
 _prepared = False
 
 
@@ -40,13 +43,27 @@ def prepare(preload: Sequence[str], num_threads: int = 1) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         multiprocessing.set_forkserver_preload(["torch", sweep.__name__, *preload])
         _prepared = True
-    with _variable(sweep.VARIABLE, util.get_temp_dir()):
+    with _variable(sweep.VARIABLE, _temp_dir()):
         _start()
 
 
 def temp_folder() -> Path:
     """A new folder that is gone when the launcher and all its workers are, however they end."""
-    return Path(tempfile.mkdtemp(prefix="lockstep-", dir=util.get_temp_dir()))
+    return Path(tempfile.mkdtemp(prefix="lockstep-", dir=_temp_dir()))
+
+
+def _temp_dir() -> str:
+    """Python's own folder for the sockets of this process and those forked from it; made by the first call.
+
+    A socket's path may have some hundred characters. Where TMPDIR leaves too few, the sockets go to /tmp.
+    """
+    before = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TMPDIR:
+        tempfile.tempdir = "/tmp"
+    try:
+        return util.get_temp_dir()
+    finally:
+        tempfile.tempdir = before
 
 
 def _start() -> None:

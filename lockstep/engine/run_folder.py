@@ -8,11 +8,15 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from lockstep.errors import CheckpointError, cannot_write
+
+# What a killed rank has started holds its folder until it has noticed; on a busy machine that takes a while.
+_ORPHANS_END_S = 15.0
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -70,6 +74,40 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def _take(lock: IO[str]) -> bool:
+    """Lock a file; False where a process that lives has it."""
+    end = time.monotonic() + _ORPHANS_END_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if _lives(_owner(lock)) or time.monotonic() > end:
+                return False
+        time.sleep(0.02)
+
+
+def _owner(lock: IO[str]) -> str:
+    lock.seek(0)
+    return lock.read().strip()
+
+
+def _lives(owner: str) -> bool:
+    """Whether `process N on HOST` is there, as far as can be seen from here."""
+    match = re.fullmatch(r"process (\d+) on (.+)", owner)
+    if match is None:
+        return False  # it is just taking the folder, or leaving it
+    if match[2] != os.uname().nodename:
+        return True
+    try:
+        os.kill(int(match[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 class RunFolder:
     """A run's files.
 
@@ -112,15 +150,12 @@ class RunFolder:
             lock = (self.path / "run.lock").open("a+")
         except OSError as error:
             raise cannot_write(self.path, error) from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            owner = lock.read().strip()
+        if not _take(lock):
+            owner = _owner(lock)
             lock.close()
             raise CheckpointError(
                 f"run folder {self.path} is in use", by=owner, do="wait for it, stop it, or give another --run-dir"
-            ) from None
+            )
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {os.uname().nodename}\n")
         lock.flush()

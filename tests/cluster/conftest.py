@@ -6,6 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import joiner
@@ -72,3 +73,9 @@ def visits(fork_server: None) -> Iterator[Callable[..., Visit]]:
 def init() -> str:
     """A port where nobody is."""
     return f"tcp://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a short name: that of a socket in it may not be long."""
+    return tmp_path_factory.mktemp("t")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.faults.faults import SETTINGS
@@ -14,3 +16,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("alone")
     lockstep("train", TINY, *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
     return weights(folder / "run")
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a short name: that of a socket in it may not be long."""
+    return tmp_path_factory.mktemp("t")

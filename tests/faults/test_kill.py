@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -18,11 +19,8 @@ MOMENTS = [moment(number, SEED + number) for number in range(NUM_MOMENTS)]
 
 
 @pytest.mark.parametrize("at", MOMENTS, ids=str)
-def test_a_run_whose_rank_is_killed_ends_in_the_same_weights(
-    at: Moment, undisturbed: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    # Not tmp_path: its name is long, and that of a socket in it may not be.
-    folder = tmp_path_factory.mktemp("k")
+def test_a_run_whose_rank_is_killed_ends_in_the_same_weights(at: Moment, undisturbed: str, tmp_path: Path) -> None:
+    folder = tmp_path
     procs = f"{at.size - 1}:{at.size}" if at.how == "fewer" else str(at.size)
     restarts = ["--max-restarts", 2] if at.how == "again" else []
     settings = [*SLOW, f"loader.num_workers={at.num_workers}"]

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +220,7 @@ def test_workers_end_when_their_rank_is_killed_so_that_its_run_folder_is_free_at
     rank.send_signal(signal.SIGKILL)
     rank.wait()
     rank.stdout.close()
-    time.sleep(1.0)  # a restart takes longer than this
+    # Waits for what the rank has left, and no longer than that takes.
     folder = RunFolder(tmp_path / "run")
     folder.open()
     folder.close()
