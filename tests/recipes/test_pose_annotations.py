@@ -160,9 +160,15 @@ def test_crowds_and_people_without_keypoints_are_not_trained_on(small: Path) -> 
         {**empty, "id": 2, "iscrowd": 0, "bbox": [40, 10, 8, 8], "segmentation": [[40, 10, 48, 10, 48, 18, 40, 18]]},
         {**empty, "id": 3, "iscrowd": 0, "bbox": [2, 50, 5, 5]},
     ]
+    stripes = [64 * 60, *[1] * 254, 2]  # more runs than fit a byte: the last four columns, row by row, from outside
+    content["annotations"].append(
+        {**empty, "id": 4, "iscrowd": 1, "bbox": [60, 0, 4, 64], "segmentation": {"size": [64, 64], "counts": stripes}}
+    )
     _annotations(small).write_text(json.dumps(content))
     example = _open(small).example(0, 0)
     expected = np.full((64, 64), 255)
+    expected[::2, 60:] = 0
+    expected[-1, -1] = 0
     expected[:, 20:24] = 0
     expected[10:18, 40:48] = 0
     expected[50:55, 2:7] = 0

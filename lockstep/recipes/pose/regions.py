@@ -27,34 +27,49 @@ def draw_mask(annotations: Annotations, picture: int) -> Pixels | None:
     if not hidden:
         return None
     width, height = annotations.sizes[picture].tolist()
+    inside: Pixels = np.zeros((width, height), dtype=np.uint8)  # run lengths go down the columns
     runs: list[dict[str, Any]] = []
     for row in hidden:
         try:
-            runs += _runs(annotations.regions[row], annotations.boxes[row], width, height)
+            region = annotations.regions[row]
+            if isinstance(region, Runs) and not isinstance(region.counts, str):
+                np.bitwise_or(inside, _drawn(region, width, height), out=inside)
+            else:
+                runs += _runs(region, annotations.boxes[row], width, height)
         except (ValueError, TypeError) as error:
             raise DataError(
                 f"the region of annotation {annotations.people_ids[row]} does not fit its picture",
                 where=f"picture {annotations.ids[picture]}, {width}x{height}",
                 reason=error,
             ) from error
-    # Joined as runs and decoded once: single pictures of each region would take several times as long.
-    inside = coco_mask.decode(coco_mask.merge(runs))
-    mask: Pixels = cv2.transpose(inside.T) - np.uint8(1)  # 0 becomes 255, and 1 becomes 0
-    return mask
+    if runs:
+        # Joined as runs and decoded once: single pictures of each region would take several times as long.
+        inside |= np.asarray(coco_mask.decode(coco_mask.merge(runs)).T, np.uint8)
+    return np.asarray(cv2.transpose(inside), np.uint8) - np.uint8(1)  # 0 becomes 255, and 1 becomes 0
+
+
+def _drawn(region: Runs, width: int, height: int) -> Pixels:
+    """(W, H), 1 in a region whose run lengths are plain numbers."""
+    _check_size(region, width, height)
+    counts = np.asarray(region.counts)
+    if counts.min(initial=0) < 0 or counts.sum() != width * height:
+        raise ValueError(f"its run lengths add up to {counts.sum():,}, not {width * height:,}")
+    colours: Pixels = (np.arange(len(counts)) & 1).astype(np.uint8)
+    return colours.repeat(counts).reshape(width, height)
+
+
+def _check_size(region: Runs, width: int, height: int) -> None:
+    if (region.width, region.height) != (width, height):
+        raise ValueError(f"its run lengths are of {region.width}x{region.height}")
 
 
 def _runs(region: Region | None, box: Floats, width: int, height: int) -> list[dict[str, Any]]:
-    """A region as COCO's packed run lengths."""
+    """A region, outlined or as packed run lengths, as COCO's packed run lengths."""
     if region is None:
         left, top, wide, high = box.tolist()
         right, bottom = left + wide, top + high
         region = [np.array([left, top, right, top, right, bottom, left, bottom])]
     if isinstance(region, Runs):
-        if (region.width, region.height) != (width, height):
-            raise ValueError(f"its run lengths are of {region.width}x{region.height}")
-        if isinstance(region.counts, str):
-            return [{"size": [height, width], "counts": region.counts}]
-        if region.counts.min(initial=0) < 0 or region.counts.sum() != width * height:
-            raise ValueError(f"its run lengths add up to {region.counts.sum():,}, not {width * height:,}")
-        return [coco_mask.frPyObjects({"size": [height, width], "counts": region.counts.tolist()}, height, width)]
+        _check_size(region, width, height)
+        return [{"size": [height, width], "counts": region.counts}]
     return list(coco_mask.frPyObjects([outline.tolist() for outline in region], height, width))
