@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.data.images import SCALES, ByteArray
-from lockstep.data.keyed import KeyArray, uniform
+from lockstep.data.keyed import KeyArray, uniforms
 
 _NUM_TRIES = 10
 
@@ -46,22 +46,19 @@ class RandomBoxes:
     def __init__(
         self, keys: KeyArray, *, area: tuple[float, float], ratio: tuple[float, float], first_column: int = 0
     ) -> None:
-        self._keys, self._area, self._ratio, self._first_column = keys, area, ratio, first_column
+        self._area, self._ratio = area, ratio
         self._shape = (math.log(ratio[0]), math.log(ratio[1]))
-        # The first try is drawn for all at once: it nearly always fits, and numpy's cost for a call is high.
-        self._first = list(zip(*(uniform(keys, first_column + column).tolist() for column in range(4)), strict=True))
+        # All tries of all pictures at once: numpy's cost for a call is high.
+        self._numbers = uniforms(keys, range(first_column, first_column + 4 * _NUM_TRIES)).tolist()
 
     def box(self, place: int, size: tuple[int, int]) -> Box:
         """The part of the picture at one place among the N, given its (width, height)."""
-        box = _try_box(size, self._first[place], self._area, self._shape)
-        mine = self._keys[place : place + 1]
-        for attempt in range(1, _NUM_TRIES):
+        numbers = self._numbers[place]
+        for start in range(0, 4 * _NUM_TRIES, 4):
+            box = _try_box(size, numbers[start : start + 4], self._area, self._shape)
             if box is not None:
                 return box
-            start = self._first_column + 4 * attempt
-            numbers = [float(uniform(mine, column)[0]) for column in range(start, start + 4)]
-            box = _try_box(size, numbers, self._area, self._shape)
-        return box or _widest_box(size, self._ratio)
+        return _widest_box(size, self._ratio)
 
 
 def _try_box(

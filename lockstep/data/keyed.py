@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +69,17 @@ def uniform(keys: KeyArray, column: int) -> npt.NDArray[np.float64]:
     """
     words = mix_array(keys ^ np.uint64(mix(column)))
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def uniforms(keys: KeyArray, columns: range) -> npt.NDArray[np.float64]:
+    """(N, C): `uniform` for each of C columns, at once."""
+    words = mix_array(keys[:, None] ^ _mixed(columns))
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+@lru_cache(maxsize=16)
+def _mixed(columns: range) -> KeyArray:
+    return np.array([mix(column) for column in columns], np.uint64)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.keyed import FORWARD, ORDER, SAMPLE, key, keys, mix, mix_array, seeded, uniform
+from lockstep.data.keyed import FORWARD, ORDER, SAMPLE, key, keys, mix, mix_array, seeded, uniform, uniforms
 
 words = st.integers(0, 2**64 - 1)
 
@@ -52,6 +52,11 @@ def test_uniform_numbers_are_uniform_and_columns_independent() -> None:
         counts, _ = np.histogram(column, bins=100, range=(0, 1))
         assert ((counts - 1000) ** 2 / 1000).sum() < 170  # 99 degrees of freedom: exceeded once in 100,000
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.015
+
+
+def test_several_columns_at_once_are_the_same_numbers() -> None:
+    samples = keys(3, 0, np.arange(50))
+    assert np.array_equal(uniforms(samples, range(2, 9)), np.stack([uniform(samples, c) for c in range(2, 9)], axis=1))
 
 
 @settings(max_examples=50, deadline=None)
