@@ -27,7 +27,7 @@ test: .venv/.installed-dev  ## run the tests
 test-cluster: .venv/.installed-lab  ## real Slurm, MPI, ssh and hosts with links of their own: Debian, as root
 	@tests/lab/install
 	@$(PY) -m pytest tests/cluster tests/lab $(PYTEST_ARGS)
-	@$(PY) -m pytest -m lab tests/e2e tests/faults $(PYTEST_ARGS)
+	@$(PY) -m pytest -m lab $(PYTEST_ARGS)
 
 test-faults: .venv/.installed-dev  ## kill ranks at 20 random moments; FAULTS=100 for more, FAULTS_SEED=7 for the same again
 	@FAULTS="$${FAULTS:-20}" FAULTS_SEED="$${FAULTS_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/faults/test_kill.py $(PYTEST_ARGS)

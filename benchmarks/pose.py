@@ -10,8 +10,8 @@ adds. Printed: medians of the rounds, and the median of the rounds' ratios.
 
 Grouping: maps of 512 x 512 pixels, 17 joints, one tag map and two (with the mirrored picture's), adjusted and refined,
 one joint of ten missing. Targets: both outputs of a 512 px input. A sample: read, warped, mirrored, normalised, targets
-drawn; of a made-up picture where the data set is not there. Evaluation: 2,000 pictures of CrowdPose, or as many made-up
-ones; beside pycocotools.
+drawn, laid into a batch as the reference's loader does; of a made-up picture where the data set is not there.
+Evaluation: 2,000 pictures of CrowdPose, or as many made-up ones; beside pycocotools.
 """
 
 from __future__ import annotations
@@ -117,13 +117,14 @@ def sample_races(root: Path, scratch: Path) -> list[Race]:
     numbers = np.arange(len(source))
 
     def theirs() -> Any:
-        return [
+        samples = [
             plain.sample(file, example.joints, known, list(COCO.mirrored))
             for file, example, known in zip(files, examples, people, strict=True)
         ]
+        return torch.utils.data.default_collate(samples)
 
     def ours() -> Any:
-        return [pictures.batch(numbers[at : at + 1], keys(0, 0, numbers[at : at + 1])) for at in numbers]
+        return pictures.batch(numbers, keys(0, 0, numbers))
 
     return [Race(f"training sample ({len(source)} pictures)", theirs, ours, 1.7)]
 
