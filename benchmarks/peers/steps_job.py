@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, Dataset
 
 WARM_STEPS = 2
 SIZES = {  # batch, shape of one sample
-    "resnet34": (8, (3, 96, 96)),
-    "crnn": (8, (1, 32, 160)),
-    "higherhrnet-w32": (2, (3, 128, 128)),
+    "resnet34": (16, (3, 128, 128)),
+    "crnn": (16, (1, 32, 160)),
+    "higherhrnet-w32": (2, (3, 256, 256)),
 }
 
 
