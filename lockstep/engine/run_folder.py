@@ -9,7 +9,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,12 +51,22 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         CheckpointError: It can't be written: no space, no permission.
     """
+    with written_whole(path) as partial, partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A place to write a file to, which then gets its name.
+
+    Raises:
+        CheckpointError: It can't be written: no space, no permission.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield partial
         partial.replace(path)
         sync_folder(path.parent)
     except OSError as error:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,9 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from lockstep.engine.run_folder import sync_folder
+from lockstep.engine.run_folder import written_whole
 from lockstep.engine.tensor_file import write_tensors
-from lockstep.errors import CheckpointError, cannot_write
+from lockstep.errors import CheckpointError
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
@@ -39,15 +37,8 @@ def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
     Raises:
         CheckpointError: It can't be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with written_whole(path) as partial:
         write_tensors(partial, {name: tensor.detach().cpu() for name, tensor in state.items()})
-        partial.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise cannot_write(path, error) from None
 
 
 def read(path: Path) -> dict[str, Tensor]:
