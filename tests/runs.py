@@ -63,7 +63,7 @@ def records(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 40.0) -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = 90.0) -> Any:
     """Wait for something to become true, and give it back."""
     end = time.monotonic() + timeout_s
     while not (found := condition()):

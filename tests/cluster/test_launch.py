@@ -31,11 +31,11 @@ class Program:
         )
 
     def wait(self) -> tuple[int, str]:
-        text = self.process.communicate(timeout=50)[1]
+        text = self.process.communicate(timeout=100)[1]
         return self.process.returncode, text
 
     def until(self, pattern: str, count: int) -> None:
-        end = time.monotonic() + 40
+        end = time.monotonic() + 90
         while len(list(self.folder.glob(pattern))) < count:
             assert time.monotonic() < end, f"no {pattern}"
             assert self.process.poll() is None, self.process.communicate()[1]

@@ -14,7 +14,7 @@ from tests.cluster.hosts import Host
 from tests.faults.faults import SETTINGS, Job
 from tests.runs import LOCKSTEP, TINY, environment, kill_session, weights
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def nodes(folder: Path, *arguments: object) -> Iterator[Callable[..., Job]]:
 
     def begin(name: str, rank: int | None = None) -> Job:
         if begun:  # The first one serves the place where they meet, and so can't be done without.
-            wait_until(lambda: _listens(port), 60)
+            wait_until(lambda: _listens(port), 120)
         (folder / name / "tmp").mkdir(parents=True)
         place = f"127.0.0.1:{port}"
         meet = ["--rdzv-endpoint", place] if rank is None else ["--node-rank", str(rank), "--master", place]
@@ -80,18 +80,19 @@ def said(folder: Path, name: str) -> str:
     return (folder / name / "said").read_text()
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_a_node_that_is_lost_is_done_without_and_taken_back(
     undisturbed: str, slow: tuple[str, str], tmp_path: Path
 ) -> None:
     with nodes(tmp_path, *slow, "--nodes", "2:3") as begin:
         first = begin("a")
         second, third = begin("b"), begin("c")
+        wait_until(lambda: "3 processes on" in said(tmp_path, "a"), 120)  # on a busy machine the third may come later
         first.wait_for_step(2)
         kill_node(third)
-        wait_until(lambda: "going on with 2 processes on 2 nodes" in said(tmp_path, "a"), 60)
+        wait_until(lambda: "going on with 2 processes on 2 nodes" in said(tmp_path, "a"), 120)
         fourth = begin("d")
-        wait_until(lambda: "going on with 3 processes on 3 nodes" in said(tmp_path, "a"), 60)
+        wait_until(lambda: "going on with 3 processes on 3 nodes" in said(tmp_path, "a"), 120)
         hurry(tmp_path)
         for job in (first, second, fourth):
             assert job.process.wait(100) == 0, said(tmp_path, "a") + said(tmp_path, "b")
@@ -101,7 +102,7 @@ def test_a_node_that_is_lost_is_done_without_and_taken_back(
     wait_until(lambda: not processes_with(str(tmp_path)), 10)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 @pytest.mark.lab
 def test_a_node_that_was_given_a_rank_may_be_lost_and_started_again_with_it(
     undisturbed: str, slow: tuple[str, str], tmp_path: Path
@@ -117,13 +118,13 @@ def test_a_node_that_was_given_a_rank_may_be_lost_and_started_again_with_it(
     assert weights(tmp_path / "run") == undisturbed
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 @pytest.mark.lab
 def test_a_node_that_is_told_to_stop_saves_and_leaves(undisturbed: str, slow: tuple[str, str], tmp_path: Path) -> None:
     with nodes(tmp_path, *slow, "--nodes", "1:2") as begin:
         first = begin("a")
         second = begin("b")
-        wait_until(lambda: "2 processes on" in said(tmp_path, "a"), 60)
+        wait_until(lambda: "2 processes on" in said(tmp_path, "a"), 120)
         first.wait_for_step(first.steps() + 2)
         second.process.send_signal(signal.SIGTERM)
         assert second.process.wait(40) == 128 + signal.SIGTERM, said(tmp_path, "b")
@@ -146,7 +147,7 @@ def test_an_error_that_no_restart_can_mend_ends_all_nodes_with_its_text(tmp_path
         assert "restart 1 of 2" not in said(tmp_path, name)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 @pytest.mark.lab
 def test_torchruns_own_restarts_and_nodes(undisturbed: str, slow: tuple[str, str], tmp_path: Path) -> None:
     port = free_port()
@@ -173,7 +174,7 @@ def test_torchruns_own_restarts_and_nodes(undisturbed: str, slow: tuple[str, str
         job.wait_for_step(2)
         # Comes later: torchrun then stops all processes and starts them anew, and counts that as no restart.
         second = torchrun()
-        wait_until(lambda: "2 processes on" in (tmp_path / "said").read_text(), 60)
+        wait_until(lambda: "2 processes on" in (tmp_path / "said").read_text(), 120)
         hurry(tmp_path)
         assert first.wait(100) == 0, (tmp_path / "said").read_text()
         assert second.wait(40) == 0
