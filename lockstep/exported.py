@@ -113,8 +113,7 @@ def _write(to: str, model: nn.Module, shape: tuple[int, ...], facts: Mapping[str
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             content = write(model, samples[0], facts)
-        with torch.inference_mode():
-            own = [_flat(model(batch)) for batch in samples]
+        own = [*map(_run_of(model), samples)]
         out.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(content)
         again = read(partial, model)
@@ -141,20 +140,13 @@ def _to_safetensors(model: nn.Module, inputs: Tensor, facts: Mapping[str, Any]) 
 
 
 def _from_safetensors(path: Path, model: nn.Module) -> Run:
-    import torch
-
     from lockstep.engine.weights import load_into, read
 
     other = copy.deepcopy(model)
     for tensor in other.state_dict().values():
         tensor.zero_()  # so that nothing but the file can have brought the weights
     load_into(other, read(path), path)
-
-    def run(batch: Tensor) -> list[Tensor]:
-        with torch.inference_mode():
-            return _flat(other(batch))
-
-    return run
+    return _run_of(other)
 
 
 def _to_program(model: nn.Module, inputs: Tensor, facts: Mapping[str, Any]) -> bytes:
@@ -169,11 +161,15 @@ def _to_program(model: nn.Module, inputs: Tensor, facts: Mapping[str, Any]) -> b
 def _from_program(path: Path, model: nn.Module) -> Run:
     import torch
 
-    program = torch.export.load(io.BytesIO(path.read_bytes())).module()
+    return _run_of(torch.export.load(io.BytesIO(path.read_bytes())).module())
+
+
+def _run_of(module: nn.Module) -> Run:
+    import torch
 
     def run(batch: Tensor) -> list[Tensor]:
         with torch.inference_mode():
-            return _flat(program(batch))
+            return _flat(module(batch))
 
     return run
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from lockstep.cluster.rollcall import is_running
 from lockstep.errors import CheckpointError, cannot_write
 
 # What a killed rank has started holds its folder until it has noticed; on a busy machine that takes a while.
@@ -108,15 +109,7 @@ def _lives(owner: str) -> bool:
     match = re.fullmatch(r"process (\d+) on (.+)", owner)
     if match is None:
         return False  # it is just taking the folder, or leaving it
-    if match[2] != os.uname().nodename:
-        return True
-    try:
-        os.kill(int(match[1]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return match[2] != os.uname().nodename or is_running(int(match[1]))
 
 
 class RunFolder:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lockstep.engine.run_folder import written_whole
@@ -24,11 +24,6 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def to_bytes(state: Mapping[str, Tensor]) -> bytes:
-    """A state_dict in the safetensors format; shared tensors are written once for each name."""
-    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()})
 
 
 def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,15 +35,6 @@ TINY = {
     "pose": ["model.width=2", "model.num_modules=[1,1,1]", "model.num_blocks=1", "model.stem_width=4",
              "model.stem_blocks=1", "model.deconv_blocks=1", "data.size_px=64"],
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    torch.use_deterministic_algorithms(False)
-    sys.modules.pop("recipe_of_dots", None)
 
 
 def model_of(preset: str) -> tuple[Parts, list[str]]:

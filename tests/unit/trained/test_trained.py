@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +15,6 @@ from lockstep.recipes.catalog import find
 from lockstep.trained import evaluate, expand, places_for, predict, predictions
 
 RECIPE = Path(__file__).with_name("recipe_of_dots.py")
-
-
-@pytest.fixture(autouse=True)
-def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    torch.use_deterministic_algorithms(False)
-    sys.modules.pop("recipe_of_dots", None)
 
 
 @pytest.fixture
