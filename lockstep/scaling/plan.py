@@ -109,13 +109,32 @@ def pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num
         use_precision(model, config, CPU)
         batch = _repeated(inputs, num_samples)
         outputs: list[Tensor] = []
+        recurrent = _count_recurrent(model)
         with FlopCounterMode(display=False) as counter, _kept(model, config) as kept:
             outputs = [tensor for tensor in _tensors(model(batch)) if tensor.requires_grad]
-            forward = counter.get_total_flops()
+            recurrent_forward = sum(recurrent)
+            forward = counter.get_total_flops() + recurrent_forward
             torch.autograd.backward(outputs, [torch.ones_like(tensor) for tensor in outputs])
         again = forward if config.activation_checkpointing else 0
         activations = kept() + sum(2 * tensor.nbytes for tensor in outputs)
-        return Pass(activations, counter.get_total_flops() + again), sizes_of(model)
+        return Pass(activations, counter.get_total_flops() + 3 * recurrent_forward + again), sizes_of(model)
+
+
+def _count_recurrent(model: nn.Module) -> list[int]:
+    """FLOPs of each forward call of an LSTM, GRU or RNN from now on, of which torch's counter knows nothing.
+
+    The backward pass takes twice as many: the products with weights and those with inputs.
+    """
+    calls: list[int] = []
+
+    def note(module: nn.Module, args: Any, _: Any) -> None:
+        num_steps = _tensors(args)[0].shape[:-1].numel()  # of all sequences
+        calls.append(2 * num_steps * sum(weight.numel() for weight in module.parameters() if weight.dim() == 2))
+
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.register_forward_hook(note)
+    return calls
 
 
 @contextmanager

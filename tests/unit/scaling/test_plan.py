@@ -75,6 +75,37 @@ def test_the_flops_are_those_of_the_literature() -> None:
     assert one.flops == pytest.approx(3 * forward, rel=0.05)
 
 
+class Recurrent(nn.Module):
+    """Rows of a picture one after the other, by torch's LSTM or by products that its counter knows."""
+
+    def __init__(self, *, by_hand: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(SIZE_PX, 16)
+        self.lstm = nn.LSTM(16, 32, batch_first=True, bidirectional=True)
+        self.by_hand = by_hand
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        rows = self.first(images[:, 0])
+        if not self.by_hand:
+            outputs: torch.Tensor = self.lstm(rows)[0]
+            return outputs
+        both = []
+        for end in ("", "_reverse"):
+            inward, across = (self.lstm.get_parameter(f"weight_{kind}_l0{end}") for kind in ("ih", "hh"))
+            hidden, cell = rows.new_zeros(len(rows), 32), rows.new_zeros(len(rows), 32)
+            for place in range(SIZE_PX):
+                own, forget, new, out = (rows[:, place] @ inward.T + hidden @ across.T).chunk(4, 1)
+                cell = forget.sigmoid() * cell + own.sigmoid() * new.tanh()
+                hidden = out.sigmoid() * cell.tanh()
+            both.append(hidden)
+        return torch.cat(both, 1)
+
+
+def test_an_lstm_counts_as_the_products_that_it_consists_of() -> None:
+    counted, by_hand = (planned(config(), lambda way=way: Recurrent(by_hand=way))[0].flops for way in (False, True))
+    assert counted == pytest.approx(by_hand, rel=0.02)
+
+
 def test_activation_checkpointing_keeps_less_and_computes_more() -> None:
     plain, _ = planned(config())
     twice, _ = planned(config(activation_checkpointing=True))
