@@ -28,8 +28,9 @@ MAX_PIXELS = 178_956_970
 SCALES = (8, 4, 2, 1)  # by which a JPEG file can be read smaller
 
 _ORIENTATION = 0x0112
-# Rows below those that are needed that are decoded too: colours are blended with those of the rows next to them.
-_MORE_ROWS = 16
+# Rows below those that are needed that are decoded too: where colours are stored for two rows at a time, they are
+# blended with those of the next two.
+_MORE_ROWS = 2
 _FAULTS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError, KeyError, TypeError)
 
 
@@ -57,7 +58,8 @@ class Picture:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._content = path.read_bytes()
+            with path.open("rb", buffering=0) as file:
+                self._content = file.readall()
         except OSError as error:
             raise _damaged(path, error) from error
         self._image: Image.Image | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image
 
 from lockstep.data.images import JpegHead, Picture, read_rgb
@@ -117,6 +118,21 @@ def test_reading_only_the_upper_part_gives_the_same_bits(tmp_path: Path, scale: 
     bottom = max(1, int(whole.shape[0] * share))
     part = Picture(tmp_path / "a.jpg").pixels(scale, bottom_px=bottom)
     assert np.array_equal(part[:bottom], whole[:bottom])
+
+
+@pytest.mark.parametrize("head", [b"", b"\xff\xe1\x00\x08Exif\x00\x00"], ids=["plain", "exif"])
+@pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411"])
+@pytest.mark.parametrize("scale", [1, 2, 4, 8])
+def test_any_upper_part_has_the_same_bits_however_colours_are_stored(
+    tmp_path: Path, scale: int, subsampling: str, head: bytes
+) -> None:
+    noise = np.random.default_rng(3).integers(0, 256, (99, 60, 3), dtype=np.uint8)
+    content = simplejpeg.encode_jpeg(noise, quality=95, colorsubsampling=subsampling)
+    (tmp_path / "a.jpg").write_bytes(content[:2] + head + content[2:])
+    whole = Picture(tmp_path / "a.jpg").pixels(scale)
+    for bottom in range(1, len(whole) + 1):
+        part = Picture(tmp_path / "a.jpg").pixels(scale, bottom_px=bottom)
+        assert np.array_equal(part[:bottom], whole[:bottom]), bottom
 
 
 def test_black_rows_are_not_taken_for_rows_that_are_missing(tmp_path: Path) -> None:
