@@ -69,10 +69,15 @@ def test_names_shapes_and_parameters_are_the_official_ones(parity_folder: Path, 
     assert sum(parameter.numel() for parameter in model.parameters()) == official["params"]
 
 
-def test_the_full_net_says_what_the_official_one_says(parity_folder: Path, fill: ModuleType) -> None:
+@pytest.mark.parametrize("view", ["full", "wide"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_full_net_says_what_the_official_one_says(
+    parity_folder: Path, fill: ModuleType, name: str, view: str
+) -> None:
     recorded = np.load(parity_folder / "pose_outputs.npz")
-    case = "crowdpose_w32_512/wide"
-    model = _filled(fill, HigherHRNet(ModelConfig(), 14)).eval()
+    case, width = f"{name}/{view}", int(name.split("_w")[1][:2])
+    num_joints = 14 if name.startswith("crowdpose") else 17
+    model = _filled(fill, HigherHRNet(ModelConfig(width=width), num_joints)).eval()
     images = torch.from_numpy(fill.noise(recorded[f"{case}/x_shape"], int(recorded[f"{case}/x_seed"])))
     with torch.inference_mode():
         outputs = model(images)
