@@ -69,6 +69,16 @@ def test_any_number_of_micro_batches_gives_the_same_bits(gang: Gang, num_micro_b
     assert_equal_everywhere(gang, (2, 3, 4), "batch norm", order, 3, True, limits)
 
 
+@pytest.mark.parametrize("network", ["batch norm", "gaps", "synchronised"])
+@pytest.mark.parametrize("limits", [{}, MANY_BUCKETS], ids=["one bucket", "many"])
+def test_steps_of_one_and_of_two_micro_batches_in_turn_have_the_same_bits(
+    gang: Gang, network: str, limits: dict[str, int]
+) -> None:
+    # Steps of two micro-batches (4, 4) and of one (3 samples) take turns.
+    order = Order(num_samples=11, global_batch=8, micro_batch=5, seed=5)
+    assert_equal_everywhere(gang, (2, 3), network, order, 6, True, limits)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     world=st.integers(2, 4),
@@ -162,8 +172,9 @@ def test_ranks_without_a_micro_batch_take_part_and_end_with_the_same_bits(gang: 
         assert_equal_everywhere(gang, (3, 4), "batch norm", order, 6, True, limits)
 
 
-def test_the_gradient_is_scaled_and_the_buffers_are_taken_back_on_all_ranks(gang: Gang) -> None:
-    order = Order(num_samples=14, global_batch=14, micro_batch=4, seed=3)
+@pytest.mark.parametrize("micro_batch", [4, 14])
+def test_the_gradient_is_scaled_and_the_buffers_are_taken_back_on_all_ranks(gang: Gang, micro_batch: int) -> None:
+    order = Order(num_samples=14, global_batch=14, micro_batch=micro_batch, seed=3)
     results = [result for world in WORLDS for result in gang.run(world, jobs.clip_and_undo, order)]
     assert len(set(results)) == 1
     before, changed, undone, norm, scaled = results[0]
