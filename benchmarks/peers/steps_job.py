@@ -2,7 +2,7 @@
 
     python benchmarks/peers/steps_job.py TOOL NETWORK
 
-What all have in common comes in variables; the figures go to the file BENCH_RESULT.
+What all have in common comes in variables; it takes turns with the other jobs by the pipes BENCH_EAR and BENCH_MOUTH.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-WARM_STEPS = 2
+NUM_STEPS = 10**6  # it is stopped
 SIZES = {  # batch, shape of one sample
     "resnet34": (16, (3, 128, 128)),
     "crnn": (16, (1, 32, 160)),
@@ -61,11 +60,11 @@ def loss_of(outputs: Any, targets: Tensor) -> Tensor:
 class InMemory(Dataset):
     """One batch's samples, again and again."""
 
-    def __init__(self, name: str, num_steps: int) -> None:
+    def __init__(self, name: str) -> None:
         self.num, shape = SIZES[name]
         self.inputs = torch.randn(self.num, *shape, generator=torch.Generator().manual_seed(0))
         self.targets = torch.arange(self.num) % 5
-        self.length = self.num * num_steps
+        self.length = self.num * NUM_STEPS
 
     def __len__(self) -> int:
         return self.length
@@ -82,40 +81,47 @@ class InMemory(Dataset):
 
 
 class Clock:
-    """Notes when steps end."""
+    """Tells how long steps took, and waits for its turn: after the first step, and then after every few."""
 
     def __init__(self) -> None:
-        self.first_at = 0.0
-        self.ends: list[float] = []
+        self._steps_of_turn = int(os.environ["BENCH_STEPS"])
+        self._ear, self._mouth = int(os.environ["BENCH_EAR"]), int(os.environ["BENCH_MOUTH"])
+        self._began, self._done = 0.0, 0
 
     def tick(self) -> None:
         """A step is done."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.first_at = self.first_at or time.time()
-        self.ends.append(time.perf_counter())
+        self._done += 1
+        if not self._began:
+            self._say(first_step_s=time.time() - float(os.environ["BENCH_STARTED"]))
+        elif self._done == self._steps_of_turn:
+            step_s = (time.perf_counter() - self._began) / self._done
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            if torch.cuda.is_available():
+                memory = torch.cuda.max_memory_allocated()
+            self._say(step_s=step_s, peak_bytes=memory)
+        else:
+            return
+        if not os.read(self._ear, 1):
+            sys.exit("the benchmark has ended")
+        self._done, self._began = 0, time.perf_counter()
 
-    def figures(self) -> dict[str, float]:
-        """Seconds of a step and to the first one, and the most memory."""
-        taken = [after - before for before, after in zip(self.ends, self.ends[1:], strict=False)][WARM_STEPS - 1 :]
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if torch.cuda.is_available():
-            memory = torch.cuda.max_memory_allocated()
-        first = self.first_at - float(os.environ["BENCH_STARTED"])
-        return {"step_s": statistics.median(taken), "first_step_s": first, "peak_bytes": memory}
+    def _say(self, **facts: float) -> None:
+        os.write(self._mouth, (json.dumps(facts) + "\n").encode())
 
 
 def sgd(model: nn.Module, *, fused: bool = False) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, fused=fused or None)
 
 
-def plain(name: str, num_steps: int, clock: Clock, *, tuned: bool) -> None:
+def plain(name: str, clock: Clock, *, tuned: bool) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = network(name).to(device)
     if tuned:
         model = model.to(memory_format=torch.channels_last)
     optimizer = sgd(model, fused=tuned)
-    for inputs, targets in DataLoader(InMemory(name, num_steps), SIZES[name][0]):
+    for inputs, targets in DataLoader(InMemory(name), SIZES[name][0]):
         inputs, targets = inputs.to(device), targets.to(device)
         if tuned:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -125,14 +131,12 @@ def plain(name: str, num_steps: int, clock: Clock, *, tuned: bool) -> None:
         clock.tick()
 
 
-def accelerate(name: str, num_steps: int, clock: Clock) -> None:
+def accelerate(name: str, clock: Clock) -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator()
     model = network(name)
-    model, optimizer, loader = accelerator.prepare(
-        model, sgd(model), DataLoader(InMemory(name, num_steps), SIZES[name][0])
-    )
+    model, optimizer, loader = accelerator.prepare(model, sgd(model), DataLoader(InMemory(name), SIZES[name][0]))
     for inputs, targets in loader:
         optimizer.zero_grad()
         accelerator.backward(loss_of(model(inputs), targets))
@@ -140,7 +144,7 @@ def accelerate(name: str, num_steps: int, clock: Clock) -> None:
         clock.tick()
 
 
-def lightning(name: str, num_steps: int, clock: Clock) -> None:
+def lightning(name: str, clock: Clock) -> None:
     from lightning import Callback, LightningModule, Trainer
 
     class Job(LightningModule):
@@ -162,10 +166,10 @@ def lightning(name: str, num_steps: int, clock: Clock) -> None:
         accelerator="auto", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[Ticker()],
     )  # fmt: skip
-    trainer.fit(Job(), DataLoader(InMemory(name, num_steps), SIZES[name][0]))
+    trainer.fit(Job(), DataLoader(InMemory(name), SIZES[name][0]))
 
 
-def lockstep(name: str, num_steps: int, clock: Clock, *more: str) -> None:
+def lockstep(name: str, clock: Clock, *more: str) -> None:
     """The loop's own step with default settings, but for what is given."""
     from lockstep.cluster.world import alone
     from lockstep.config.schema import RunConfig
@@ -174,7 +178,7 @@ def lockstep(name: str, num_steps: int, clock: Clock, *more: str) -> None:
     from lockstep.engine.step import run_step
     from lockstep.metrics.classification import Top1
 
-    samples, num = InMemory(name, num_steps), SIZES[name][0]
+    samples, num = InMemory(name), SIZES[name][0]
     settings: dict[str, Any] = {"mode": "fast"} if "fast" in more else {}
     settings |= {"compile": True} if "compile" in more else {}
     config = RunConfig(recipe="steps", global_batch=num, micro_batch=num, optim={"lr": 1e-4}, **settings)
@@ -187,13 +191,13 @@ def lockstep(name: str, num_steps: int, clock: Clock, *more: str) -> None:
     )
     job = make_job(config, lambda: parts, alone())
     loader = job.open_loader()
-    for step in job.order.steps(job.world, start=0, stop=num_steps):
+    for step in job.order.steps(job.world, start=0, stop=NUM_STEPS):
         run_step(job, step, loader, 0.0)
         clock.tick()
     loader.close()
 
 
-TOOLS: dict[str, Callable[[str, int, Clock], None]] = {
+TOOLS: dict[str, Callable[[str, Clock], None]] = {
     "plain": lambda *job: plain(*job, tuned=False),
     "plain-tuned": lambda *job: plain(*job, tuned=True),
     "lightning": lightning,
@@ -207,10 +211,7 @@ TOOLS: dict[str, Callable[[str, int, Clock], None]] = {
 def main() -> None:
     tool, name = sys.argv[1:]
     torch.set_num_threads(1)
-    clock = Clock()
-    TOOLS[tool](name, int(os.environ["BENCH_STEPS"]), clock)
-    with open(os.environ["BENCH_RESULT"], "w") as file:
-        json.dump(clock.figures(), file)
+    TOOLS[tool](name, Clock())
 
 
 if __name__ == "__main__":
