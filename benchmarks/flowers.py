@@ -148,10 +148,13 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
         pen.text((left - 8, place(0, percent)[1]), f"{percent}%", (110, 110, 110), small, anchor="rm")
     for minutes in range(0, int(longest) + 1, 2):
         pen.text((place(minutes, 0)[0], height - bottom + 6), f"{minutes} min", (110, 110, 110), small, anchor="ma")
+    highest = max(curve[-1][1] for curve in curves.values())
     for (name, curve), colour in zip(curves.items(), [(33, 102, 172), (178, 24, 43)], strict=True):
         pen.line([place(*point) for point in curve], fill=colour, width=3)
         x, y = place(*curve[-1])
-        pen.text((x - 4, y - 10), f"{name}: {curve[-1][1]:.1f}%", colour, font, anchor="rs")
+        # The upper one's name above its curve, the lower one's below.
+        at, anchor = (y - 14, "rs") if curve[-1][1] == highest else (y + 18, "rt")
+        pen.text((x - 4, at), f"{name}: {curve[-1][1]:.1f}%", colour, font, anchor=anchor)
     title = "Held-out top-1 of flower_photos from scratch, 640 training pictures, 128 px"
     pen.text((left, 8), title, (34, 34, 34), font)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`lockstep eval` in processes that somebody else has started."""
+"""`lockstep eval` in processes that somebody else has started, and of runs that were sharded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.runs import TINY, environment, lockstep
+from tests.runs import TINY, environment, lockstep, result
 
 
 def test_eval_under_torchrun_speaks_once_and_says_what_it_says_alone(tmp_path: Path) -> None:
@@ -18,3 +18,11 @@ def test_eval_under_torchrun_speaks_once_and_says_what_it_says_alone(tmp_path: P
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=55)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [alone]
+
+
+def test_a_sharded_run_is_evaluated_and_used_by_one_process(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    lockstep("train", "digits", "epochs=1", "mode=fast", "parallel=fsdp", "--procs", 2, "--run-dir", run, cwd=tmp_path)
+    metrics = json.loads(lockstep("eval", run, "--json", cwd=tmp_path).stdout)["metrics"]
+    assert metrics["top1"] == result(run)["metrics"]["top1"] > 0.5
+    assert lockstep("export", run, "--to", "safetensors", "--out", tmp_path / "net", cwd=tmp_path).returncode == 0

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from lockstep.cluster.world import World
+from lockstep.engine import precision
 from lockstep.engine.checkpoint import load_checkpoint, steps
 from tests.ranks.gang import Gang
 from tests.ranks.networks import WithGaps
@@ -114,6 +117,23 @@ def test_precision_and_loss_scale_are_those_of_ddp(gang: Gang, tmp_path: Path) -
     (expected,) = gang.run(1, carry_out, tmp_path / "ddp", ddp(**more))
     result = gang.run(2, carry_out, tmp_path / "fsdp", fsdp(**more))[0]
     assert result[1]["metrics"]["loss"] == pytest.approx(expected[1]["metrics"]["loss"], rel=0.01)
+
+
+def carry_out_from_a_large_scale(world: World, *arguments: Any) -> Any:
+    with patch.object(precision, "FIRST_SCALE", 2.0**20):
+        return carry_out(world, *arguments)
+
+
+def test_overflows_of_a_dynamic_loss_scale_are_agreed_and_survive_a_stop(gang: Gang, tmp_path: Path) -> None:
+    config = fsdp(precision="fp16", every="2 steps")
+    straight, other = gang.run(2, carry_out_from_a_large_scale, tmp_path / "straight", config)
+    progress = straight[1]
+    assert 0 < progress["num_overflows"] < 8
+    assert progress["loss_scale"] == other[1]["loss_scale"] == 2.0 ** (20 - progress["num_overflows"])
+    gang.run(2, carry_out_from_a_large_scale, tmp_path / "stopped", config, 1)
+    resumed, _ = gang.run(2, carry_out, tmp_path / "stopped", config)
+    assert resumed[1]["num_overflows"] == progress["num_overflows"]
+    assert hash_of(resumed[0]) == hash_of(straight[0])
 
 
 def test_parameters_that_two_layers_share_are_refused(gang: Gang, tmp_path: Path) -> None:
