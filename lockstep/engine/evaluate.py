@@ -108,6 +108,8 @@ def evaluate(
                     break
                 world.pulse.enter("evaluating")
                 batch = loader.batch(*request)
+                if even:
+                    world.pulse.enter("evaluating", waits=True)
                 seed_forward(key(0, FORWARD, int(request[0][0])), world.device)
                 outputs = model(batch.inputs) if infer is None else infer(model, batch.inputs)
                 if done > len(mine):

@@ -89,7 +89,8 @@ def end_epoch(job: Job, saver: Saver, reports: Reports, stop_now: Callable[[], b
             loss=job.parts.loss,
             infer=job.parts.infer,
             metric=job.parts.metric,
-            batch_size=config.eval_batch,
+            # An `infer` may call the model once a picture; all ranks have to call a sharded one equally often.
+            batch_size=1 if job.shards is not None and job.parts.infer is not None else config.eval_batch,
             num_workers=config.loader.num_workers,
             channels_last=config.channels_last,
             stop=stop_now,

@@ -61,7 +61,7 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
         nonlocal names
         pulse.enter(READING)
         batch = loader.batch(micro_batch.indices, micro_batch.keys)
-        pulse.enter(COMPUTING)
+        pulse.enter(COMPUTING, waits=job.shards is not None)  # a sharded model's layers wait for the other ranks
         with job.reducer.micro_batch(micro_batch):
             names, loss, terms = forward(job, batch)
             job.reducer.backward(loss, terms)

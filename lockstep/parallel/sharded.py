@@ -57,6 +57,10 @@ class Shards:
         if world.device.type == "cpu":
             _give_memory_back()
         self._model, self._world = model, world
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase):
+                # On a GPU it would move gathered weights into cuDNN's memory for good, out of the reach of the next.
+                module.flatten_parameters = _leave_as_they_are  # type: ignore[method-assign]
         mesh = DeviceMesh(world.device.type, list(range(world.size)))
         for _, block in [*shard_blocks(model), ("", model)]:
             whole = [parameter for parameter in block.parameters() if not isinstance(parameter, DTensor)]
@@ -72,6 +76,9 @@ class Shards:
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # a micro-batch's weight says all
                 module.set_force_sum_reduction_for_comms(True)
+                if hasattr(module, "set_reduce_scatter_unused_params"):  # torch 2.11 has it not
+                    # A parameter that some ranks only have used still needs a sum over all of them.
+                    module.set_reduce_scatter_unused_params(True)
         self._sharded = {name: tensor for name, tensor in model.named_parameters() if isinstance(tensor, DTensor)}
         self.parameters = {
             name: nn.Parameter(tensor.to_local().detach(), requires_grad=tensor.requires_grad)
@@ -136,6 +143,10 @@ class Shards:
             whole = state[name].to(here.device, here.dtype) if state is not None else here.new_empty(shape)
             collect.broadcast_tensors(self._world, [whole])
             here.copy_(self.part(whole) if sharded else whole)
+
+
+def _leave_as_they_are() -> None:
+    """In place of `flatten_parameters`."""
 
 
 def _give_memory_back() -> None:

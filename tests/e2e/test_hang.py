@@ -62,6 +62,18 @@ def test_a_rank_that_reads_for_ever_is_named_and_the_run_goes_on_to_the_same_wei
     assert "parallel/reduce.py" in waiting.split("\n\n")[1]
 
 
+def test_a_rank_that_holds_a_sharded_model_up_is_named_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    sharded = ["mode=fast", "parallel=fsdp", "--procs", 2, "--run-dir", folder]
+    stuck = {"STUCK": f"sleeps,1,{tmp_path / 'once'}"}
+    process = start("train", *SETTINGS, *sharded, cwd=tmp_path, **stuck)
+    try:
+        _, errors = process.communicate(timeout=LIMIT_S)
+    finally:
+        kill_session(process)
+    assert re.search(r"hang: rank 1 has made no progress for \d s: reading samples, step 5", errors)
+
+
 def test_a_stopped_process_is_named_and_killed_and_the_run_goes_on_to_the_same_weights(
     undisturbed: str, tmp_path: Path
 ) -> None:

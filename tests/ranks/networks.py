@@ -46,6 +46,32 @@ class WithGaps(nn.Module):
         return self.tied(torch.tanh(self.head(hidden)))
 
 
+class Sometimes(nn.Module):
+    """One part is used in some micro-batches only; another is an LSTM, over a picture's rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = UnmovedLSTM(24, 8, batch_first=True)
+        self.sometimes = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.rows.is_in_use = True
+        hidden = self.rows(inputs.transpose(1, 2).flatten(2))[0][:, -1]
+        if inputs.sum() > 0:
+            hidden = hidden + self.sometimes(hidden)
+        return self.head(hidden)
+
+
+class UnmovedLSTM(nn.LSTM):
+    """Refuses to let cuDNN lay its weights out anew, once it is in use."""
+
+    is_in_use = False
+
+    def flatten_parameters(self) -> None:
+        assert not self.is_in_use, "cuDNN would take the weights to memory of its own"
+
+
 class Plain(nn.Module):
     """No batch norm and no dropout: its gradient is the same however a step is cut."""
 

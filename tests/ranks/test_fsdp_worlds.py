@@ -13,7 +13,9 @@ from lockstep.cluster.world import World
 from lockstep.engine import precision
 from lockstep.engine.checkpoint import load_checkpoint, steps
 from tests.ranks.gang import Gang
-from tests.ranks.networks import WithGaps
+from tests.ranks.networks import Sometimes, WithGaps
+from tests.ranks.pose_in_ranks import carry_out as train_pose
+from tests.ranks.pose_in_ranks import settings as pose_settings
 from tests.ranks.runs_in_ranks import settings
 from tests.ranks.sharded_in_ranks import carry_out, carry_out_within, hash_of, started
 from tests.ranks.test_run_worlds import poisoned
@@ -134,6 +136,24 @@ def test_overflows_of_a_dynamic_loss_scale_are_agreed_and_survive_a_stop(gang: G
     resumed, _ = gang.run(2, carry_out, tmp_path / "stopped", config)
     assert resumed[1]["num_overflows"] == progress["num_overflows"]
     assert hash_of(resumed[0]) == hash_of(straight[0])
+
+
+def test_parts_used_in_some_micro_batches_only_and_lstms_are_summed_over_all_ranks(gang: Gang, tmp_path: Path) -> None:
+    (expected,) = gang.run(1, carry_out, tmp_path / "ddp", ddp(), -1, None, Sometimes)
+    for world in (2, 3):
+        result = gang.run(world, carry_out, tmp_path / str(world), fsdp(), -1, None, Sometimes)[0]
+        assert_close(result, expected)
+
+
+def test_an_evaluation_that_looks_at_pictures_one_by_one_ends_for_any_number_of_them(
+    gang: Gang, tmp_path: Path
+) -> None:
+    # Batches of 2 would be 2 and 2 pictures for one rank, and 2 and 1 for the other.
+    config = pose_settings(parallel="fsdp", mode="fast", data={"num_eval": 7, "num_train": 6}).model_copy(
+        update={"epochs": 1}
+    )
+    first, second = gang.run(2, train_pose, tmp_path / "run", config)
+    assert first[1] == second[1]
 
 
 def test_parameters_that_two_layers_share_are_refused(gang: Gang, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def train_parts(world: World, path: Path, config: RunConfig, build: Callable[[],
         saver.restore(job, "auto", told.say)
         is_done = train(job, saver, told, lambda: float(job.progress.step == stop_at))  # type: ignore[arg-type]
         saver.close()
-        return weights_sha256(job.model.state_dict()), job.progress.metrics, told.losses, is_done
+        return weights_sha256(job.state()), job.progress.metrics, told.losses, is_done
     finally:
         torch.use_deterministic_algorithms(False)
         folder.close()
