@@ -8,9 +8,10 @@ from __future__ import annotations
 import copy
 import io
 import json
+import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,7 +118,7 @@ def _write(to: str, model: nn.Module, shape: tuple[int, ...], facts: Mapping[str
         out.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(content)
         again = read(partial, model)
-        difference = max(_difference(mine, again(batch)) for mine, batch in zip(own, samples, strict=True))
+        difference = _largest(_difference(mine, again(batch)) for mine, batch in zip(own, samples, strict=True))
         if not difference <= TOLERANCE[to]:
             raise CheckpointError(
                 f"{out} was not written: its outputs are not the model's own",
@@ -178,7 +179,10 @@ def _to_onnx(model: nn.Module, inputs: Tensor, facts: Mapping[str, Any]) -> byte
     import torch
 
     program = _traced(model, inputs)
-    onnx: Any = torch.onnx.export(program, (), input_names=[INPUT], dynamo=True, verbose=False)
+    try:
+        onnx: Any = torch.onnx.export(program, (), input_names=[INPUT], dynamo=True, verbose=False)
+    except Exception as error:  # torch raises very many kinds
+        raise _no_way("onnx", "--to torch-export or safetensors", error) from error
     onnx.model.metadata_props.update(_as_text(facts))
     content: bytes = onnx.model_proto.SerializeToString()
     return content
@@ -208,10 +212,12 @@ def _traced(model: nn.Module, inputs: Tensor) -> Any:
     try:
         return torch.export.export(model, (inputs.contiguous(),), dynamic_shapes=({0: batch},))
     except Exception as error:  # torch raises very many kinds
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ConfigError(
-            f"torch.export can't trace this model: {first}", do="--to safetensors; or LOCKSTEP_DEBUG=1 for the rest"
-        ) from error
+        raise _no_way("export", "--to safetensors", error) from error
+
+
+def _no_way(tool: str, other: str, error: Exception) -> ConfigError:
+    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return ConfigError(f"torch.{tool} can't take this model: {first}", do=f"{other}; or LOCKSTEP_DEBUG=1 for the rest")
 
 
 def _check_onnx() -> None:
@@ -256,13 +262,13 @@ def _difference(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
     if [tensor.shape for tensor in mine] != [tensor.shape for tensor in theirs]:
         return float("inf")
     largest = max((float(tensor.abs().max()) for tensor in mine), default=0.0) or 1.0
-    return (
-        max(
-            (float((one.double() - other.double()).abs().max()) for one, other in zip(mine, theirs, strict=True)),
-            default=0.0,
-        )
-        / largest
-    )
+    pairs = zip(mine, theirs, strict=True)
+    return _largest(float((one.double() - other.double()).abs().max()) for one, other in pairs) / largest
+
+
+def _largest(values: Iterable[float]) -> float:
+    """Not a number, if one of them is none: Python's `max` would pass over it."""
+    return max(values, key=lambda value: (math.isnan(value), value), default=0.0)
 
 
 def _as_text(facts: Mapping[str, Any]) -> dict[str, str]:

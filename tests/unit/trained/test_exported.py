@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,33 @@ def test_a_file_with_other_outputs_is_not_written(to: str, monkeypatch: pytest.M
     assert "difference" in capsys.readouterr().err
     assert Path("net").read_text() == "from before"
     assert sorted(path.name for path in Path().iterdir()) == ["net", "w.safetensors"]
+
+
+@pytest.mark.parametrize("values", [(math.nan, 0.0, 0.0), (0.0, math.nan, 0.0), (0.0, 0.0, math.nan)])
+def test_an_output_that_is_no_number_is_a_difference(
+    values: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_of("digits")
+    left = iter([*[0.0] * len(values), *values])
+    real = exported._flat
+    monkeypatch.setattr(exported, "_flat", lambda outputs: [tensor + next(left) for tensor in real(outputs)])
+    with pytest.raises(CheckpointError, match="outputs are not the model's own"):
+        export("w.safetensors", "safetensors", "net", preset="digits")
+    some, bad = torch.ones(2), torch.tensor([1.0, math.nan])
+    assert math.isnan(exported._difference([some, some], [some, bad]))
+
+
+class Unusual(nn.Module):
+    """With an operator that ONNX has not."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(inputs.flatten(1))
+
+
+def test_what_onnx_can_not_hold_is_refused_in_one_line() -> None:
+    pytest.importorskip("onnxscript")
+    with pytest.raises(ConfigError, match=r"torch\.onnx can't take this model"):
+        exported._to_onnx(Unusual(), torch.zeros(2, 1, 4, 4), {})
 
 
 def test_without_onnx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
