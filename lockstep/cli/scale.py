@@ -64,15 +64,21 @@ def scale(
     forkserver.prepare([*PRELOAD, "lockstep.scaling.measure"], config.num_threads)
     from lockstep.scaling.table import table
 
-    figures: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in names}
+    num_micro_batches = -(-config.global_batch // config.micro_batch)
+    figures: dict[str, dict[int, dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as work:
         for size in sizes:
             for name in names:
+                if name == "ddp" and size > num_micro_batches:
+                    print(f"ddp on {size} is left out: a step has no micro-batch for each, only {num_micro_batches}")
+                    continue
                 answer = Path(work) / f"{name}-{size}.json"
                 settings = [*given, *VARIANTS[name]]
-                figures[name][size] = _measured(config, source, settings, name, size, steps, answer)
-                speed = figures[name][size]["samples_per_s"]
-                print(f"{name} on {size}: {speed:,.0f} samples/s", flush=True)
+                measured = _measured(config, source, settings, name, size, steps, answer)
+                figures.setdefault(name, {})[size] = measured
+                print(f"{name} on {size}: {measured['samples_per_s']:,.0f} samples/s", flush=True)
+    if not figures:
+        raise ConfigError("nothing could be measured", do="fewer processes (--procs), or a smaller micro_batch")
     print()
     print("\n".join(table(figures)))
     _keep(figures, out, found.name)

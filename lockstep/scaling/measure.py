@@ -38,12 +38,14 @@ class Timing:
     """Seconds of one step.
 
     Attributes:
+        num_samples: Of all ranks.
         step_s: The whole.
         reading_s: Waiting for samples.
         waiting_s: Adding up over the processes: what of the sending backward does not hide, and waiting for the
             slowest. Not known of torch's DDP, which does it inside of backward.
     """
 
+    num_samples: int
     step_s: float
     reading_s: float
     waiting_s: float
@@ -88,9 +90,8 @@ def measure(
             # The slowest rank is the one that all wait for; the parts are means over the ranks.
             steps = [max(timing.step_s for timing in each) for each in zip(*every, strict=True)]
             flat = [timing for each in every for timing in each]
-            num_samples = min(config.global_batch, job.order.num_samples)
             facts_of_run = {
-                "samples_per_s": num_samples / median(steps),
+                "samples_per_s": mean(timing.num_samples for timing in timings) / median(steps),
                 "step_s": median(steps),
                 "reading_s": sum(timing.reading_s for timing in flat) / len(flat),
                 "waiting_s": sum(timing.waiting_s for timing in flat) / len(flat),
@@ -104,11 +105,12 @@ def measure(
 
 
 def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
-    """One for each full step after the warm ones; steps of another size, at an epoch's end, don't count."""
+    """One for each full step after the warm ones; steps of fewer micro-batches, at an epoch's end, don't count."""
     loader = job.open_loader()
     timed = TimedLoader(loader)
     timings: list[Timing] = []
-    full = min(job.config.global_batch, job.order.num_samples)
+    # Of samples in groups, such as lines of several widths, few steps may have all that a step can hold.
+    full = -(-min(job.config.global_batch, job.order.num_samples) // job.config.micro_batch)
     pulse = job.world.pulse
     try:
         for step in job.order.steps(job.world, start=0, stop=job.num_steps):
@@ -117,8 +119,8 @@ def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
             if job.world.device.type == "cuda":
                 torch.cuda.synchronize(job.world.device)
             seconds = time.perf_counter() - began
-            if step.number >= WARM_STEPS and step.num_samples == full:
-                timings.append(Timing(seconds, timed.seconds - reading, pulse.wait_s - waiting))
+            if step.number >= WARM_STEPS and step.num_micro_batches >= full:
+                timings.append(Timing(step.num_samples, seconds, timed.seconds - reading, pulse.wait_s - waiting))
             if len(timings) == num_steps:
                 break
     finally:
@@ -137,6 +139,10 @@ def _ddp(job: Job) -> StepFunction:
     wrapped: nn.Module = DistributedDataParallel(job.model) if job.world.size > 1 else job.model
 
     def run(job: Job, step: Step, loader: TimedLoader) -> None:
+        if step.num_micro_batches < job.world.size:  # it needs all ranks in each step
+            for micro_batch in step.micro_batches:
+                loader.batch(micro_batch.indices, micro_batch.keys)
+            return
         job.optimizer.zero_grad()
         for place, micro_batch in enumerate(step.micro_batches):
             batch = loader.batch(micro_batch.indices, micro_batch.keys)

@@ -21,6 +21,13 @@ def test_scale_gives_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # it leaves no run behind
 
 
+def test_torchs_ddp_is_left_out_where_a_step_has_not_a_micro_batch_for_each_process(tmp_path: Path) -> None:
+    options = ["global_batch=32", "micro_batch=32", "--procs", "2", "--compare", "ddp", "--out", tmp_path / "out"]
+    done = lockstep("scale", "digits", *options, cwd=tmp_path, code=2)
+    assert "ddp on 2 is left out" in done.stdout
+    assert "nothing could be measured" in done.stderr
+
+
 def test_names_and_numbers_that_can_not_be_are_refused_at_once(tmp_path: Path) -> None:
     assert "--compare has 'quick'" in lockstep("scale", "digits", "--compare", "quick", cwd=tmp_path, code=2).stderr
     assert "--procs is '1,x'" in lockstep("scale", "digits", "--procs", "1,x", cwd=tmp_path, code=2).stderr
