@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lockstep.config.schema import RunConfig
@@ -26,6 +26,7 @@ from lockstep.engine.build import open_data
 from lockstep.engine.parts import Parts
 from lockstep.engine.precision import use_precision
 from lockstep.engine.recompute import choose_parts
+from lockstep.errors import ConfigError
 from lockstep.parallel.blocks import count, shard_blocks
 from lockstep.parallel.bucket import group
 from lockstep.parallel.exchange import SMALL_BYTES
@@ -103,7 +104,22 @@ def pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num
         build: Gives the recipe's parts.
         inputs: Those of one sample.
         num_samples: Of the micro-batch.
+
+    Raises:
+        ConfigError: The model asks for values.
     """
+    if config.precision == "tf32":  # fp32, as far as memory goes
+        config = config.model_copy(update={"precision": "fp32"})
+    try:
+        return _pass_through(config, build, inputs, num_samples)
+    except DataDependentOutputException as error:
+        raise ConfigError(
+            f"this model can't be planned without values: it reads some, by {error.func}",
+            do="lockstep train, and look at the memory that it takes",
+        ) from error
+
+
+def _pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num_samples: int) -> tuple[Pass, Sizes]:
     with FakeTensorMode(allow_non_fake_inputs=True), seeded(config.seed):
         model = build().model
         use_precision(model, config, CPU)
@@ -188,10 +204,12 @@ def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, pa
     optim = config.optim
     moments = MOMENTS.get(optim.name, int(optim.momentum > 0))
     copies, room = (1, 0) if is_sharded else bucket_copies(config, num_procs)
-    sent_bytes = 2 if config.compress in ("bf16", "fp16") else 4
+    sent_bytes = 2 if _in_halves(config) else 4
+    # The whole sum in fp32; what PowerSGD has not sent yet.
+    more = 4 * _in_halves(config) + 4 * (config.compress == "powersgd")
     return {
         "weights": 4 * sizes.total // share,
-        "gradients": (4 if copies == 1 else sent_bytes) * sizes.trained * copies // share,
+        "gradients": (sent_bytes * copies + more) * sizes.trained // share,
         "optimizer": 4 * moments * sizes.trained // share,
         "ema": (4 * sizes.total // share + sizes.buffers) if optim.ema is not None else 0,
         "buffers": 2 * sizes.buffers,  # as they are, and as the step found them
@@ -212,13 +230,15 @@ def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
     num_leaves = -(-config.global_batch // config.micro_batch)
     shares = [part(0, num_leaves, num_procs, rank) for rank in range(num_procs)]
     stack: list[tuple[tuple[int, int], None]] = []
-    most = 1
+    in_tree, most = _in_tree(config), 1
     for leaf in range(*shares[0]):
-        joins = stack and (config.mode == "fast" or are_siblings(stack[-1][0], (leaf, leaf + 1), num_leaves))
+        joins = stack and (not in_tree or are_siblings(stack[-1][0], (leaf, leaf + 1), num_leaves))
         most = max(most, len(stack) + (not joins))
         push(stack, (leaf, leaf + 1), None, num_leaves, lambda left, right: None)
-        if config.mode == "fast":
+        if not in_tree:
             stack[:] = [((0, leaf + 1), None)]
+    if config.batch_norm == "sync":
+        most = max(most, num_held(config, num_procs))
     return most, sum(_num_nodes(config, share, num_leaves) for share in shares[1:])
 
 
@@ -237,7 +257,7 @@ def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -
         # For each pass: gathered twice, gradients scattered once.
         num_passes = -(-num_leaves // num_procs)
         return num_passes * 4 * (2 * sizes.total + sizes.trained) * others // num_procs
-    value_bytes = 2 if config.compress in ("bf16", "fp16") else 4
+    value_bytes = 2 if _in_halves(config) else 4
     shares = [part(0, num_leaves, num_procs, rank) for rank in range(num_procs)]
     most_nodes = max(_num_nodes(config, share, num_leaves) for share in shares)
     sent = 0
@@ -249,7 +269,16 @@ def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -
 
 
 def _num_nodes(config: RunConfig, share: tuple[int, int], num_leaves: int) -> int:
-    return len(partials(*share, num_leaves)) if config.mode == "exact" else int(share[0] < share[1])
+    return len(partials(*share, num_leaves)) if _in_tree(config) else int(share[0] < share[1])
+
+
+def _in_halves(config: RunConfig) -> bool:
+    return config.compress in ("bf16", "fp16")
+
+
+def _in_tree(config: RunConfig) -> bool:
+    """Whether gradients are added in the tree: sums in halves are in both modes."""
+    return config.mode == "exact" or _in_halves(config)
 
 
 def _tensors(value: Any) -> list[Tensor]:

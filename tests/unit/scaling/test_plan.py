@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -18,7 +19,13 @@ from torch import nn
 from torchvision.models import resnet18
 
 from lockstep.cli.main import run
+from lockstep.cluster.world import alone
 from lockstep.config.schema import OptimConfig, RunConfig
+from lockstep.data.order import MicroBatch, Order
+from lockstep.errors import ConfigError
+from lockstep.parallel.bucket import Flat
+from lockstep.parallel.compress import Compression
+from lockstep.parallel.reduce import Reducer
 from lockstep.scaling.plan import bucket_copies, bytes_sent, memory, pass_through, sizes_of
 
 NUM_SAMPLES, SIZE_PX = 12, 128
@@ -105,6 +112,57 @@ class Recurrent(nn.Module):
 def test_an_lstm_counts_as_the_products_that_it_consists_of() -> None:
     counted, by_hand = (planned(config(), partial(Recurrent, by_hand=way))[0].flops for way in (False, True))
     assert counted == pytest.approx(by_hand, rel=0.02)
+
+
+def test_tf32_is_planned_on_a_machine_without_a_gpu() -> None:
+    assert planned(config(precision="tf32"), num_samples=2) == planned(config(), num_samples=2)
+
+
+class AskingForValues(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]
+
+
+def test_a_model_that_asks_for_values_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match="can't be planned without values"):
+        planned(config(), AskingForValues)
+
+
+HELD = [{}, {"mode": "fast"}, {"compress": "bf16"}, {"compress": "bf16", "mode": "fast"}, {"batch_norm": "sync"},
+        {"compress": "powersgd", "mode": "fast"}]  # fmt: skip
+
+
+def flats() -> list[Flat]:
+    """All copies of gradients that there are."""
+    return [each for each in gc.get_objects() if type(each) is Flat]
+
+
+@pytest.mark.parametrize("settings", HELD, ids=str)
+def test_what_is_planned_for_gradients_is_what_the_sum_holds(settings: dict[str, Any]) -> None:
+    chosen = config(global_batch=16, micro_batch=2, **settings)
+    before = flats()
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(192, 600), nn.BatchNorm1d(600), nn.Linear(600, 600), nn.Linear(600, 5)
+    )
+    reducer = Reducer(
+        model, alone(), exact=chosen.mode == "exact", synchronised=chosen.batch_norm == "sync",
+        compress=Compression(chosen.compress),
+    )  # fmt: skip
+    (step,) = Order(16, 16, 2, 0).steps(alone(), stop=1)
+
+    def run(micro: MicroBatch) -> None:
+        with reducer.micro_batch(micro):
+            reducer.backward(model(torch.randn(2, 3, 8, 8)).square().mean())
+
+    reducer.begin(step)
+    reducer.run(run)
+    reducer.reduce()
+    held = sum(flat.values.nbytes for flat in flats() if not any(flat is other for other in before))
+    if reducer.low_rank is not None:
+        held += sum(error.nbytes for error in reducer.low_rank._errors)
+    assert memory(chosen, sizes_of(model), 0, 1, "ddp")["gradients"] == pytest.approx(held, rel=0.02)
 
 
 def test_activation_checkpointing_keeps_less_and_computes_more() -> None:
