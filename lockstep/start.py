@@ -66,6 +66,8 @@ def default_procs(config: RunConfig) -> int:
 
     Whatever it is, the result is the same.
     """
+    if config.parallel == "dp":
+        return 1
     num_micro_batches = -(-config.global_batch // config.micro_batch)
     if config.device != "cpu":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -243,6 +243,8 @@ class RunConfig(Settings):
             raise ValueError(f"parallel={self.parallel} needs batch_norm=micro")
         if self.activation_checkpointing and self.batch_norm == "sync":
             raise ValueError("activation_checkpointing needs batch_norm=micro: sync's would meet twice")
+        if self.activation_checkpointing and self.parallel == "dp":
+            raise ValueError("activation_checkpointing can't be combined with parallel=dp, which copies the model")
         if self.compress != "none" and self.parallel != "ddp":
             raise ValueError(f"compress={self.compress} can't be combined with parallel={self.parallel}")
         if self.compile and (self.parallel != "ddp" or self.activation_checkpointing):

@@ -65,12 +65,12 @@ def explain(job: Job, step: Step, folder: RunFolder, doing: str) -> TrainError:
     findings = [pair for rank in collect.gather_all(job.world, (mine, suspects)) for pair in _dated(*rank)]
     _, guilty = min(findings, key=lambda pair: pair[0], default=(None, None))
     if guilty is None:
-        return TrainError(
-            f"loss or gradient is not finite at step {step.number}",
-            likely="the gradient's norm is too large for float32, or memory or the device had a fault: "
-            f"each micro-batch run again gave finite {'values' if job.shards is None else 'losses'}",
-            doing=doing,
-        )
+        likely = "the gradient's norm is too large for float32, or memory or the device had a fault"
+        if job.config.compress == "fp16":
+            likely = "a gradient, or a sum of some, is above 65,504, the largest number of compress=fp16; bf16 has room"
+        again = f"each micro-batch run again gave finite {'values' if job.shards is None else 'losses'}"
+        what = f"loss or gradient is not finite at step {step.number}"
+        return TrainError(what, likely=f"{likely}: {again}", doing=doing)
     report = folder.path / f"nonfinite-{step.number}.json"
     if job.world.is_main:
         write_whole(report, json.dumps({"step": step.number, **guilty}, indent=1).encode())

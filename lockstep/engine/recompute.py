@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lockstep.errors import ConfigError
-from lockstep.parallel.blocks import innermost_blocks
+from lockstep.parallel.blocks import innermost_blocks, is_called
 
 
 def recompute(model: nn.Module, choice: bool | Sequence[str]) -> list[str]:
@@ -54,7 +54,8 @@ def choose_parts(model: nn.Module, choice: bool | Sequence[str]) -> list[tuple[s
 
 def _named(model: nn.Module, patterns: Sequence[str]) -> list[tuple[str, nn.Module]]:
     found: dict[str, nn.Module] = {}
-    modules = {name: module for name, module in model.named_modules() if name}
+    # A ModuleList is never called itself; its entries are.
+    modules = {name: module for name, module in model.named_modules() if name and is_called(module)}
     for pattern in patterns:
         matching = {name: module for name, module in modules.items() if fnmatchcase(name, pattern)}
         if not matching:

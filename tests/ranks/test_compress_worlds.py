@@ -16,6 +16,7 @@ from lockstep.data.order import Order
 from lockstep.parallel import exchange, reduce
 from lockstep.parallel.compress import Compression
 from lockstep.parallel.reduce import Reducer
+from tests.ranks import runs_in_ranks
 from tests.ranks.gang import Gang
 from tests.ranks.networks import make, mean_loss, samples
 from tests.ranks.runs_in_ranks import carry_out, settings
@@ -119,3 +120,16 @@ def test_a_run_by_powersgd_goes_on_after_a_stop_and_after_a_step_that_is_not_fin
 def test_powersgd_is_refused_in_exact_mode() -> None:
     with pytest.raises(ValueError, match="set mode=fast, or compress=bf16"):
         settings(compress="powersgd")
+
+
+def test_a_sum_too_large_for_fp16_is_named_on_all_ranks(gang: Gang, tmp_path: Path) -> None:
+    config = settings(compress="fp16")
+    texts = gang.run(2, carry_out_with_a_large_loss, tmp_path / "run", config)
+    assert len(set(texts)) == 1
+    assert "above 65,504, the largest number of compress=fp16" in texts[0]
+
+
+def carry_out_with_a_large_loss(world: World, *arguments: Any) -> Any:
+    real = runs_in_ranks.loss
+    with patch.object(runs_in_ranks, "loss", lambda *given: {"cross_entropy": 1e7 * real(*given)["cross_entropy"]}):
+        return carry_out(world, *arguments)

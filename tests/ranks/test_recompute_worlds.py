@@ -77,6 +77,12 @@ def test_what_names_no_module_is_refused_and_so_is_a_model_without_blocks() -> N
         recompute(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), True)
 
 
+def test_a_pattern_means_what_is_called_not_the_list_that_holds_it() -> None:
+    model = nn.Module()
+    model.stages = nn.ModuleList([Residual(), Residual()])
+    assert recompute(model, ["stages*"]) == ["stages.0", "stages.1"]
+
+
 def test_what_can_not_be_combined_is_refused() -> None:
     with pytest.raises(ValidationError, match="would meet twice"):
         settings(activation_checkpointing=True, batch_norm="sync")
@@ -86,6 +92,8 @@ def test_what_can_not_be_combined_is_refused() -> None:
         settings(parallel="fsdp", mode="fast", batch_norm="sync")
     with pytest.raises(ValidationError, match="can't be combined with parallel=fsdp"):
         settings(parallel="fsdp", mode="fast", compile=True)
+    with pytest.raises(ValidationError, match="can't be combined with parallel=dp"):
+        settings(parallel="dp", mode="fast", activation_checkpointing=True)
 
 
 @pytest.mark.parametrize(("world", "text"), [(1, "needs two GPUs or more"), (2, "is for one process")])
