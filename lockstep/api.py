@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.cluster import forkserver
 from lockstep.cluster.env import ALONE, Placement, placement
 from lockstep.cluster.size import Size, parse_size
-from lockstep.cluster.stop import StopSignal
+from lockstep.cluster.stop import StopSignal, when_parent_dies
 from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
 from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError, LockstepError, TrainError
@@ -30,6 +30,8 @@ from lockstep.start import PRELOAD, Ask, check_resume, default_procs, join_world
 
 if TYPE_CHECKING:
     from lockstep.cluster.world import World
+
+_CALLER = "LOCKSTEP_CALLER"  # the process in which `train` was called
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def _run_command(command: Sequence[str]) -> tuple[int, str]:
     is_asked = False
     with tempfile.TemporaryFile("w+") as errors:
         # In a group of its own, so that Ctrl-C comes to this process alone, in a terminal as in a notebook.
-        child = subprocess.Popen(command, stderr=errors, process_group=0)
+        environ = {**os.environ, _CALLER: str(os.getpid())}
+        child = subprocess.Popen(command, stderr=errors, process_group=0, env=environ)
         while child.returncode is None:
             try:
                 child.wait()
@@ -121,6 +124,16 @@ def _run_command(command: Sequence[str]) -> tuple[int, str]:
     if is_asked and child.returncode > 128:
         raise Stopped(child.returncode)
     return child.returncode, text
+
+
+def _end_with_caller() -> None:
+    """Where a `lockstep.train` has started this command: save and end once that process is gone.
+
+    A kernel of a notebook that is started anew is killed, and would leave its training behind.
+    """
+    caller = os.environ.pop(_CALLER, None)
+    if caller is not None and int(caller) == os.getppid():
+        when_parent_dies(lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def warn_before(folder: Path, config: RunConfig) -> None:
@@ -171,6 +184,7 @@ def train_command(
         LockstepError: Anything that a person can do something about.
     """
     started_at = time.time()
+    _end_with_caller()
     found = find(source)
     config = load(found.config_class, found.layers, overrides).config
     here = place_of(ask.procs, ask.init, ask.rank, ask.world_size)

@@ -187,6 +187,25 @@ def test_ctrl_c_in_a_script_saves_and_ends_without_a_traceback(tmp_path: Path) -
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.parametrize("procs", [1, 2])
+def test_training_called_from_a_process_that_is_killed_saves_and_ends(tmp_path: Path, procs: int) -> None:
+    folder = tmp_path / "run"
+    settings = "{'data.slow_s': 0.05, 'epochs': 100}"
+    call = f"lockstep.train({str(TINY)!r}, {settings}, procs={procs}, run_dir={str(folder)!r})"
+    script = subprocess.Popen([sys.executable, "-c", f"import lockstep; {call}"], cwd=tmp_path, env=environment(),
+                              start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    try:
+        wait_until(lambda: records(folder, "train"))
+        script.kill()  # as a notebook's kernel is when it is started anew
+        script.wait()
+        wait_until(lambda: not processes_with(str(folder)))
+    finally:
+        for pid in processes_with(str(folder)):
+            os.kill(pid, signal.SIGKILL)
+    assert list((folder / "checkpoints").glob("step-*"))
+    assert not (folder / "result.json").exists()
+
+
 def test_a_loop_of_ones_own_gives_the_same_bits_at_any_world_size(tmp_path: Path) -> None:
     example = str(ROOT / "examples" / "own_loop.py")
     said = []
