@@ -94,8 +94,13 @@ class TrainError(LockstepError):
     exit_code = 6
 
 
+def cannot_write_result(path: object, error: OSError) -> CheckpointError:
+    """The text for a file that a person has asked for, and that could not be written."""
+    return CheckpointError(f"can't write {path}: {error.strerror or error}", do="make room or give another place")
+
+
 def cannot_write(path: object, error: OSError) -> CheckpointError:
-    """The text for a file that could not be written."""
+    """The text for a file of a run that could not be written."""
     return CheckpointError(
         f"can't write {path}: {error.strerror or error}",
         kept="what was saved before is whole",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import CheckpointError, ConfigError, cannot_write
+from lockstep.errors import CheckpointError, ConfigError, cannot_write_result
 from lockstep.trained import Subject
 from lockstep.version import __version__
 
@@ -32,6 +32,7 @@ TOLERANCE = {"safetensors": 0.0, "onnx": 1e-4, "torch-export": 1e-4}
 BATCHES = (2, 1, 5)  # the first is what the model is traced with
 FIELD = "lockstep.json"  # in a torch-export file
 INPUT = "input"
+OUTPUT = "output"
 
 Run = Callable[["Tensor"], "list[Tensor]"]
 
@@ -127,7 +128,7 @@ def _write(to: str, model: nn.Module, shape: tuple[int, ...], facts: Mapping[str
             )
         partial.replace(out)
     except OSError as error:
-        raise cannot_write(out, error) from None
+        raise cannot_write_result(out, error) from None
     finally:
         partial.unlink(missing_ok=True)
     return Exported(out, len(content), difference, TOLERANCE[to], shape, facts)
@@ -179,8 +180,10 @@ def _to_onnx(model: nn.Module, inputs: Tensor, facts: Mapping[str, Any]) -> byte
     import torch
 
     program = _traced(model, inputs)
+    num_outputs = len(_run_of(model)(inputs))
+    names = [OUTPUT] if num_outputs == 1 else [f"{OUTPUT}{number}" for number in range(num_outputs)]
     try:
-        onnx: Any = torch.onnx.export(program, (), input_names=[INPUT], dynamo=True, verbose=False)
+        onnx: Any = torch.onnx.export(program, (), input_names=[INPUT], output_names=names, dynamo=True, verbose=False)
     except Exception as error:  # torch raises very many kinds
         raise _no_way("onnx", "--to torch-export or safetensors", error) from error
     onnx.model.metadata_props.update(_as_text(facts))

@@ -39,7 +39,7 @@ def _root() -> None:
 def make(context: typer.Context, recipe: RecipeName, out: Out = None, debug: Debug = False) -> int:
     """Make a data set up, in the form in which RECIPE reads real ones.
 
-    Settings are given as --num 1000 or num=1000.
+    Settings are given as --seed 1 or seed=1.
     """
     from lockstep.config.load import load
     from lockstep.recipes.makers import find_maker
@@ -88,7 +88,7 @@ def overrides_of(arguments: Sequence[str]) -> list[str]:
         elif equals:
             overrides.append(word)
         else:
-            raise ConfigError(f"{word} is no setting", allowed="such as --num 1000 or num=1000")
+            raise ConfigError(f"{word} is no setting", allowed="such as --seed 1 or seed=1")
     return overrides
 
 

@@ -116,6 +116,8 @@ def train(
     from lockstep.config.load import load
     from lockstep.recipes.catalog import find
 
+    if source is not None and "=" in source and not Path(source).exists():
+        overrides, source = [source, *(overrides or [])], None  # settings for the run in --run-dir
     # Checked before torch is imported: a mistake in a setting is answered at once.
     for option, text in (("--procs", procs), ("--nodes", nodes)):
         if text is not None:

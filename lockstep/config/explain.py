@@ -118,8 +118,11 @@ class _Reader:
         given = []
         for path in named:
             origin = self._origin(path) or "(default)"
-            value = f"{'.'.join(path)}: {describe.show(describe.at(self.values, path))}"
-            given.append(origin if origin.endswith(value.replace(": ", "=")) else f"{origin}  {value}")
+            if self.settings[path].is_section:
+                continue
+            value = f"{'.'.join(path)}={describe.show(describe.at(self.values, path))}"
+            is_told = origin.replace(" ", "").endswith(value.replace(" ", ""))
+            given.append(origin if is_told else f"{origin}  {value.replace('=', ': ', 1)}")
         return f"{'.'.join(section)}: {message}" if section else message, {"given": "\n".join(given)}
 
     def _wrong(self, path: KeyPath, place: KeyPath, value: Any, message: str) -> tuple[str, dict[str, Any]]:

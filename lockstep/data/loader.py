@@ -166,13 +166,18 @@ class Loader:
 
     def close(self) -> None:
         """End the workers."""
-        self._stream = None
+        workers = list(getattr(self._stream, "_workers", ()))
+        self._stream = None  # asks them, and waits for some seconds
+        for worker in workers:
+            if worker.is_alive():
+                worker.kill()
 
 
 def _begin_worker(worker: int) -> None:
     torch.set_num_threads(1)  # as read() has it
     # Signals are the rank's business: it ends its workers, and they end by themselves when it is gone.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Some send them to a rank's whole process group, or to all processes of a job.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A worker has the rank's open files, the run folder's lock among them.
     exit_with_parent()

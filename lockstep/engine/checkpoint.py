@@ -209,8 +209,7 @@ def mark_best(folder: Path, best: dict[str, Any]) -> None:
 def weights_of(run: Path, which: str) -> tuple[Path, dict[str, Tensor]]:
     """The weights of a run folder: the final ones ("last"), those of its best checkpoint ("best"), or of one by name.
 
-    Where the run keeps a moving average of the weights, that is meant. Where training has not come to its end, "last"
-    is the newest whole checkpoint.
+    Where the run keeps an average of its weights, that is meant. Before its end, "last" is the newest whole checkpoint.
 
     Raises:
         CheckpointError: There is no such checkpoint, or it is not whole.
@@ -221,13 +220,15 @@ def weights_of(run: Path, which: str) -> tuple[Path, dict[str, Tensor]]:
     elif which == "last":
         if (run / WEIGHTS).is_file():
             return run / WEIGHTS, read(run / WEIGHTS)
-        found = load_newest(folder)
-        if found is None:
-            raise CheckpointError(f"{run} has no weights and no whole checkpoint yet")
-        return folder / name_of(found.step), found.average or found.weights
+        bad = []
+        for path, one in newest(folder):
+            if not isinstance(one, CheckpointError):
+                return path, one.average or one.weights
+            bad.append(one.what)
+        raise CheckpointError(f"{run} has no weights and no whole checkpoint{' yet' * (not bad)}", found="\n".join(bad))
     if not (folder / which).is_dir():
-        there = ", ".join(name_of(step) for step in steps(folder))
-        raise CheckpointError(f"{run} has no checkpoint {which}", allowed=f"last, best, {there}" if there else None)
+        there = ["last", "best", *map(name_of, steps(folder))]
+        raise CheckpointError(f"{run} has no checkpoint {which}", allowed=", ".join(there))
     found = load_checkpoint(folder / which)
     return folder / which, found.average or found.weights
 

@@ -63,9 +63,8 @@ def evaluate(
         progress: Called with (batches done, batches) of this rank.
         stop: Whether to leave off; asked before each batch. One rank that does is enough, the others learn of it as
             they come to the end of theirs.
-        even: The ranks can't pass through the model without each other: all make the same number of passes, and one
-            that has no batch left repeats the first one, which counts for nothing. `infer` has to call the model
-            equally often for each batch.
+        even: The ranks can't pass through the model without each other: one that has no batch left repeats the first
+            one, which counts for nothing. `infer` has to call the model equally often for each batch.
 
     Returns:
         The figures by name, with `loss` and each named term of it (if there is one) as the mean over samples, equal on
@@ -108,8 +107,7 @@ def evaluate(
                     break
                 world.pulse.enter("evaluating")
                 batch = loader.batch(*request)
-                if even:
-                    world.pulse.enter("evaluating", waits=True)
+                world.pulse.enter("evaluating", waits=even)
                 seed_forward(key(0, FORWARD, int(request[0][0])), world.device)
                 outputs = model(batch.inputs) if infer is None else infer(model, batch.inputs)
                 if done > len(mine):

@@ -211,14 +211,15 @@ class Saver:
         if resume != "auto":
             return load(Path(resume))
         bad = []
-        for path, found in checkpoint.newest(self.folder.checkpoints, load):
+        for _, found in checkpoint.newest(self.folder.checkpoints, load):
             if not isinstance(found, CheckpointError):
                 return found
-            bad.append(path)
+            bad.append(found.what)
             say(found)
         if bad:
             raise CheckpointError(
                 f"none of the {len(bad)} checkpoints in {self.folder.checkpoints} is whole",
+                found="\n".join(bad),
                 do="start anew in another --run-dir",
             )
         return None

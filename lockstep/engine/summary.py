@@ -28,7 +28,8 @@ def head(request: Request, job: Job, started: Mapping[str, str]) -> tuple[str, d
         started: What the recipe tells of where training starts.
     """
     config, world, order = job.config, job.world, job.order
-    num_micro = -(-min(config.global_batch, order.num_samples) // config.micro_batch)
+    batch = min(config.global_batch, order.num_samples)
+    num_micro = -(-batch // config.micro_batch)
     threads = f"{config.num_threads} thread{'s' if config.num_threads > 1 else ''} each"
     described = dict(job.parts.describe)
     num_parameters = sum(parameter.numel() for parameter in job.model.parameters())
@@ -36,7 +37,7 @@ def head(request: Request, job: Job, started: Mapping[str, str]) -> tuple[str, d
         "world": f"{world.size} process{'es' if world.size > 1 else ''} on "
         f"{world.host if world.num_hosts == 1 else f'{world.num_hosts} hosts'} "
         f"({world.device.type}, {world.backend}, {threads})",
-        "batch": f"{config.global_batch} = {num_micro} micro-batch{'es' if num_micro > 1 else ''} of at most "
+        "batch": f"{batch} = {num_micro} micro-batch{'es' if num_micro > 1 else ''} of at most "
         f"{config.micro_batch}, {config.mode}",
         "data": f"{order.num_samples:,} train, {len(job.eval_data):,} eval: {described.pop('data', request.name)}",
         "model": f"{described.pop('model', type(job.model).__name__)}, {num_parameters:,} parameters",
@@ -138,6 +139,7 @@ def _compute(job: Job) -> str:
         "channels last" if config.channels_last and has_images else "",
         f"{'fused ' if job.optimizer.defaults.get('fused') else ''}{config.optim.name}",
         "compiled in training" if config.compile else "",
+        "activations worked out again" if config.activation_checkpointing else "",
     ]
     return ", ".join(filter(None, words))
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from lockstep.errors import cannot_write
+from lockstep.errors import cannot_write_result
 
 ByteArray = npt.NDArray[np.uint8]
 Colour = tuple[int, int, int]
@@ -120,4 +120,4 @@ def save_picture(picture: Image.Image, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         picture.save(path)
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise cannot_write_result(path, error) from None

@@ -27,13 +27,14 @@ def figures(config: RunConfig, build: Callable[[], Parts], num_procs: int, memor
     """
     inputs = example(config, build_parts(config, build)).inputs
     one, sizes = pass_through(config, build, inputs, config.micro_batch)
+    without = _never_with_fsdp(config)
     num_micro = -(-config.global_batch // config.micro_batch)
     ways: dict[str, dict[str, Any]] = {
         way: {
             "memory": memory(config, sizes, one.activations, num_procs, way),
             "sent_bytes": bytes_sent(config, sizes, num_procs, way),
         }
-        for way in (("ddp",) if config.batch_norm == "sync" else ("ddp", "fsdp"))
+        for way in (("ddp",) if without else ("ddp", "fsdp"))
     }
     for way in ways.values():
         way["total_bytes"] = sum(way["memory"].values())
@@ -48,7 +49,16 @@ def figures(config: RunConfig, build: Callable[[], Parts], num_procs: int, memor
         "flops_a_step": one.flops * config.global_batch // config.micro_batch,
         "memory_gb": memory_gb,
         "ways": ways,
+        "no_fsdp_with": without,
     }
+
+
+def _never_with_fsdp(config: RunConfig) -> str | None:
+    if config.batch_norm == "sync":
+        return "batch_norm=sync"
+    if config.compress != "none":
+        return f"compress={config.compress}"
+    return "compile=true" if config.compile else None
 
 
 def _largest(
@@ -76,6 +86,8 @@ def table(name: str, planned: Mapping[str, Any]) -> list[str]:
         lines.append(f"{entry:<16}" + "".join(f"{ways[way]['memory'][entry] / 1e6:>12,.1f}" for way in names))
     lines.append(f"{'all':<16}" + "".join(f"{ways[way]['total_bytes'] / 1e6:>12,.1f}" for way in names))
     lines.append(f"{'sent a step':<16}" + "".join(f"{ways[way]['sent_bytes'] / 1e6:>12,.1f}" for way in names))
+    if planned["no_fsdp_with"] and procs > 1:
+        lines += ["", f"not by fsdp: it can't be combined with {planned['no_fsdp_with']}"]
     if planned["memory_gb"] is not None:
         lines += ["", *_fitting(planned, names)]
     return lines
@@ -85,6 +97,6 @@ def _fitting(planned: Mapping[str, Any], names: list[str]) -> list[str]:
     lines = []
     for way in names:
         most = planned["ways"][way]["largest_micro_batch"]
-        fits = f"up to micro_batch={most}" if most else "no micro-batch at all"
+        fits = f"up to micro_batch={most}" if most else "no micro-batch at all (docs/memory.md: what to do)"
         lines.append(f"in {planned['memory_gb']:g} GB {way} has room for {fits}")
     return lines

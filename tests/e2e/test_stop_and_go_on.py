@@ -183,3 +183,39 @@ def test_resume_from_a_checkpoint_by_its_folder(undisturbed: Path, tmp_path: Pat
     other = tmp_path / "other"
     lockstep("train", TINY, *SETTINGS, "--procs", 2, "--run-dir", other, "--resume", newest, cwd=tmp_path)
     assert weights(other) == weights(undisturbed)
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_a_stop_that_all_processes_get_saves_though_workers_read(tmp_path: Path, procs: int) -> None:
+    folder = tmp_path / "run"
+    process = slow_run(folder, procs, "loader.num_workers=1")
+    try:
+        wait_until(lambda: steps_done(folder) >= 6)
+        os.killpg(process.pid, signal.SIGTERM)  # as timeout, systemd and a shell's kill %1 do
+        output, errors = process.communicate(timeout=60)
+    finally:
+        kill_session(process)
+    assert process.returncode == 143, errors
+    assert "and saved" in output
+    assert "Traceback" not in errors
+    assert not processes_with(str(folder))
+
+
+def test_settings_alone_are_for_the_run_in_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    lockstep("train", TINY, "epochs=1", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
+    lockstep("train", "report.every_steps=2", "--run-dir", folder, "--resume", "auto", cwd=tmp_path)
+    other = lockstep("train", "epochs=2", "--run-dir", folder, "--resume", "auto", cwd=tmp_path, code=2)
+    assert "holds a run with other settings" in other.stderr
+
+
+def test_a_torn_checkpoint_is_named_even_if_it_is_the_only_one(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    lockstep("train", TINY, "epochs=1", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
+    (folder / "weights.safetensors").unlink()
+    for place in (folder / "checkpoints").glob("step-*"):
+        torn = place / "weights.safetensors"
+        torn.write_bytes(torn.read_bytes()[:1000])
+    for command in (["eval", folder], ["train", "--run-dir", folder, "--resume", "auto"]):
+        errors = lockstep(*command, cwd=tmp_path, code=5).stderr
+        assert f"{torn} is torn" in errors.replace("\n", " ")

@@ -14,6 +14,8 @@ Count = Annotated[int, Field(ge=1)]
 Factor = Annotated[float, Field(ge=0)]
 Scale = Annotated[float, Field(gt=0, le=8)]
 
+SMALLEST_SCALE = 0.1
+
 # Splits of the data sets as they ship, and as the reference uses them.
 SPLITS = {"coco": ("train2017", "val2017"), "crowdpose": ("trainval", "test")}
 
@@ -125,6 +127,8 @@ class TestConfig(Settings):
             raise ValueError(f"nms_kernel ({self.nms_kernel}) must be odd")
         if len(set(self.scales)) != len(self.scales):
             raise ValueError("scales: each once")
+        if min(self.scales) < SMALLEST_SCALE:
+            raise ValueError(f"scales: {SMALLEST_SCALE} at least, as pictures at scale 1 grow with 1 / the smallest")
         if len(self.scales) > 1 and 1 not in self.scales:
             raise ValueError("scales: tags come from scale 1, so it must be among them")
         # At the smallest scale the sides are multiples of 64, and the network divides by 32.
