@@ -61,8 +61,7 @@ def evaluate(
         num_workers: Reading processes for each rank.
         channels_last: Lay pictures out as the model's weights are.
         progress: Called with (batches done, batches) of this rank.
-        stop: Whether to leave off; asked before each batch. One rank that does is enough, the others learn of it as
-            they come to the end of theirs.
+        stop: Whether to leave off; asked before each batch. One rank is enough; the others hear of it at their end.
         even: The ranks can't pass through the model without each other: one that has no batch left repeats the first
             one, which counts for nothing. `infer` has to call the model equally often for each batch.
 
