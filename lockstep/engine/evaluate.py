@@ -47,8 +47,7 @@ def evaluate(
     """Run the model over a whole data set.
 
     The set is cut into batches of `batch_size`, groups apart, whatever the world; rank r takes every W-th of them. So
-    each forward pass has the same samples, shape and random numbers at any world size, and every count and sum comes
-    out the same. The model is left as it was.
+    each forward pass has the same samples, shape and random numbers in any world. The model is left as it was.
 
     Args:
         model: On the world's device; in evaluation mode only while this runs.
@@ -95,9 +94,8 @@ def evaluate(
         channels_last=channels_last,
         num_ranks_here=-(-world.size // world.num_hosts),
     )
-    counted = metric()
+    counted, is_stopped = metric(), False
     sums: dict[str, list[float]] = {}
-    is_stopped = False
     try:
         # A sharded model's own bookkeeping does not take inference mode.
         with _evaluating(model), torch.no_grad() if even else torch.inference_mode():
