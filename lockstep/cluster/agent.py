@@ -219,6 +219,7 @@ class Agent(LocalElasticAgent):
         # Nothing has failed, and some still run: torch's agent comes here when a node waits to join.
         if self.watch.cause is None and any(process.is_alive() for process in self._processes().values()):
             self._let_workers_save(worker_group)
+            self.watch.have_stopped()
         self.watch.cause = None
         super()._restart_workers(worker_group)
 

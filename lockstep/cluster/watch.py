@@ -128,8 +128,14 @@ class Watch:
         return self.cause.text if self.cause is not None else f"the run was stopped on {host}"
 
     def ask_to_stop(self, pids: Sequence[int]) -> None:
-        """Let processes save and stop."""
+        """Let processes save and stop; one that is only starting, and has no ears yet, finds the file."""
+        (self.folder / STOP_FILE).touch()
         kill(pids, signal.SIGTERM)
+
+    def have_stopped(self) -> None:
+        """Those that were asked to stop are gone: others may be started."""
+        if self.stop is None:
+            (self.folder / STOP_FILE).unlink(missing_ok=True)
 
     def look(self, processes: Processes, restart: int) -> None:
         """Look after the workers once: pass a stop on, or note why one has died and end the others.
