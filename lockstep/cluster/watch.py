@@ -127,7 +127,7 @@ class Watch:
             return f"the run was stopped by {self.stop.name} on {host}"
         return self.cause.text if self.cause is not None else f"the run was stopped on {host}"
 
-    def ask_to_stop(self, pids: Sequence[int]) -> None:
+    def ask_to_stop(self, pids: Sequence[int] | set[int]) -> None:
         """Let processes save and stop; one that is only starting, and has no ears yet, finds the file."""
         (self.folder / STOP_FILE).touch()
         kill(pids, signal.SIGTERM)
@@ -151,9 +151,8 @@ class Watch:
             self._pass_stop_on(processes)
 
     def _pass_stop_on(self, processes: Processes) -> None:
-        (self.folder / STOP_FILE).touch()
         pids = {process.pid for process in processes.values() if process.pid is not None}
-        kill(pids - self._told, signal.SIGTERM)
+        self.ask_to_stop(pids - self._told)
         self._told |= pids
         if time.monotonic() - self._stop_since > self.stop_timeout_s and not self._overdue:
             self._overdue = True

@@ -114,12 +114,14 @@ class _Reader:
     def _clash(self, section: KeyPath, message: str) -> tuple[str, dict[str, Any]]:
         """Settings of one section that don't fit together; the message names them."""
         words = set(re.findall(r"[a-z_0-9]+", message))
-        named = [path for path in self.settings if path[:-1] == section and path[-1] in words]
+        named = [
+            path
+            for path, setting in self.settings.items()
+            if path[:-1] == section and path[-1] in words and not setting.is_section
+        ]
         given = []
         for path in named:
             origin = self._origin(path) or "(default)"
-            if self.settings[path].is_section:
-                continue
             value = f"{'.'.join(path)}={describe.show(describe.at(self.values, path))}"
             is_told = origin.replace(" ", "").endswith(value.replace(" ", ""))
             given.append(origin if is_told else f"{origin}  {value.replace('=', ': ', 1)}")

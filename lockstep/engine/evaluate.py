@@ -47,7 +47,8 @@ def evaluate(
     """Run the model over a whole data set.
 
     The set is cut into batches of `batch_size`, groups apart, whatever the world; rank r takes every W-th of them. So
-    each forward pass has the same samples, shape and random numbers in any world. The model is left as it was.
+    each forward pass has the same samples, shape and random numbers at any world size, and every count and sum comes
+    out the same. The model is left as it was.
 
     Args:
         model: On the world's device; in evaluation mode only while this runs.
@@ -60,9 +61,11 @@ def evaluate(
         num_workers: Reading processes for each rank.
         channels_last: Lay pictures out as the model's weights are.
         progress: Called with (batches done, batches) of this rank.
-        stop: Whether to leave off; asked before each batch. One rank is enough; the others hear of it at their end.
-        even: The ranks can't pass through the model without each other: one that has no batch left repeats the first
-            one, which counts for nothing. `infer` has to call the model equally often for each batch.
+        stop: Whether to leave off; asked before each batch. One rank that does is enough, the others learn of it as
+            they come to the end of theirs.
+        even: The ranks can't pass through the model without each other: all make the same number of passes, and one
+            that has no batch left repeats the first one, which counts for nothing. `infer` has to call the model
+            equally often for each batch.
 
     Returns:
         The figures by name, with `loss` and each named term of it (if there is one) as the mean over samples, equal on

