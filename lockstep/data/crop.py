@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import cv2
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -109,12 +111,39 @@ def resized(pixels: ByteArray, box: Box | None, height: int, width: int) -> Tens
     Returns:
         (height, width, 3) bytes.
     """
-    image = torch.from_numpy(pixels)
-    if box is not None:
-        image = image[box.top : box.top + box.height, box.left : box.left + box.width]
-    # The batch dimension first: with channels last known to torch, it takes its quick kernel for bytes.
-    result = F.interpolate(image.unsqueeze(0).permute(0, 3, 1, 2), (height, width), mode="bilinear", antialias=True)
+    result = F.interpolate(_as_image(_part(pixels, box)), (height, width), mode="bilinear", antialias=True)
     return result.permute(0, 2, 3, 1)[0]
+
+
+def resize_into(out: Tensor, pixels: ByteArray, box: Box, *, mirrored: bool) -> None:
+    """What `resized` gives, put where it is to lie: no copy of it is made.
+
+    Args:
+        out: (height, width, 3) bytes.
+        pixels: (H, W, 3) bytes.
+        box: The part of them.
+        mirrored: Whether to turn left and right about. Done with the part, which is copied in any case.
+    """
+    part = _part(pixels, box)
+    if mirrored:
+        part = cv2.flip(part, 1).view(np.uint8)
+    size = out.shape[:2]
+    # The operator behind F.interpolate, which itself has no way to say where the result is to lie.
+    torch.ops.aten._upsample_bilinear2d_aa.out(_as_image(part), size, False, None, None, out=_with_colours_first(out))
+
+
+def _part(pixels: ByteArray, box: Box | None) -> ByteArray:
+    return pixels if box is None else pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+
+
+def _as_image(pixels: ByteArray) -> Tensor:
+    # torch would copy a part too, and takes longer.
+    return _with_colours_first(torch.from_numpy(np.ascontiguousarray(pixels)))
+
+
+def _with_colours_first(image: Tensor) -> Tensor:
+    # The batch dimension first: with channels last known to torch, it takes its quick kernel for bytes.
+    return image.unsqueeze(0).permute(0, 3, 1, 2)
 
 
 def resized_shorter(pixels: ByteArray, shorter_px: int) -> Tensor:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.crop import RandomBoxes, centre_square, fitting_scale, resized, resized_shorter
+from lockstep.data.crop import Box, RandomBoxes, centre_square, fitting_scale, resize_into, resized_shorter
 from lockstep.data.decoded import DecodedPictures
 from lockstep.data.images import ByteArray, Picture
 from lockstep.data.keyed import IntArray, KeyArray, uniform
@@ -76,8 +77,8 @@ class PictureFiles:
             boxes = RandomBoxes(keys, area=self._config.crop_area, ratio=self._config.crop_ratio, first_column=_CROP)
             flips = (uniform(keys, _FLIP) < self._config.flip).tolist()
             for place, index in enumerate(indices.tolist()):
-                image = self._random_part(index, boxes, place)
-                images[place] = image.flip(1) if flips[place] else image
+                pixels, box = self._random_part(index, boxes, place)
+                resize_into(images[place], pixels, box, mirrored=flips[place])
         else:
             for place, index in enumerate(indices.tolist()):
                 images[place] = self._middle(index)
@@ -88,14 +89,12 @@ class PictureFiles:
         """On the device: inputs become (N, 3, S, S) float32, normalised, with the channels last in memory."""
         return dataclasses.replace(batch, inputs=self._normalise(batch.inputs))
 
-    def _random_part(self, index: int, boxes: RandomBoxes, place: int) -> Tensor:
-        size_px = self._config.size_px
+    def _random_part(self, index: int, boxes: RandomBoxes, place: int) -> tuple[ByteArray, Box]:
         head, picture = self._look(index)
         box = boxes.box(place, head.size)
-        scale = self._scale(head, min(box.width, box.height), size_px, _TRAIN_MARGIN)
+        scale = self._scale(head, min(box.width, box.height), self._config.size_px, _TRAIN_MARGIN)
         box = box.at(scale)
-        pixels = self._pixels(index, picture, scale, bottom_px=box.top + box.height)
-        return resized(pixels, box, size_px, size_px)
+        return self._pixels(index, picture, scale, bottom_px=box.top + box.height), box
 
     def _middle(self, index: int) -> Tensor:
         head, picture = self._look(index)
@@ -135,21 +134,25 @@ class Normalise:
     def __init__(self, config: DataConfig) -> None:
         # Rows of the whole picture, three colours in turn: with only three values to repeat, torch would go through the
         # picture three values at a time, which takes eight times as long.
-        self._mean = torch.tensor(config.mean, dtype=torch.float64).mul(255).float().repeat(config.size_px)
-        self._factor = (
-            torch.tensor(config.std, dtype=torch.float64).mul(255).reciprocal().float().repeat(config.size_px)
+        mean, std = (
+            torch.tensor(values, dtype=torch.float64).repeat(config.size_px) for values in (config.mean, config.std)
         )
+        self._factor, self._offset = (1 / (255 * std)).float(), (-mean / std).float()
 
     def __call__(self, images: Tensor) -> Tensor:
         """(N, S, S, 3) bytes -> (N, 3, S, S) float32, channels last in memory."""
-        if self._mean.device != images.device:
-            self._mean, self._factor = self._mean.to(images.device), self._factor.to(images.device)
-        values = torch.empty(images.shape, dtype=torch.float32, device=images.device)
-        rows = (images.flatten(2), values.flatten(2))
-        # On CPUs picture by picture: one stays in the cache for all three passes, a batch doesn't.
-        for taken, made in zip(*rows, strict=True) if images.device.type == "cpu" else [rows]:
-            made.copy_(taken).sub_(self._mean).mul_(self._factor)
-        return values.permute(0, 3, 1, 2)
+        if self._factor.device != images.device:
+            self._factor, self._offset = self._factor.to(images.device), self._offset.to(images.device)
+        rows = images.flatten(2)
+        if images.device.type != "cpu":
+            values = torch.addcmul(self._offset, rows.float(), self._factor)
+        else:
+            # numpy's memory: it asks for large pages, which torch doesn't, and a batch needs thousands of small ones.
+            values = torch.from_numpy(np.empty(rows.shape, dtype=np.float32))
+            # Picture by picture: one stays in the cache for both passes, a batch doesn't.
+            for taken, made in zip(rows, values, strict=True):
+                torch.addcmul(self._offset, made.copy_(taken), self._factor, out=made)
+        return values.view(images.shape).permute(0, 3, 1, 2)
 
 
 def resize_px(config: DataConfig) -> int:
