@@ -143,7 +143,7 @@ def cut(job: Job, wanted: str) -> Outcome:
         raise RuntimeError(reason)
     with network.hosts(2, job.folder) as (first, second):
         job.make = _on_two_hosts
-        wrap: Callable[[int, list[str]], list[str]] = lambda number, command: (first, second)[number].command(command)  # noqa: E731
+        wrap: Callable[[int, list[str]], list[str]] = lambda number, command: (first, second)[number].command(command)  # noqa: E731  # typed
         job.start(wrap=wrap)
         job.until_step(STEP)
         job.mark()

@@ -96,7 +96,7 @@ def lockstep(folder: Path, batch: int, **settings: object) -> Callable[[list[int
 
 
 def samples(folder: Path, **settings: object) -> PictureFiles:
-    config = DataConfig(root=folder, **settings)  # type: ignore[arg-type]
+    config = DataConfig(root=folder, **settings)
     listed = list_folder(folder, "data.root")
     return open_files(folder, listed, list(listed), config, train=True)
 

@@ -48,7 +48,7 @@ def network(name: str) -> nn.Module:
 def loss_of(outputs: Any, targets: Tensor) -> Tensor:
     """Cross entropy for classes, CTC for time steps, squared error for maps."""
     if isinstance(outputs, list):
-        return sum(F.mse_loss(maps, torch.ones_like(maps)) for maps in outputs)  # type: ignore[return-value]
+        return sum(F.mse_loss(maps, torch.ones_like(maps)) for maps in outputs)
     if outputs.dim() == 3:
         steps = torch.full((len(outputs),), outputs.shape[1])
         texts = targets.view(-1, 1).expand(-1, 4) + 1

@@ -27,7 +27,7 @@ class Stacks:
 
     def __init__(self) -> None:
         # It has no name, and is gone with the last process that has it open.
-        self._file: IO[bytes] = _in_memory() if hasattr(os, "memfd_create") else tempfile.TemporaryFile()  # noqa: SIM115
+        self._file: IO[bytes] = _in_memory() if hasattr(os, "memfd_create") else tempfile.TemporaryFile()  # noqa: SIM115  # open as long as this object
         self.descriptor = self._file.fileno()
         if SIGNAL is not None:
             faulthandler.register(SIGNAL, file=self._file, all_threads=True)

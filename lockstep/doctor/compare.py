@@ -109,7 +109,7 @@ def _hash(batch: Batch) -> str:
 
     def take(value: object) -> None:
         if hasattr(value, "numpy"):
-            digest.update(value.contiguous().numpy().tobytes())  # type: ignore[attr-defined]
+            digest.update(value.contiguous().numpy().tobytes())  # type: ignore[attr-defined]  # hasattr tells nothing to mypy
         elif isinstance(value, dict):
             for name in sorted(value):
                 take(value[name])

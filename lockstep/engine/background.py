@@ -30,7 +30,7 @@ class Copies:
             copies[name] = self._buffer(name, tensor)
             copies[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
             if tensor.is_cuda and self._arrived is None:
-                self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._arrived = torch.cuda.Event()
         if self._arrived is not None:
             self._arrived.record()
         return copies

@@ -185,7 +185,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def newest(
     folder: Path,
-    load: Callable[[Path], T] = load_checkpoint,  # type: ignore[assignment]
+    load: Callable[[Path], T] = load_checkpoint,  # type: ignore[assignment]  # T is Checkpoint where nothing is given
 ) -> Iterator[tuple[Path, T | CheckpointError]]:
     """The checkpoints of a run, newest first, each loaded or with what is wrong with it."""
     for step in reversed(steps(folder)):

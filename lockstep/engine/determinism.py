@@ -18,7 +18,7 @@ def configure(config: RunConfig, device: torch.device) -> None:
     exact = config.mode == "exact"
     torch.use_deterministic_algorithms(exact)
     # Filling fresh memory would only help against reading it by mistake, and costs a pass over it.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # not in torch's types
     torch.backends.cudnn.benchmark = not exact
     torch.backends.cudnn.deterministic = exact
     if exact and device.type == "cuda":

@@ -30,7 +30,7 @@ class _Synchronised(_BatchNorm):
         """Normalise (N, C, ...) by the step's statistics; in evaluation mode, or outside of a step, as torch does."""
         if not (self.training and self.sums.is_open):
             return super().forward(input)
-        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch gives it no types
         output: Tensor = _Normalise.apply(input, self.weight, self.bias, self)
         return output
 

@@ -106,7 +106,7 @@ class Reducer:
         )
         for number, bucket in enumerate(self._buckets):
             for place, parameter in enumerate(bucket.parameters):
-                parameter.register_post_accumulate_grad_hook(self._hook(number, place))  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(self._hook(number, place))
         self._layer_sums = self._meet(model) if synchronised else None
         self._step: Step | None = None
         self._loss_scale = 1.0
@@ -179,7 +179,7 @@ class Reducer:
         """
         assert self._open is not None, "call backward inside `with reducer.micro_batch(...)`"
         weight, leaves = self._open.micro_batch.weight, self._open.leaves
-        (loss * (weight * self._loss_scale)).backward()  # type: ignore[no-untyped-call]
+        (loss * (weight * self._loss_scale)).backward()
         missing = [
             place in leaf.missing
             for bucket, leaf in zip(self._buckets, leaves, strict=True)
@@ -280,7 +280,7 @@ class Reducer:
             return None
         places = [f"{name}, {way}" for name in layers for way in ("forward", "backward")]
         # A forward pass brings a count and two numbers a channel.
-        longest = max(1 + 2 * int(layer.num_features) for layer in layers.values())  # type: ignore[arg-type]
+        longest = max(1 + 2 * int(layer.num_features) for layer in layers.values())  # type: ignore[arg-type]  # a module's attributes are Tensor or Module to mypy
         sums = LayerSums(self._world, self._device, places, longest, Turns(self._leave, self._come_back))
         synchronise(layers, sums)
         return sums

@@ -60,7 +60,7 @@ class Shards:
         for module in model.modules():
             if isinstance(module, nn.RNNBase):
                 # On a GPU it would move gathered weights into cuDNN's memory for good, out of the reach of the next.
-                module.flatten_parameters = _leave_as_they_are  # type: ignore[method-assign]
+                module.flatten_parameters = _leave_as_they_are  # type: ignore[method-assign]  # on this object alone
         mesh = DeviceMesh(world.device.type, list(range(world.size)))
         for _, block in [*shard_blocks(model), ("", model)]:
             whole = [parameter for parameter in block.parameters() if not isinstance(parameter, DTensor)]
@@ -226,7 +226,7 @@ class ShardedReducer:
         """As `Reducer.backward`: afterwards the sum over the ranks is in the shards."""
         assert self._now is not None, "call backward inside `with reducer.micro_batch(...)`"
         weight = self._now.weight
-        (loss * (weight * self._loss_scale)).backward()  # type: ignore[no-untyped-call]
+        (loss * (weight * self._loss_scale)).backward()
         extras = torch.zeros(self._sizes[2], device=self._tail.device) if extras is None else extras.detach()
         values = torch.cat([extras.new_zeros(2), extras.float(), self._buffers.take_change()])
         if weight:  # a repeated pass counts for nothing, even if it is not finite

@@ -60,7 +60,7 @@ class TimedLoader:
     def batch(self, *request: object) -> Batch:
         """As `Loader.batch`."""
         began = time.perf_counter()
-        batch = self.loader.batch(*request)  # type: ignore[arg-type]
+        batch = self.loader.batch(*request)  # type: ignore[arg-type]  # passed on as it came
         self.seconds += time.perf_counter() - began
         return batch
 
@@ -129,7 +129,7 @@ def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
 
 
 def _ours(job: Job, step: Step, loader: TimedLoader) -> None:
-    run_step(job, step, loader, 0.0)  # type: ignore[arg-type]
+    run_step(job, step, loader, 0.0)  # type: ignore[arg-type]  # it has Loader's batch
 
 
 def _ddp(job: Job) -> StepFunction:
@@ -147,10 +147,10 @@ def _ddp(job: Job) -> StepFunction:
         for place, micro_batch in enumerate(step.micro_batches):
             batch = loader.batch(micro_batch.indices, micro_batch.keys)
             is_last = place + 1 == len(step.micro_batches)
-            with nullcontext() if is_last or job.world.size == 1 else wrapped.no_sync():  # type: ignore[operator]
+            with nullcontext() if is_last or job.world.size == 1 else wrapped.no_sync():  # type: ignore[operator]  # DDP, where the world is larger
                 terms = job.parts.loss(wrapped(batch.inputs), batch)
                 loss = torch.stack([term.float() for term in terms.values()]).sum()
-                (loss * micro_batch.weight * job.world.size).backward()  # type: ignore[no-untyped-call]
+                (loss * micro_batch.weight * job.world.size).backward()
         job.optimizer.step()
 
     return run

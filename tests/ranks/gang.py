@@ -123,7 +123,7 @@ def _die_with_parent() -> None:
 def _lead(mouths: Sequence[Connection]) -> None:
     # All that a rank and its loader workers need.
 
-    import lockstep.engine.run  # noqa: F401
+    import lockstep.engine.run  # noqa: F401  # imported once, before processes are forked
 
     _die_with_parent()
     pids = []

@@ -256,7 +256,7 @@ def stop_flags(world: World, asked_rank: int, num_calls: int) -> Any:
     """Which calls of the stop flag say so, when one rank was asked to stop before the first; step by step together."""
     import torch.distributed as dist
 
-    flag = StopFlag(world, Asked(world.rank == asked_rank))  # type: ignore[arg-type]
+    flag = StopFlag(world, Asked(world.rank == asked_rank))
     answers = []
     with patch("lockstep.engine.stopping.POLL_S", 0.0):
         for _ in range(num_calls):

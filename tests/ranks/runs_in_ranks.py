@@ -105,7 +105,7 @@ def carry_out(
 
         while True:
             try:
-                is_complete = train(job, saver, quiet, flag)  # type: ignore[arg-type]
+                is_complete = train(job, saver, quiet, flag)
                 break
             except RollBack:
                 saver.restore(job, "auto", quiet.say)

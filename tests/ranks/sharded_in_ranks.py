@@ -64,7 +64,7 @@ def carry_out(
         saver.restore(job, "auto", quiet.say)
         while True:
             try:
-                train(job, saver, quiet, lambda: float(job.progress.step == stop_at))  # type: ignore[arg-type]
+                train(job, saver, quiet, lambda: float(job.progress.step == stop_at))
                 break
             except RollBack:
                 saver.restore(job, "auto", quiet.say)

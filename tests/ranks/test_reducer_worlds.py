@@ -128,7 +128,7 @@ def test_the_gradient_is_that_of_the_mean_over_the_steps_samples(gang: Gang, exa
     model, (inputs, labels) = make("plain").double(), samples(25)
     loss = mean_loss(model, inputs.double(), labels)
     loss.backward()
-    expected = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}  # type: ignore[union-attr]
+    expected = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
     for grads, mean, norm in gang.run(world, jobs.gradient, "plain", order, exact):
         assert grads.keys() == expected.keys()
         for name, values in grads.items():

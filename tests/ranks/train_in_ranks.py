@@ -40,7 +40,7 @@ def train_parts(world: World, path: Path, config: RunConfig, build: Callable[[],
     try:
         saver = Saver(folder, config.checkpoint, world)
         saver.restore(job, "auto", told.say)
-        is_done = train(job, saver, told, lambda: float(job.progress.step == stop_at))  # type: ignore[arg-type]
+        is_done = train(job, saver, told, lambda: float(job.progress.step == stop_at))
         saver.close()
         return weights_sha256(job.state()), job.progress.metrics, told.losses, is_done
     finally:

@@ -254,7 +254,7 @@ def test_workers_are_chosen_by_the_cores_that_are_left(shapes: Path, monkeypatch
     assert choose_num_workers("auto", samples, gpu, num_ranks_here=4) == 3
     assert choose_num_workers("auto", samples, gpu, num_ranks_here=16) == 1
     assert choose_num_workers(5, samples, CPU, num_ranks_here=8) == 5
-    assert choose_num_workers("auto", range(3), CPU, num_ranks_here=1) == 0  # type: ignore[arg-type]
+    assert choose_num_workers("auto", range(3), CPU, num_ranks_here=1) == 0
 
 
 def test_damaged_pictures_are_named_or_left_out(shapes: Path, tmp_path: Path) -> None:

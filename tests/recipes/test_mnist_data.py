@@ -91,7 +91,7 @@ def test_a_cut_off_file_is_named(tmp_path: Path, num_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
-def test_a_cut_off_packed_file_is_named(tmp_path: Path, pack) -> None:  # type: ignore[no-untyped-def]
+def test_a_cut_off_packed_file_is_named(tmp_path: Path, pack) -> None:
     config = _write_mnist(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte"
     packed = path.with_name(path.name + (".gz" if pack is gzip.compress else ".xz"))

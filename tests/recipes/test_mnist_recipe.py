@@ -33,7 +33,7 @@ def _train(parts: Parts, num_epochs: int) -> None:
         for indices in np.array_split(order, 45):
             batch = data.batch(indices, keys(0, epoch, indices))
             optimizer.zero_grad()
-            sum(parts.loss(parts.model(batch.inputs), batch).values()).backward()  # type: ignore[union-attr]
+            sum(parts.loss(parts.model(batch.inputs), batch).values()).backward()
             optimizer.step()
 
 

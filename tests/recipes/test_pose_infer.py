@@ -114,7 +114,7 @@ class Valid:
             }
         )
 
-    @cache  # noqa: B019
+    @cache  # noqa: B019  # one object, as long as the tests
     def found(self) -> list[Found]:
         infer = make_infer(self.config())
         return [infer(self.model(number), prepare(self.rgb(number))[None])[0] for number in self.numbers]

@@ -63,10 +63,10 @@ def test_the_example_worked_by_hand() -> None:
 @pytest.mark.parametrize("form", ["exp", "max"])
 def test_one_person_has_nobody_to_be_pushed_from(form: str) -> None:
     tags = torch.randn(1, 2, 4, 4, requires_grad=True)
-    push, pull = tag_loss(tags, _index([[3, 22]]), form=form)  # type: ignore[arg-type]
+    push, pull = tag_loss(tags, _index([[3, 22]]), form=form)
     assert push.item() == 0
     assert pull.item() > 0
-    push, pull = tag_loss(tags, _index([]), form=form)  # type: ignore[arg-type]
+    push, pull = tag_loss(tags, _index([]), form=form)
     assert (push.item(), pull.item()) == (0, 0)
     (push + pull).sum().backward()
     assert tags.grad is not None
@@ -81,7 +81,7 @@ def test_one_person_has_nobody_to_be_pushed_from(form: str) -> None:
 )
 def test_people_one_by_one_give_the_same_as_all_at_once(people: list[list[int]], form: str, seed: int) -> None:
     tags = torch.randn(1, 2, 4, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).float()
-    push, pull = tag_loss(tags, _index(people, num_joints=4, room=6), form=form)  # type: ignore[arg-type]
+    push, pull = tag_loss(tags, _index(people, num_joints=4, room=6), form=form)
     there = [tags.flatten()[places] for places in people if places]
     means = [values.mean() for values in there]
     expected_pull = sum(float((v - m).square().mean()) for v, m in zip(there, means, strict=True)) / max(1, len(there))

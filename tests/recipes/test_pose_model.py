@@ -113,7 +113,7 @@ def test_a_small_net_evaluates_and_trains_as_the_official_one(parity_folder: Pat
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
-        gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}  # type: ignore[union-attr]
+        gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
         optimizer.step()
         if step:
             continue

@@ -110,7 +110,7 @@ def test_joints_move_with_the_pixels(mirrored: bool, rotation: float) -> None:
 
 
 @pytest.mark.parametrize("skeleton", [COCO, CROWDPOSE], ids=lambda skeleton: skeleton.name)
-def test_in_a_mirrored_picture_left_is_right(skeleton) -> None:  # type: ignore[no-untyped-def]
+def test_in_a_mirrored_picture_left_is_right(skeleton) -> None:
     joints = np.zeros((1, skeleton.num_joints, 3))
     joints[0, :, 0] = np.arange(skeleton.num_joints)
     joints[0, :, 2] = 2

@@ -170,7 +170,7 @@ def test_three_training_steps_are_the_reference_s() -> None:
             ours = logits.detach().log_softmax(dim=2).transpose(0, 1)
             np.testing.assert_allclose(ours.numpy(), outputs["small40/train/log_probs"], atol=1e-5)
             gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-            check_group(outputs, "small40/train/grad", gradients, {})  # type: ignore[arg-type]
+            check_group(outputs, "small40/train/grad", gradients, {})
         optimizer.step()
         if step == 0:
             # Adam's first step is lr * sign(gradient): where that is rounding, so is the step.

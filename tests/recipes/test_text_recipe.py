@@ -66,7 +66,7 @@ def train(parts: Parts, num_epochs: int, lr: float) -> None:
         for indices in np.array_split(order, max(1, len(order) // 8)):
             batch = data.batch(indices, keys(0, epoch, indices))
             optimizer.zero_grad()
-            sum(parts.loss(parts.model(batch.inputs), batch).values()).backward()  # type: ignore[union-attr]
+            sum(parts.loss(parts.model(batch.inputs), batch).values()).backward()
             optimizer.step()
 
 

@@ -160,7 +160,7 @@ def run_evaluation(
     return evaluation
 
 
-class _Evaluation(COCOeval_faster):  # type: ignore[misc]
+class _Evaluation(COCOeval_faster):  # type: ignore[misc]  # the library has no types
     """The library's, silent; and what is known of who resembles whom is not computed again."""
 
     def __init__(self, truth: COCO, guesses: COCO, skeleton: Skeleton, known: Mapping[Any, Any] | None) -> None:

@@ -34,7 +34,7 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C, H, W)."""
         out = self.relu(self.bn1(self.conv1(x)))
-        return self.relu(self.bn2(self.conv2(out)).add_(x))  # type: ignore[no-any-return]
+        return self.relu(self.bn2(self.conv2(out)).add_(x))  # type: ignore[no-any-return]  # a module's call is Any
 
 
 class Bottleneck(nn.Module):
@@ -58,7 +58,7 @@ class Bottleneck(nn.Module):
         """(N, C, H, W) -> (N, 4 width, H, W)."""
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.relu(self.bn2(self.conv2(out)))
-        return self.relu(self.bn3(self.conv3(out)).add_(self.downsample(x)))  # type: ignore[no-any-return]
+        return self.relu(self.bn3(self.conv3(out)).add_(self.downsample(x)))  # type: ignore[no-any-return]  # a module's call is Any
 
 
 class Module(nn.Module):

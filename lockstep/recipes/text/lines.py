@@ -117,7 +117,7 @@ def blurred(picture: _FloatArray, sigma_px: float) -> _FloatArray:
     """(H, W) blurred by a Gaussian of so many pixels."""
     if sigma_px < 0.2:
         return picture
-    return cv2.GaussianBlur(picture, (5, 5), sigma_px)  # type: ignore[return-value]
+    return cv2.GaussianBlur(picture, (5, 5), sigma_px)  # type: ignore[return-value]  # OpenCV's types know no uint8
 
 
 def jittered(picture: GreyArray, width_px: int, strength: float, rng: np.random.Generator) -> GreyArray:

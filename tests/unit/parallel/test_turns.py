@@ -57,7 +57,7 @@ def test_functions_change_over_where_they_wait_and_get_the_same_answer() -> None
         return sum(values)
 
     names = ["a", "bb", "ccc"]
-    assert run.run([lambda name=name: body(name) for name in names], settle) == ["a 27", "bb 27", "ccc 27"]  # type: ignore[misc]
+    assert run.run([lambda name=name: body(name) for name in names], settle) == ["a 27", "bb 27", "ccc 27"]
     assert settled == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
     assert seen == [name + str(number) for number in range(3) for name in names]
 
@@ -102,7 +102,7 @@ def test_an_error_in_one_ends_the_others_where_they_wait_and_is_raised(fails: in
             unwound.append(number)
 
     with pytest.raises(KeyError, match="broken"):
-        run.run([lambda number=number: body(number) for number in range(3)], sum)  # type: ignore[misc]
+        run.run([lambda number=number: body(number) for number in range(3)], sum)
     # With no turn done, those behind the one that fails never began.
     assert set(unwound) == (set(range(3)) if after else set(range(fails + 1)))
     # And it can be used again.

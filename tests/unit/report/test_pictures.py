@@ -10,7 +10,7 @@ from lockstep.report.pictures import draw_confusion, draw_sheet
 
 def _colours(path: Path) -> set[tuple[int, ...]]:
     with Image.open(path) as image:
-        return {colour for _, colour in image.getcolors(1 << 20) or []}  # type: ignore[misc]
+        return {colour for _, colour in image.getcolors(1 << 20) or []}
 
 
 def test_a_confusion_matrix_is_blue_where_right_and_red_where_wrong(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def config(**more: Any) -> RunConfig:
 
 def planned(settings: RunConfig, build: Callable[[], nn.Module] = resnet18, num_samples: int = NUM_SAMPLES) -> Any:
     inputs = torch.zeros(1, 3, SIZE_PX, SIZE_PX)
-    return pass_through(settings, lambda: SimpleNamespace(model=build()), inputs, num_samples)  # type: ignore[arg-type]
+    return pass_through(settings, lambda: SimpleNamespace(model=build()), inputs, num_samples)
 
 
 def test_weights_and_activations_are_those_of_a_real_pass_to_a_sixth() -> None:
