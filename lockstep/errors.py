@@ -40,6 +40,11 @@ class LockstepError(Exception):
             lines.extend(f"  {'':<{width}}  {line}" for line in rest)
         return "\n".join(lines)
 
+    @property
+    def line(self) -> str:
+        """All of it in one line, for programs."""
+        return "; ".join([self.what, *(f"{name}: {' '.join(value.split())}" for name, value in self.facts.items())])
+
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.what, self.facts))
 

@@ -33,6 +33,7 @@ BATCHES = (2, 1, 5)  # the first is what the model is traced with
 FIELD = "lockstep.json"  # in a torch-export file
 INPUT = "input"
 OUTPUT = "output"
+BATCH = "batch"
 
 Run = Callable[["Tensor"], "list[Tensor]"]
 
@@ -88,6 +89,9 @@ def export(
     out = Path(out) if out is not None else (path if path.is_dir() else path.parent) / f"model{ENDINGS[to]}"
     if out.resolve() == path.resolve():
         raise ConfigError(f"--out {out} is the file of weights itself", do="give another name")
+    from lockstep.engine.run_folder import check_place
+
+    check_place(out)
     from lockstep.cluster.world import alone
 
     settings = [*overrides, "precision=fp32", "loss_scale=dynamic", "device=cpu"]
@@ -183,7 +187,15 @@ def _to_onnx(model: nn.Module, inputs: Tensor, facts: Mapping[str, Any]) -> byte
     num_outputs = len(_run_of(model)(inputs))
     names = [OUTPUT] if num_outputs == 1 else [f"{OUTPUT}{number}" for number in range(num_outputs)]
     try:
-        onnx: Any = torch.onnx.export(program, (), input_names=[INPUT], output_names=names, dynamo=True, verbose=False)
+        onnx: Any = torch.onnx.export(
+            program,
+            (),
+            input_names=[INPUT],
+            output_names=names,
+            dynamic_shapes=({0: BATCH},),  # gives the dimension its name, which a traced program has lost
+            dynamo=True,
+            verbose=False,
+        )
     except Exception as error:  # torch raises very many kinds
         raise _no_way("onnx", "--to torch-export or safetensors", error) from error
     onnx.model.metadata_props.update(_as_text(facts))
@@ -211,7 +223,7 @@ def _traced(model: nn.Module, inputs: Tensor) -> Any:
     """
     import torch
 
-    batch = torch.export.Dim("batch", min=1)
+    batch = torch.export.Dim(BATCH, min=1)
     try:
         return torch.export.export(model, (inputs.contiguous(),), dynamic_shapes=({0: batch},))
     except Exception as error:  # torch raises very many kinds

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
 from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError
 from lockstep.recipes.catalog import Source, find
+from lockstep.report.console import Console
 from lockstep.start import PRELOAD, join_world, launch_here, place_of
 
 if TYPE_CHECKING:
@@ -136,6 +139,7 @@ def _evaluate(subject: Subject, answer: Path | None, here: Placement | None = No
     from lockstep.engine.evaluate import evaluate as evaluate_model
 
     found, config = subject.settings()
+    console = Console(sys.stderr)
     with join_world(here or placement(os.environ) or ALONE, config) as world:
         parts, model = subject.open(found, config, world)
         samples = open_data(config, parts, train=False)
@@ -152,7 +156,11 @@ def _evaluate(subject: Subject, answer: Path | None, here: Placement | None = No
                 batch_size=config.eval_batch,
                 num_workers=config.loader.num_workers,
                 channels_last=config.channels_last,
+                progress=partial(console.share_done, "evaluating") if world.is_main else None,
             )
+        console.close()
+        if world.is_main:
+            console.say(f"{len(samples):,} samples, each once")
         if answer is not None and world.is_main:
             answer.write_text(json.dumps(figures))
         return figures if world.is_main else {}
@@ -217,13 +225,17 @@ def predictions(
     subject = Subject(Path(run), tuple(overrides))
     found, config = subject.settings()
     paths = expand(files)
+    from lockstep.engine.run_folder import check_place
+    from lockstep.report.pictures import places_for, save_picture
+
     targets = places_for(paths, draw) if draw is not None else {}
+    for target in targets.values():
+        check_place(target)
 
     import torch
 
     from lockstep.cluster.world import alone
     from lockstep.data.samples import one_sample
-    from lockstep.report.pictures import save_picture
 
     parts, model = subject.open(found, config, alone(config.device))
     read, answer, draw_answer = parts.read_input, parts.answer, parts.draw_answer
@@ -243,7 +255,7 @@ def predictions(
                 save_picture(draw_answer(path, facts), targets[path])
         except (DataError, OSError) as error:
             fault = error if isinstance(error, DataError) else DataError(f"{path} can't be read: {error}")
-            yield Answer(path, {"error": str(fault)}, fault)
+            yield Answer(path, {"error": fault.line}, fault)
         else:
             yield Answer(path, facts)
 
@@ -266,33 +278,3 @@ def expand(files: Sequence[str | Path]) -> list[Path]:
             raise DataError(f"there are no files in {file}")
         paths += found
     return list(dict.fromkeys(paths))
-
-
-def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
-    """Where the picture of each file goes.
-
-    Args:
-        paths: The files.
-        draw: A file, for one of them; a folder for several, or where it is one or has no ending.
-
-    Raises:
-        ConfigError: Several pictures can't go into one file; or the ending is not that of a picture.
-    """
-    is_folder = draw.is_dir() or not draw.suffix
-    if not is_folder:
-        from PIL import Image
-
-        if len(paths) > 1:
-            raise ConfigError(f"--draw {draw} is one file for {len(paths)} pictures", do="name a folder")
-        Image.init()
-        if draw.suffix.lower() not in Image.EXTENSION or Image.EXTENSION[draw.suffix.lower()] not in Image.SAVE:
-            raise ConfigError(f"--draw {draw}: pictures can't be written as {draw.suffix}", allowed=".png, .jpg ...")
-        return {paths[0]: draw}
-    places: dict[Path, Path] = {}
-    for path in paths:
-        number, place = 1, draw / f"{path.stem}.png"
-        while place in places.values():
-            number += 1
-            place = draw / f"{path.stem}-{number}.png"
-        places[path] = place
-    return places

@@ -105,7 +105,9 @@ class Threads:
 
     def left(self, before: set[threading.Thread]) -> list[str]:
         def still() -> list[threading.Thread]:
-            return [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
+            new = [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
+            # torch's ONNX exporter shows a bar of tqdm, where that is installed; its thread stays for the next bar.
+            return [thread for thread in new if thread.name != "tqdm_monitor"]
 
         _wait_until(lambda: not still())
         return [f"thread {thread.name}" for thread in still()]

@@ -21,7 +21,7 @@ from lockstep.cluster.causes import Report, lost_peer
 from lockstep.cluster.env import LAUNCHED, placement
 from lockstep.cluster.forkserver import LAUNCHER_ONLY
 from lockstep.cluster.stop import when_parent_dies
-from lockstep.errors import HangError, LaunchError, LockstepError
+from lockstep.errors import CheckpointError, ConfigError, DataError, HangError, LaunchError, LockstepError
 
 STOP_FILE = "stop"
 
@@ -98,7 +98,9 @@ def _fail(folder: Path, error: BaseException) -> None:
     ours = isinstance(error, LockstepError)
     here = placement(os.environ)
     assert here is not None, "the agent sets the world's variables"
-    if isinstance(error, LockstepError):
+    # What was asked for, or lies on this one machine, is wrong for all of its ranks alike.
+    is_everybodys = isinstance(error, (ConfigError, DataError, CheckpointError))
+    if isinstance(error, LockstepError) and not (is_everybodys and here.local_world_size == here.world_size):
         error.facts.setdefault("rank", f"{here.rank} (host {socket.gethostname()}, pid {os.getpid()})")
     report = Report(
         time=time.time(),

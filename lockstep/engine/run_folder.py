@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lockstep.cluster.rollcall import is_running
-from lockstep.errors import CheckpointError, cannot_write
+from lockstep.errors import CheckpointError, cannot_write, cannot_write_result
 
 # What a killed rank has started holds its folder until it has noticed; on a busy machine that takes a while.
 _ORPHANS_END_S = 15.0
@@ -195,3 +196,18 @@ class RunFolder:
         if not isinstance(content, dict):
             raise CheckpointError(f"{path} holds no JSON object")
         return content
+
+
+def check_place(path: Path) -> None:
+    """See that a file could be written, before the work whose result it is to hold.
+
+    Raises:
+        CheckpointError: It could not.
+    """
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise cannot_write_result(path, NotADirectoryError(errno.ENOTDIR, f"{above} is no folder"))
+    if path.is_dir():
+        raise cannot_write_result(path, IsADirectoryError(errno.EISDIR, "it is a folder"))
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise cannot_write_result(path, PermissionError(errno.EACCES, f"{above} may not be written to"))

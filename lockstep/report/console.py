@@ -95,6 +95,15 @@ class Console:
             else:
                 self._write(f"{head}  step {tail}\n")
 
+    def share_done(self, doing: str, done: int, total: int) -> None:
+        """So much of something is done; only on a terminal."""
+        with self._lock:
+            now = self._now()
+            if self._interactive and (now - self._said_at >= _REDRAW_S or done == total):
+                self._said_at = now
+                self._line = self._bar(doing, f"{done:,}/{total:,}", done / total)
+                self._write(f"{_TO_LINE_START}{self._line}")
+
     def evaluation(self, epoch: float, values: Mapping[str, float], num_samples: int) -> None:
         """Add a row to the table of evaluations; on a terminal its head is written with the first row.
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from lockstep.errors import cannot_write_result
+from lockstep.errors import ConfigError, cannot_write_result
 
 ByteArray = npt.NDArray[np.uint8]
 Colour = tuple[int, int, int]
@@ -121,3 +121,31 @@ def save_picture(picture: Image.Image, path: Path) -> None:
         picture.save(path)
     except OSError as error:
         raise cannot_write_result(path, error) from None
+
+
+def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
+    """Where the picture of each file goes.
+
+    Args:
+        paths: The files.
+        draw: A file, for one of them; a folder for several, or where it is one or has no ending.
+
+    Raises:
+        ConfigError: Several pictures can't go into one file; or the ending is not that of a picture.
+    """
+    is_folder = draw.is_dir() or not draw.suffix
+    if not is_folder:
+        if len(paths) > 1:
+            raise ConfigError(f"--draw {draw} is one file for {len(paths)} pictures", do="name a folder")
+        Image.init()
+        if draw.suffix.lower() not in Image.EXTENSION or Image.EXTENSION[draw.suffix.lower()] not in Image.SAVE:
+            raise ConfigError(f"--draw {draw}: pictures can't be written as {draw.suffix}", allowed=".png, .jpg ...")
+        return {paths[0]: draw}
+    places: dict[Path, Path] = {}
+    for path in paths:
+        number, place = 1, draw / f"{path.stem}.png"
+        while place in places.values():
+            number += 1
+            place = draw / f"{path.stem}-{number}.png"
+        places[path] = place
+    return places

@@ -43,6 +43,7 @@ def figures(config: RunConfig, build: Callable[[], Parts], num_procs: int, memor
     return {
         "parameters": sizes.total,
         "trained": sizes.trained,
+        "global_batch": config.global_batch,
         "micro_batch": config.micro_batch,
         "micro_batches": num_micro,
         "procs": num_procs,
@@ -98,5 +99,6 @@ def _fitting(planned: Mapping[str, Any], names: list[str]) -> list[str]:
     for way in names:
         most = planned["ways"][way]["largest_micro_batch"]
         fits = f"up to micro_batch={most}" if most else "no micro-batch at all (docs/memory.md: what to do)"
+        fits += ", all of global_batch" if most == planned["global_batch"] else ""
         lines.append(f"in {planned['memory_gb']:g} GB {way} has room for {fits}")
     return lines

@@ -90,15 +90,14 @@ def test_work_that_is_done_returns_0_and_says_nothing(start: Callable[..., Progr
     assert program.left_files() == []
 
 
-def test_an_error_for_people_is_said_once_with_its_rank(start: Callable[..., Program]) -> None:
+def test_an_error_for_people_is_said_once(start: Callable[..., Program]) -> None:
     program = start("data error", max_restarts=3)
     code, text = program.wait()
     lines = text.splitlines()
     assert code == 3
     # No restart either: the same data would be found.
-    assert lines[:2] == ["data error: x.gz is truncated", "  where  byte 7"]
-    assert lines[2].startswith("  rank   1 (host ")
-    assert len(lines) == 3
+    # On one machine it is the same for every rank, so none is named.
+    assert lines == ["data error: x.gz is truncated", "  where  byte 7"]
     assert "x.gz is truncated" in (program.folder / "logs" / "launcher.log").read_text()
     assert program.all_gone()
 

@@ -96,7 +96,7 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
     assert torch.equal(parts.read_input(tmp_path / "upside-down.png"), upright.flip(0))
     with torch.no_grad():
         answer = parts.answer(parts.model(upright.unsqueeze(0))[0])
-    assert (answer["text"], answer["view"]) == ("42", 0)
+    assert (answer["text"], answer["upside_down"]) == ("42", False)
     assert 0.5 < answer["confidence"] <= 1
     json.dumps(answer)
     assert parts.draw_answer(tmp_path / "5.png", answer).height > Image.open(tmp_path / "5.png").height
@@ -140,7 +140,7 @@ def test_the_surest_view_answers_and_a_turned_one_only_if_it_is_twice_as_sure(
     parts = build(config_of(), {"alphabet": "ab", "seen": [], "unseen": []})
     assert parts.answer is not None
     answer = parts.answer(torch.tensor([[upright], [turned]]))
-    assert (answer["text"], answer["view"]) == (text, "ab".index(text))
+    assert (answer["text"], answer["upside_down"]) == (text, text == "b")
 
 
 def test_a_picture_of_one_shade_is_refused(tmp_path: Path) -> None:

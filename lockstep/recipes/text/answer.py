@@ -57,7 +57,7 @@ def answer(logits: Tensor, alphabet: Alphabet, config: DecodeConfig) -> Mapping[
     sure = [_confidence(view, alphabet.encode(text)) for view, text in zip(logits, texts, strict=True)]
     # A view in which nothing is read may be surely empty, and is no better for it.
     best = max(range(len(texts)), key=lambda view: (bool(texts[view]), sure[view] / (_TURNED if view else 1)))
-    return {"text": texts[best], "confidence": round(sure[best], 6), "view": best}
+    return {"text": texts[best], "confidence": round(sure[best], 6), "upside_down": best == 1}
 
 
 def draw_answer(path: Path, facts: Mapping[str, Any]) -> Image.Image:

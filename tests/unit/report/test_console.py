@@ -63,6 +63,17 @@ def test_a_terminal_gets_one_line_that_is_drawn_anew() -> None:
     assert out.getvalue().count("\r") == 51
 
 
+def test_how_much_is_done_is_shown_on_a_terminal_only() -> None:
+    for interactive in (True, False):
+        out, clock = io.StringIO(), Clock()
+        console = Console(out, interactive, clock)
+        for done in range(1, 101):
+            console.share_done("evaluating", done, 100)
+        console.close()
+        assert out.getvalue().count("evaluating") == (2 if interactive else 0)
+        assert ("100/100" in out.getvalue()) == interactive
+
+
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 200])
 def test_the_line_of_progress_is_never_wider_than_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))

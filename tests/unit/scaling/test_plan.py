@@ -203,7 +203,7 @@ def test_the_command_gives_a_table_of_80_columns_and_json(capsys: pytest.Capture
     assert run(["plan", "digits", "--procs", "2", "--memory-gb", "1"]) == 0
     table = capsys.readouterr().out
     assert "70,586 parameters" in table
-    assert "in 1 GB fsdp has room for up to micro_batch=64" in table
+    assert "in 1 GB fsdp has room for up to micro_batch=64, all of global_batch" in table
     assert max(map(len, table.splitlines())) <= 80
     assert run(["plan", "digits", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ways"]["ddp"]["memory"]["weights"] == 4 * 70586

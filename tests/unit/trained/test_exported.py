@@ -71,6 +71,7 @@ def test_an_onnx_file_gives_the_models_outputs_for_any_number_of_samples(preset:
     made = export("w.safetensors", "onnx", "net.onnx", settings, preset=preset)
     assert 0 <= made.difference <= 1e-4
     session = onnxruntime.InferenceSession("net.onnx", providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape[0] == "batch"
     batch = torch.randn(3, *made.input_shape)
     theirs = session.run(None, {INPUT: batch.numpy()})
     for one, other in zip(outputs_of(parts.model, batch), theirs, strict=True):

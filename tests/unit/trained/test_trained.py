@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from safetensors.torch import save_file
 from lockstep.config.document import to_yaml
 from lockstep.errors import CheckpointError, ConfigError, DataError
 from lockstep.recipes.catalog import find
-from lockstep.trained import evaluate, expand, places_for, predict, predictions
+from lockstep.report.pictures import places_for
+from lockstep.trained import Subject, evaluate, expand, predict, predictions
 
 RECIPE = Path(__file__).with_name("recipe_of_dots.py")
 
@@ -80,7 +82,7 @@ def test_a_file_that_can_not_be_read_has_its_error_and_the_others_their_answers(
     answers = list(predictions(run, files))
     errors = {answer.file.name: answer.facts["error"] for answer in answers if answer.error}
     assert set(errors) == {"notes.txt", "torn.png", "gone.png"}
-    assert all(name in text and text.startswith("data error: ") for name, text in errors.items())
+    assert all(name in text and "\n" not in text for name, text in errors.items())
     assert len(answers) - len(errors) == 3
     assert [("error" in answer) for answer in predict(run, files, keep_errors=True)].count(True) == 3
     with pytest.raises(DataError, match="no picture of dots"):
@@ -88,10 +90,11 @@ def test_a_file_that_can_not_be_read_has_its_error_and_the_others_their_answers(
 
 
 def test_an_evaluation_of_pictures_of_any_size_goes_one_by_one_and_has_no_loss_where_the_recipe_infers(
-    run: Path,
+    run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = evaluate(run)
     assert set(figures) == {"loss", "top1"}
+    assert re.fullmatch(r"\d+ samples, each once\n", capsys.readouterr().err)
     twice = evaluate(run, ["twice=true"])
     assert twice == {"top1": figures["top1"]}
 
@@ -114,6 +117,15 @@ def test_a_place_for_drawings_that_can_not_be_is_refused_before_the_model_is_ope
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         places_for([Path(f"{place}.png") for place in range(num_files)], Path(draw))
+
+
+@pytest.mark.parametrize("draw", ["pictures/a.png/drawn.png", "pictures/a.png/drawn/more"])
+def test_a_place_that_can_not_be_written_to_is_found_before_the_model_is_opened(
+    run: Path, pictures: Path, draw: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Subject, "open", lambda *_: pytest.fail("the model was opened"))
+    with pytest.raises(CheckpointError, match=r"can't write .*a\.png is no folder"):
+        next(predictions(run, [pictures / "a.png"], draw=Path(draw)))
 
 
 def test_an_empty_folder_is_an_error() -> None:
