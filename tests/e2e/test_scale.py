@@ -28,6 +28,17 @@ def test_torchs_ddp_is_left_out_where_a_step_has_not_a_micro_batch_for_each_proc
     assert "nothing could be measured" in done.stderr
 
 
+def test_steps_of_samples_in_groups_are_measured(tmp_path: Path) -> None:
+    """Lines of two widths never share a micro-batch: here no step has all the samples that it could have."""
+    lockstep("data", "make", "text", "--num", 90, "--out", tmp_path / "lines", cwd=tmp_path)
+    settings = ["data.train=lines/train.tsv", "data.held_out=0.1", "data.width=[64,160]", "data.on_too_long=skip"]
+    settings += ["global_batch=64", "micro_batch=32"]
+    options = ["--procs", "2", "--compare", "exact,ddp", "--steps", 2, "--out", tmp_path / "out"]
+    lockstep("scale", "text", *settings, *options, cwd=tmp_path)
+    found = json.loads((tmp_path / "out" / "scale.json").read_text())["variants"]
+    assert all(found[way]["2"]["samples_per_s"] > 0 for way in ("exact", "ddp"))
+
+
 def test_names_and_numbers_that_can_not_be_are_refused_at_once(tmp_path: Path) -> None:
     assert "--compare has 'quick'" in lockstep("scale", "digits", "--compare", "quick", cwd=tmp_path, code=2).stderr
     assert "--procs is '1,x'" in lockstep("scale", "digits", "--procs", "1,x", cwd=tmp_path, code=2).stderr

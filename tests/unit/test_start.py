@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError
-from lockstep.start import Ask, nodes_of
+from lockstep.start import Ask, default_procs, nodes_of
 
 CONFIG = RunConfig(recipe="none")
 RUN = Path("runs/a")
@@ -32,6 +32,26 @@ def test_machines_with_ranks_of_their_own_meet_at_the_master() -> None:
     nodes = nodes_of(Ask(nodes="2", node_rank=1, master="a:1"), CONFIG, RUN)
     assert nodes is not None
     assert (nodes.size.least, nodes.size.most, nodes.endpoint, nodes.rank) == (2, 2, "a:1", 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "visible", "expected"),
+    [
+        ({}, "", 4),  # as many as have cores
+        ({"num_threads": 2}, "", 2),
+        ({"global_batch": 16, "micro_batch": 8}, "", 2),  # and work
+        ({}, "0,1,2", 3),  # one a GPU
+        ({"device": "cpu"}, "0,1,2", 4),
+        ({"mode": "fast", "parallel": "dp"}, "0,1,2", 1),  # one has all GPUs
+    ],
+)
+def test_as_many_processes_start_as_can_be_put_to_use(
+    settings: dict[str, object], visible: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    config = RunConfig(recipe="none", **{"global_batch": 64, "micro_batch": 8, "num_threads": 1, **settings})
+    assert default_procs(config) == expected
 
 
 @pytest.mark.parametrize(
