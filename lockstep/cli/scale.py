@@ -112,7 +112,7 @@ def _keep(figures: Mapping[str, Mapping[int, Mapping[str, Any]]], out: Path, job
         name: [(float(size), row["samples_per_s"]) for size, row in rows.items()] for name, rows in figures.items()
     }
     first_name, first = next(iter(lines.items()))
-    lines["(ideal)"] = [(size, first[0][1] * size / first[0][0]) for size, _ in first]
+    lines["(ideal)"] = [(size, first[0][1] * size / first[0][0]) for size in (0.0, *(size for size, _ in first))]
     draw_lines(
         lines, out / "scale.png", title=f"{job}: speed by processes", x_name="processes", y_name="samples a second"
     )
