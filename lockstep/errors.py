@@ -11,6 +11,7 @@ Anything else that is raised is a fault of ours, and shows its traceback.
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 
@@ -67,6 +68,10 @@ class DataError(LockstepError):
     exit_code = 3
 
 
+class ReaderLost(DataError):
+    """A process that read samples was killed; the same may well go well another time."""
+
+
 class LaunchError(LockstepError):
     """A world that can't start, or lost one of its processes."""
 
@@ -101,13 +106,28 @@ class TrainError(LockstepError):
 
 def cannot_write_result(path: object, error: OSError) -> CheckpointError:
     """The text for a file that a person has asked for, and that could not be written."""
-    return CheckpointError(f"can't write {path}: {error.strerror or error}", do="make room or give another place")
+    room = "make room or " if is_full(error) else ""
+    return CheckpointError(f"can't write {path}: {error.strerror or error}", do=f"{room}give another place")
 
 
 def cannot_write(path: object, error: OSError) -> CheckpointError:
     """The text for a file of a run that could not be written."""
+    cure = "make room" if is_full(error) else "see that it can be written"
     return CheckpointError(
         f"can't write {path}: {error.strerror or error}",
         kept="what was saved before is whole",
-        do="make room or give another --run-dir; then go on with --resume auto",
+        do=f"{cure} or give another --run-dir; then go on with --resume auto",
     )
+
+
+def cannot_make(folder: object, error: OSError) -> CheckpointError:
+    """The text for a run's folder that can't be made or written to, before there is anything in it to keep."""
+    room = "make room or " if is_full(error) else ""
+    return CheckpointError(
+        f"can't write run folder {folder}: {error.strerror or error}", do=f"{room}give another --run-dir"
+    )
+
+
+def is_full(error: OSError) -> bool:
+    """Whether more room on the disk would have helped."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

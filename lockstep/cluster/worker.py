@@ -21,7 +21,7 @@ from lockstep.cluster.causes import Report, lost_peer
 from lockstep.cluster.env import LAUNCHED, placement
 from lockstep.cluster.forkserver import LAUNCHER_ONLY
 from lockstep.cluster.stop import when_parent_dies
-from lockstep.errors import CheckpointError, ConfigError, DataError, HangError, LaunchError, LockstepError
+from lockstep.errors import CheckpointError, ConfigError, DataError, HangError, LaunchError, LockstepError, ReaderLost
 
 STOP_FILE = "stop"
 
@@ -108,7 +108,7 @@ def _fail(folder: Path, error: BaseException) -> None:
         exit_code=_exit_code(error),
         is_ours=ours,
         is_consequence=_is_consequence(error),
-        may_pass=isinstance(error, LaunchError) or not ours,
+        may_pass=isinstance(error, (LaunchError, ReaderLost)) or not ours,
         culprits=error.ranks if isinstance(error, HangError) else (),
     )
     path = report_path(folder, here.rank, here.restart)

@@ -270,4 +270,9 @@ class RunConfig(Settings):
     def _batches_fit_together(self) -> RunConfig:
         if self.micro_batch > self.global_batch:
             raise ValueError(f"micro_batch ({self.micro_batch}) is more than global_batch ({self.global_batch})")
+        if self.optim.warmup_epochs > self.epochs:
+            raise ValueError(
+                f"optim.warmup_epochs ({self.optim.warmup_epochs:g}) is more than epochs ({self.epochs}): "
+                "the learning rate would never reach its peak"
+            )
         return self

@@ -7,6 +7,7 @@ stream runs through all epochs of a run: no stall at their borders.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from lockstep.cluster.stop import exit_with_parent
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.order import Order, Place
 from lockstep.data.samples import Batch, Samples, with_channels_last
-from lockstep.errors import LockstepError
+from lockstep.errors import DataError, LockstepError, ReaderLost
 
 Request = tuple[IntArray, KeyArray]
 
@@ -91,6 +92,21 @@ def training_requests(order: Order, place: Place, start: int, stop: int) -> Iter
     for step in order.steps(place, start=start, stop=stop):
         for micro_batch in step.micro_batches:
             yield micro_batch.indices, micro_batch.keys
+
+
+def lost_reader(error: RuntimeError) -> DataError | None:
+    """The text for a reading process that somebody killed; None where the error is another one.
+
+    torch notices it by a signal, and raises its error wherever the rank happens to be.
+    """
+    found = re.search(r"DataLoader worker \(pid\D*(\d+)\) (.+)", str(error))
+    if found is None:
+        return None
+    return ReaderLost(
+        f"a reading process (pid {found[1]}) was lost: it {found[2].rstrip('. ')}",
+        likely="this machine had no memory left (dmesg tells), or somebody killed it",
+        do="fewer of them: loader.num_workers=1, or 0 for none; then go on with --resume auto",
+    )
 
 
 class Loader:

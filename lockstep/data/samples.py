@@ -53,7 +53,8 @@ def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, dict):
         return {key: _map(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_map(item, change) for item in value)
+        items = [_map(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # a named tuple takes each
     return value
 
 

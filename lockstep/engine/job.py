@@ -43,6 +43,7 @@ class Progress:
         worlds: World sizes that the run had, each with the step from which on.
         seconds: Training time so far, evaluation and checkpoints left out.
         data_s: How much of it rank 0 waited for samples.
+        train_size: Samples of the training set; None in checkpoints from before it was kept.
     """
 
     step: int = 0
@@ -57,6 +58,7 @@ class Progress:
     worlds: list[dict[str, int]] = field(default_factory=list)
     seconds: float = 0.0
     data_s: float = 0.0
+    train_size: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""

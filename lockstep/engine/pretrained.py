@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
+import struct
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -24,6 +25,10 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "best_state_dict", "net"
 # What wraps a module puts this before each name: DataParallel and DDP, torch.compile.
 _PREFIXES = ("module.", "_orig_mod.")
 _SHOWN = 4
+
+# What torch's reader raises of files that were cut off or altered; those of its old form can end it anywhere.
+_DAMAGED: tuple[type[Exception], ...] = (OSError, RuntimeError, EOFError, LookupError, ValueError, TypeError)
+_DAMAGED += (AttributeError, AssertionError, struct.error, zipfile.BadZipFile)
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
@@ -152,7 +157,7 @@ def _read_torch(path: Path) -> Any:
             do="where it comes from a source that you trust, write its weights alone to a new file:\n"
             "torch.save(torch.load(FILE, weights_only=False)['state_dict'], NEW)",
         ) from None
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         first, *_ = str(error).splitlines() or [type(error).__name__]
         raise CheckpointError(f"{path} can't be read as weights", reason=first) from None
 

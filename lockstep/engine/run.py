@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -18,6 +18,7 @@ from lockstep.config.document import to_yaml
 from lockstep.config.schema import RunConfig
 from lockstep.data.even import EvenOrder
 from lockstep.data.groups import groups_of
+from lockstep.data.loader import lost_reader
 from lockstep.data.order import Order
 from lockstep.engine.build import build_parts, lay_out, open_data
 from lockstep.engine.checkpoint import steps
@@ -34,7 +35,7 @@ from lockstep.engine.recompute import recompute
 from lockstep.engine.reports import Reports
 from lockstep.engine.request import Request
 from lockstep.engine.run_folder import RunFolder, write_whole
-from lockstep.engine.same_run import check_ranks_agree, check_same_run
+from lockstep.engine.same_run import check_came_from, check_ranks_agree, check_same_run, plain_settings
 from lockstep.engine.saving import Saver
 from lockstep.engine.stopping import StopFlag
 from lockstep.engine.summary import finish, head
@@ -70,6 +71,10 @@ def run(request: Request, recipe: Recipe, world: World, stop: StopSignal) -> int
                 code = _run(request, recipe, world, stop, folder)
                 tell("done" if code == 0 else "stopped")
             return code
+        except RuntimeError as error:
+            if (lost := lost_reader(error)) is not None:
+                raise lost from None
+            raise
         finally:
             folder.close()
 
@@ -78,6 +83,7 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
     config = request.config
     if world.is_main:
         check_same_run(folder, config, "auto" if request.is_restart else request.resume)
+        check_came_from(_origin(request, folder), config)
     with said_if_slow("getting ready: data and model" if world.is_main else ""):
         facts = facts_for(recipe, config, world, _origin(request, folder))
         job = make_job(config, lambda: recipe.build(config, facts), world)
@@ -95,7 +101,7 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
             # A run that died before its first checkpoint may begin anew with other settings.
             if not restored or not folder.config.exists():
                 write_whole(folder.path / "config.diff.yaml", to_yaml(request.diff).encode())
-                write_whole(folder.config, to_yaml(_with_whole_paths(config)).encode())
+                write_whole(folder.config, to_yaml(plain_settings(config)).encode())
                 keep_facts(folder, facts)
             folder.write_json("environment.json", environment(world))
         reports.block(*head(request, job, started))
@@ -202,7 +208,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World) -> Job
         order=kind(len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data)),
         train_data=train_data,
         eval_data=eval_data,
-        progress=Progress(loss_scale=first_scale(config)),
+        progress=Progress(loss_scale=first_scale(config), train_size=len(train_data)),
         average=Average(model, average, shards.state if shards else None) if average is not None else None,
         shards=shards,
         compiled=_compile(model, world) if config.compile else None,
@@ -243,17 +249,3 @@ def check_batches(config: RunConfig, model: nn.Module, num_samples: int) -> None
             if config.micro_batch < 3 and not is_sync and 1 not in steps
             else f"global_batch={config.global_batch + 1}",
         )
-
-
-def _with_whole_paths(config: RunConfig) -> dict[str, Any]:
-    """The settings as plain values, paths from the root on: a run folder is used from other places too."""
-
-    def whole(value: Any, plain: Any) -> Any:
-        if isinstance(value, Path):
-            return str(value.expanduser().absolute())
-        if isinstance(value, dict):
-            return {name: whole(item, plain[name]) for name, item in value.items()}
-        return plain
-
-    settings: dict[str, Any] = whole(config.model_dump(), config.model_dump(mode="json"))
-    return settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,23 +39,54 @@ def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
             f"run folder {folder.path} holds a run already",
             do="add --resume auto to go on with it, or give another --run-dir",
         )
-    old = _flat(_with_defaults(yaml.safe_load(folder.config.read_text()) or {}, config))
-    new = _flat(config.model_dump(mode="json"))
-    other = [
-        f"{name}: {old.get(name, 'nothing')} in the run, {new.get(name, 'nothing')} now"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and name not in FREE and name.split(".")[0] not in FREE
-    ]
-    longer = old.get("epochs") != new.get("epochs")
+    other = _differing(folder, config)
     if other and steps(folder.checkpoints):
         raise ConfigError(
             f"run folder {folder.path} holds a run with other settings",
             given="\n".join(other),
-            do="give the same settings to go on with it, or another --run-dir for a new run"
-            + (
-                "; the learning rate's schedule runs over all epochs, so more of them are another run" if longer else ""
-            ),
+            do="give the same settings to go on with it, or another --run-dir for a new run" + _more_epochs(other),
         )
+
+
+def check_came_from(folder: Path | None, config: RunConfig) -> None:
+    """See that a checkpoint of another run folder can be gone on from.
+
+    Where a run stands, and what its optimizer knows, mean something else under other settings.
+
+    Args:
+        folder: The run folder that the checkpoint lies in, if there is one.
+        config: What is to go on.
+
+    Raises:
+        ConfigError: The run there has other settings.
+    """
+    if folder is None or not RunFolder(folder).config.exists():
+        return
+    other = _differing(RunFolder(folder), config)
+    if other:
+        raise ConfigError(
+            f"the run in {folder} has other settings, so this one can't go on from its checkpoint",
+            given="\n".join(other),
+            do="give the same settings; or start anew from its weights, where the recipe has model.weights"
+            + _more_epochs(other),
+        )
+
+
+def _differing(folder: RunFolder, config: RunConfig) -> list[str]:
+    """Settings on which the result depends, and that a run folder's run has otherwise."""
+    old = _flat(_with_defaults(yaml.safe_load(folder.config.read_text()) or {}, config))
+    new = _flat(plain_settings(config))
+    return [
+        f"{name}: {old.get(name, 'nothing')} in the run, {new.get(name, 'nothing')} now"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name) and name not in FREE and name.split(".")[0] not in FREE
+    ]
+
+
+def _more_epochs(other: list[str]) -> str:
+    if not any(line.startswith("epochs:") for line in other):
+        return ""
+    return "; the learning rate's schedule runs over all epochs, so more of them are another run"
 
 
 def check_ranks_agree(world: World, config: RunConfig, model: nn.Module, num_samples: tuple[int, int]) -> None:
@@ -92,7 +124,7 @@ def check_ranks_agree(world: World, config: RunConfig, model: nn.Module, num_sam
 def _with_defaults(settings: dict[str, Any], config: RunConfig) -> dict[str, Any]:
     """A run's settings with the defaults of those that have come since it began."""
     try:
-        return type(config).model_validate(settings).model_dump(mode="json")
+        return plain_settings(type(config).model_validate(settings))
     except ValidationError:  # a setting has gone, or means something else
         return settings
 
@@ -105,3 +137,17 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
+
+
+def plain_settings(config: RunConfig) -> dict[str, Any]:
+    """The settings as plain values, paths from the root on: a run folder is used from other places too."""
+
+    def whole(value: Any, plain: Any) -> Any:
+        if isinstance(value, Path):
+            return str(value.expanduser().absolute())
+        if isinstance(value, dict):
+            return {name: whole(item, plain[name]) for name, item in value.items()}
+        return plain
+
+    settings: dict[str, Any] = whole(config.model_dump(), config.model_dump(mode="json"))
+    return settings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from lockstep.engine.job import Job, Progress
 from lockstep.engine.run_folder import RunFolder
 from lockstep.engine.sharded_files import gathering, open_checkpoint, order_of, read_parts
 from lockstep.engine.weights import check_fits, load_into
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, DataError
 from lockstep.optim.build import load_state
 
 T = TypeVar("T")
@@ -162,22 +163,31 @@ class Saver:
         Raises:
             CheckpointError: None of the run's checkpoints is whole, or the one asked for is not, or it is of another
                 model.
+            DataError: The training set has another size since.
         """
         self.wait()
         self._copied = None
         restored = self._read(job, resume, say) if job.shards is None else self._read_parts(job, resume, say)
         if restored is None:
             return False
+        progress = Progress(**restored.state)
+        _check_size(progress.train_size, len(job.train_data))
         load_state(job.optimizer, restored.optimizer)
         if job.average is not None:
             job.average.begin(restored.average or restored.weights)
-        job.progress = Progress(**restored.state)
+        job.progress = replace(progress, train_size=len(job.train_data))
         job.note_world()
         self._saved_step = restored.step
-        best = job.progress.best
-        if self._is_main and best is not None and best["step"] in checkpoint.steps(self.folder.checkpoints):
-            checkpoint.mark_best(self.folder.checkpoints, best)  # the process may have died before it did
+        self._keep_best(job)
         return True
+
+    def _keep_best(self, job: Job) -> None:
+        best = job.progress.best
+        has_best = best is not None and best["step"] in checkpoint.steps(self.folder.checkpoints)
+        if not collect.broadcast(job.world, has_best):
+            job.progress.best = None  # of another run folder: what stands there may go, and isn't this run's
+        elif self._is_main and best is not None:
+            checkpoint.mark_best(self.folder.checkpoints, best)  # the process may have died before it did
 
     def _read(self, job: Job, resume: str, say: Callable[[CheckpointError], None]) -> Checkpoint | None:
         found = self._find(resume, say, checkpoint.load_checkpoint) if self._is_main else None
@@ -223,3 +233,12 @@ class Saver:
                 do="start anew in another --run-dir",
             )
         return None
+
+
+def _check_size(before: int | None, now: int) -> None:
+    """An epoch's order is one of so many samples: with more or fewer, some would come twice, and some never."""
+    if before not in (None, now):
+        raise DataError(
+            f"the training set has {now:,} samples, and had {before:,} when the run began",
+            do="put the data back as it was, or begin a new run: another --run-dir",
+        )

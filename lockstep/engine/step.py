@@ -92,18 +92,35 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
 
 def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
     """The forward pass: names of the loss's terms, their sum (0-d), and their values (MAX_TERMS,), detached."""
-    terms = job.parts.loss((job.compiled or job.on_all_gpus or job.model)(batch.inputs), batch)
+    try:
+        outputs = (job.compiled or job.on_all_gpus or job.model)(batch.inputs)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ConfigError(
+            "batch norm can't work with a micro-batch of one sample whose maps have come down to one pixel",
+            given=f"global_batch={job.config.global_batch}, micro_batch={job.config.micro_batch}: "
+            f"an epoch of {job.order.num_samples:,} samples comes to such a micro-batch",
+            do=f"global_batch={job.config.global_batch + 1}; or larger pictures, or batch_norm=sync",
+        ) from None
+    terms = job.parts.loss(outputs, batch)
     if not isinstance(terms, Mapping):
         raise ConfigError(
             f"the recipe's loss gave a {type(terms).__name__}, not a dict of named terms", do='return {"loss": ...}'
         )
+    if not 0 < len(terms) <= MAX_TERMS:
+        raise ConfigError(
+            f"the recipe's loss gave {len(terms)} terms", allowed=f"1 to {MAX_TERMS}", do="add some up, or give one"
+        )
     for name, term in terms.items():
+        if not isinstance(term, Tensor):
+            raise ConfigError(
+                f"the recipe's loss gave {name} as a {type(term).__name__}, not a tensor", do="give what torch computed"
+            )
         if term.dim() != 0:
             raise ConfigError(
                 f"the recipe's loss gave {name} of shape {tuple(term.shape)}, not one number",
                 do="give the mean over the batch's samples",
             )
     values = torch.stack([term.float() for term in terms.values()])
-    if len(values) > MAX_TERMS:
-        raise ValueError(f"the loss has {len(values)} terms, at most {MAX_TERMS} can be reported: add some up")
     return list(terms), values.sum(), F.pad(values.detach(), (0, MAX_TERMS - len(values)))

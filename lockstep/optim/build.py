@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config.schema import OptimConfig
+from lockstep.errors import CheckpointError
 
 
 def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
@@ -46,8 +47,16 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
     Files hold values in the order of their indices, and the fused kernels go through memory without a look at strides:
     with another layout (channels last, say) they would pair each value with another one's momentum.
+
+    Raises:
+        CheckpointError: The state is that of an optimizer over other parameters.
     """
-    optimizer.load_state_dict(state)
+    try:
+        optimizer.load_state_dict(state)
+    except ValueError as error:  # other groups, or another number of parameters
+        raise CheckpointError(
+            f"the checkpoint's optimizer is another one: {error}", do="go on with the settings that it was written with"
+        ) from None
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:

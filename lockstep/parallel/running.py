@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lockstep.errors import ConfigError
+
 
 class RunningBuffers:
     """All float and integer buffers of a model, laid side by side in one flat tensor for each type.
@@ -19,7 +21,7 @@ class RunningBuffers:
             for constants.
 
     Raises:
-        ValueError: A floating-point buffer is not float32.
+        ConfigError: A floating-point buffer is not float32.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -30,8 +32,9 @@ class RunningBuffers:
             for name, buffer in module.named_buffers(recurse=False):
                 full_name = f"{prefix}.{name}" if prefix else name
                 if (buffer.is_floating_point() or buffer.is_complex()) and buffer.dtype != torch.float32:
-                    raise ValueError(
-                        f"buffer {full_name} is {buffer.dtype}: only float32 can be kept equal on all ranks"
+                    raise ConfigError(
+                        f"buffer {full_name} is {buffer.dtype}: only float32 can be kept equal on all ranks",
+                        do="register it as float32",
                     )
                 if buffer.dtype == torch.bool:
                     self._constants.append((full_name, buffer, buffer.clone()))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from lockstep.data.order import Order
-from tests.runs import TINY, kill_session, lockstep, result, start, wait_until, weights
+from tests.runs import TINY, kill_session, lockstep, records, result, start, wait_until, weights
 
 BAD = ["data.bad_sample=40", "report.every_steps=1"]
 
@@ -92,10 +94,43 @@ def test_a_run_does_not_go_on_with_other_settings(trained: Path, tmp_path: Path)
 
 def test_a_checkpoint_of_another_model_is_named_by_its_tensors(trained: Path, tmp_path: Path) -> None:
     *_, newest = sorted((trained / "checkpoints").glob("step-*"))
-    settings = ["model.width=8", "--procs", 2, "--run-dir", tmp_path / "other", "--resume", newest]
-    done = lockstep("train", TINY, *settings, cwd=tmp_path, code=5)
+    settings = ["model.width=8", "--procs", 2, "--run-dir", tmp_path / "other", "--resume"]
+    done = lockstep("train", TINY, *settings, newest, cwd=tmp_path, code=2)
+    assert "model.width: 6 in the run, 8 now" in done.stderr
+    alone = shutil.copytree(newest, tmp_path / "alone")  # nothing says which settings it had
+    done = lockstep("train", TINY, *settings, alone, cwd=tmp_path, code=5)
     assert "the checkpoint is of another model" in done.stderr
     assert "0.weight: (6, 1, 3, 3) in the file, (8, 1, 3, 3) in the model" in done.stderr
+
+
+def test_a_run_does_not_go_on_with_more_samples_or_fewer(tmp_path: Path) -> None:
+    recipe = tmp_path / "grown.py"
+    text = TINY.read_text().replace("return len(self.labels)", "return min(len(self.labels), int(os.environ['MOST']))")
+    recipe.write_text(text)
+    command = ["train", recipe, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "run"]
+    lockstep(*command, cwd=tmp_path, MOST="90")
+    before = weights(tmp_path / "run")
+    done = lockstep(*command, "--resume", "auto", cwd=tmp_path, code=3, MOST="101")
+    assert "the training set has 101 samples, and had 90 when the run began" in done.stderr
+    assert weights(tmp_path / "run") == before
+
+
+def test_a_reader_that_is_killed_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = ["data.slow_s=0.05", "loader.num_workers=1", "checkpoint.every=2 steps", "report.every_steps=1"]
+    command = ["train", TINY, *settings, "--procs", 1, "--run-dir", folder]
+    process = start(*command, cwd=tmp_path)
+    try:
+        wait_until(lambda: len(records(folder, "train")) >= 3)
+        (reader,) = psutil.Process(process.pid).children()
+        reader.kill()
+        _, errors = process.communicate(timeout=60)
+    finally:
+        kill_session(process)
+    assert process.returncode == 3, errors
+    assert f"data error: a reading process (pid {reader.pid}) was lost" in errors
+    assert "Traceback" not in errors
+    lockstep(*command, "--resume", "auto", cwd=tmp_path)
 
 
 @pytest.fixture

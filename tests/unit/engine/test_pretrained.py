@@ -194,6 +194,16 @@ def _no_tensors(path: Path) -> None:
 def _nothing(path: Path) -> None: ...
 
 
+def test_a_file_of_torchs_old_form_that_was_cut_off_anywhere_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "w.pth"
+    torch.save({"a": torch.ones(3), "b": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    for length in range(2, len(content), 3):
+        path.write_bytes(content[:length])
+        with pytest.raises(CheckpointError):
+            read_state(path)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import Field
 
-from lockstep.config.schema import RunConfig
+from lockstep.config.schema import RunConfig, Settings
 from lockstep.engine.run_folder import RunFolder
-from lockstep.engine.same_run import check_same_run
+from lockstep.engine.same_run import check_came_from, check_same_run, plain_settings
 from lockstep.errors import CheckpointError, ConfigError
 
 CONFIG = RunConfig(recipe="test", global_batch=16, micro_batch=8)
@@ -32,6 +33,36 @@ def _write(folder: RunFolder, settings: dict[str, Any]) -> None:
 def test_a_run_goes_on_with_its_own_settings_and_with_others_that_change_no_result(folder: RunFolder) -> None:
     check_same_run(folder, CONFIG, "auto")
     check_same_run(folder, CONFIG.model_copy(update={"eval_batch": 7, "device": "cpu"}), "auto")
+
+
+class WithWeights(Settings):
+    weights: Path = Field(default=Path("w.pth"), description="a file")
+
+
+class WithPath(RunConfig):
+    model: WithWeights = Field(default=WithWeights(), description="a section")
+
+
+def test_a_relative_path_is_that_of_the_run_which_has_it_whole(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = WithPath(recipe="test")
+    _write(folder, plain_settings(config))
+    assert plain_settings(config)["model"]["weights"] == str(tmp_path / "w.pth")
+    check_same_run(folder, config, "auto")
+    with pytest.raises(ConfigError, match="other settings"):
+        check_same_run(folder, WithPath(recipe="test", model={"weights": "v.pth"}), "auto")
+
+
+def test_a_checkpoint_of_another_run_goes_on_with_that_run_s_settings(folder: RunFolder, tmp_path: Path) -> None:
+    check_came_from(folder.path, CONFIG)
+    check_came_from(folder.path, CONFIG.model_copy(update={"eval_batch": 7}))
+    check_came_from(tmp_path / "no run", CONFIG.model_copy(update={"seed": 5}))
+    check_came_from(None, CONFIG)
+    with pytest.raises(ConfigError, match="has other settings, so this one can't go on") as caught:
+        check_came_from(folder.path, CONFIG.model_copy(update={"seed": 5}))
+    assert caught.value.facts["given"] == "seed: 0 in the run, 5 now"
 
 
 def test_settings_that_change_the_result_are_named_with_both_values(folder: RunFolder) -> None:
