@@ -110,9 +110,10 @@ class DecodedPictures:
             version = f"{facts.st_size} {facts.st_mtime_ns}"
         except OSError:
             version = "gone"
-        name = hashlib.blake2b(f"{path.absolute()}\n{version}\n{scale}\n{_DECODERS}".encode(), digest_size=16)
-        text = name.hexdigest()
-        return self._folder / text[:2] / text[2:]
+        # A path can hold bytes that are not UTF-8.
+        text = os.fsencode(f"{path.absolute()}\n{version}\n{scale}\n{_DECODERS}")
+        name = hashlib.blake2b(text, digest_size=16).hexdigest()
+        return self._folder / name[:2] / name[2:]
 
     def _reserve(self, size: int) -> bool:
         """Count bytes that are about to be written, if there is room for them."""

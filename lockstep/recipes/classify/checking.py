@@ -12,18 +12,19 @@ from lockstep.errors import DataError
 from lockstep.recipes.classify.listing import Files
 
 
-def drop_unreadable(files: Files, base: Path) -> tuple[Files, dict[str, str]]:
+def drop_unreadable(files: Files, base: Path, least: int = 1) -> tuple[Files, dict[str, str]]:
     """Read every picture whole, and leave out those that can't be.
 
     Args:
         files: By class, relative to the base.
         base: A folder, or a CSV file in it.
+        least: How many of each class have to be left, of those that have so many.
 
     Returns:
         The files that can be read, and why each of the others can't.
 
     Raises:
-        DataError: Of a class nothing is left.
+        DataError: Of a class too few are left, or nothing at all is.
     """
     base = base.expanduser()
     folder = base.parent if base.is_file() else base
@@ -33,10 +34,17 @@ def drop_unreadable(files: Files, base: Path) -> tuple[Files, dict[str, str]]:
         faults = dict(zip(names, pool.map(_fault, [folder / name for name in names], chunksize=16), strict=True))
     kept = {name: [file for file in found if faults[file] is None] for name, found in files.items()}
     for name, found in kept.items():
-        if not found:
+        if len(found) < min(least, len(files[name])):
+            fault = next(file for file in files[name] if faults[file] is not None)
+            many = "only one" if found else "no"
             raise DataError(
-                f"no picture of class {name} can be read", first=faults[files[name][0]], where=folder / files[name][0]
+                f"{many} picture of class {name} can be read",
+                expected=f"{least} or more" if least > 1 else None,
+                first=faults[fault],
+                where=folder / fault,
             )
+    if names and not any(kept.values()):
+        raise DataError(f"no picture of {base} can be read", first=faults[names[0]])
     return kept, {file: fault for file, fault in faults.items() if fault is not None}
 
 

@@ -9,18 +9,22 @@ import csv
 import difflib
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-_USUAL_HALVES = {"train", "training", "val", "valid", "validation", "eval", "test"}
+ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+# What people call the parts of a split to train and to evaluate on; of several, the first is taken.
+_HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
 
 # Class -> files, relative to the folder in which they were listed.
 Files = dict[str, list[str]]
+
+# Files, the folder or CSV file that names them, how many of each class are needed -> those of them that can be used.
+Choose = Callable[[Files, Path, int], Files]
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,25 @@ class Listing:
     held_out: Files
 
 
-def find_pictures(config: DataConfig, seed: int) -> Listing:
+def take_all(files: Files, path: Path, least: int) -> Files:
+    """Take files for good without looking into them."""
+    return files
+
+
+def find_pictures(config: DataConfig, seed: int, choose: Choose = take_all) -> Listing:
     """List the pictures that the settings name.
+
+    Args:
+        config: The settings.
+        seed: Says which pictures are held out, where that is not said by the settings.
+        choose: What to take of them, before any are held out.
 
     Raises:
         DataError: There is nothing, or it does not fit together; the path, and the line of a CSV file, are named.
     """
     if config.root is not None:
         everything = _chosen(list_folder(config.root, "data.root"), config.classes, config.root)
-        train, held_out = split(everything, config.eval_share, seed)
+        train, held_out = split(choose(everything, config.root, 2), config.eval_share, seed)
         return Listing(list(everything), train, held_out)
     if config.train is None or config.eval is None:
         raise DataError(
@@ -57,7 +71,7 @@ def find_pictures(config: DataConfig, seed: int) -> Listing:
         )
     train = _chosen(list_either(config.train, "data.train"), config.classes, config.train)
     held_out = list_held_out(config.eval, list(train), restrict=config.classes is not None)
-    return Listing(list(train), train, held_out)
+    return Listing(list(train), choose(train, config.train, 1), choose(held_out, config.eval, 0))
 
 
 def list_held_out(path: Path, classes: Sequence[str], *, restrict: bool = False) -> Files:
@@ -106,12 +120,13 @@ def list_folder(folder: Path, setting: str) -> Files:
             found=f"{num_pictures:,} pictures, but no folder says what they are" if num_pictures else "no folders",
             expected=f"{root}/daisy/a.jpg, {root}/tulips/b.jpg and so on: a folder for each class",
         )
-    if set(map(str.lower, names)) <= _USUAL_HALVES:
+    if {name.lower() for name in names} <= {half for halves in _HALVES for half in halves}:
         raise DataError(
             f"the folders in {root} look like parts of a split, not like classes: {', '.join(names)}",
-            do=f"data.train={root / names[0]} data.eval={root / names[-1]}",
+            do=_settings_of_halves(root, names),
         )
     files = {name: sorted(_walk(root, name)) for name in names}
+    _check_names(root, [*names, *(file for found in files.values() for file in found)])
     for name, found in files.items():
         if not found:
             raise DataError(
@@ -188,9 +203,32 @@ def _chosen(files: Files, classes: Sequence[str] | None, path: Path) -> Files:
     return files
 
 
+def _settings_of_halves(root: Path, names: Sequence[str]) -> str | None:
+    """The settings that name the folders of a split; None where one of the two is missing."""
+    known = {name.lower(): name for name in names}
+    train, held_out = (next((known[half] for half in halves if half in known), None) for halves in _HALVES)
+    return None if train is None or held_out is None else f"data.train={root / train} data.eval={root / held_out}"
+
+
+def _check_names(root: Path, names: Iterable[str]) -> None:
+    """Refuse names that are not text: a run keeps them, and prints them."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+            raise DataError(f"a name in {root} is not UTF-8: {shown}", do="rename it") from None
+
+
 def _walk(root: Path, name: str) -> list[str]:
-    found = []
-    for folder, _, files in os.walk(root / name, followlinks=True):
+    found, seen = [], set()
+    for folder, inner, files in os.walk(root / name, followlinks=True):
+        facts = os.stat(folder)
+        if (facts.st_dev, facts.st_ino) in seen:  # a link leads back to where we were
+            inner.clear()
+            continue
+        seen.add((facts.st_dev, facts.st_ino))
+        inner.sort()  # of several ways to a folder, always the same one is taken
         inside = Path(folder).relative_to(root).as_posix()
         found += [f"{inside}/{file}" for file in files if _is_picture(file)]
     return found

@@ -16,7 +16,7 @@ from lockstep.recipes.classify.checking import drop_unreadable, skipped_row
 from lockstep.recipes.classify.config import Config
 from lockstep.recipes.classify.data import PictureFiles, open_files, read_input
 from lockstep.recipes.classify.drawing import draw_answer, draw_pictures
-from lockstep.recipes.classify.listing import Files, find_pictures, list_held_out
+from lockstep.recipes.classify.listing import Files, find_pictures, list_held_out, take_all
 from lockstep.recipes.classify.loss import cross_entropy
 from lockstep.recipes.classify.model import build_model, frozen_row
 
@@ -30,19 +30,20 @@ def facts(config: Config) -> Mapping[str, Any]:
         DataError: The pictures can't be found, or don't fit together.
     """
     data = config.data
-    found = find_pictures(data, config.seed)
-    train, held_out = found.train, found.held_out
     skipped: dict[str, str] = {}
-    if data.on_error == "skip":
-        train, skipped = drop_unreadable(train, _base(config, train=True))
-        held_out, more = drop_unreadable(held_out, _base(config, train=False))
-        skipped |= more
+
+    def choose(files: Files, path: Path, least: int) -> Files:
+        kept, faults = drop_unreadable(files, path, least)
+        skipped.update(faults)
+        return kept
+
+    found = find_pictures(data, config.seed, choose if data.on_error == "skip" else take_all)
     return {
         "classes": found.classes,
         "held_out_from": None if data.eval is None else _whole(data.eval),
         "skipped": skipped,
-        "train": train,
-        "held_out": held_out,
+        "train": found.train,
+        "held_out": found.held_out,
     }
 
 
@@ -101,7 +102,7 @@ def _open(config: Config, facts: Mapping[str, Any], *, train: bool) -> PictureFi
         # The run's model is asked about other pictures than those that were held out from it.
         files = list_held_out(other, facts["classes"], restrict=config.data.classes is not None)
         if config.data.on_error == "skip":
-            files, _ = drop_unreadable(files, other)
+            files, _ = drop_unreadable(files, other, least=0)
     return open_files(_base(config, train=train), files, facts["classes"], config.data, train=train)
 
 

@@ -1,0 +1,126 @@
+"""Folders as people have them: parts of a split, links, odd names and endings, damaged pictures."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.data.decoded import DecodedPictures
+from lockstep.data.images import read_rgb
+from lockstep.errors import DataError
+from lockstep.recipes.classify.config import Config, MakeConfig
+from lockstep.recipes.classify.listing import list_folder
+from lockstep.recipes.classify.make import make
+from lockstep.recipes.classify.recipe import facts
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def shapes(root: Path) -> Path:
+    make(MakeConfig(num_per_class=4, size_px=40), root)
+    return root
+
+
+def damage(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).write_bytes(b"no picture")
+
+
+def found(**data: Any) -> dict[str, Any]:
+    return dict(facts(Config.model_validate({"recipe": "classify", "data": {"on_error": "skip", **data}})))
+
+
+@pytest.mark.parametrize(
+    ("halves", "train", "held_out"),
+    [
+        (["test", "train"], "train", "test"),
+        (["test", "train", "val"], "train", "val"),
+        (["Training", "Eval"], "Training", "Eval"),
+        (["train", "validation", "valid"], "train", "valid"),
+    ],
+)
+def test_the_parts_of_a_split_are_told_apart(tmp_path: Path, halves: list[str], train: str, held_out: str) -> None:
+    touch(tmp_path, *(f"{half}/a/1.jpg" for half in halves))
+    with pytest.raises(DataError, match="look like parts of a split") as error:
+        list_folder(tmp_path, "data.root")
+    assert error.value.facts["do"] == f"data.train={tmp_path / train} data.eval={tmp_path / held_out}"
+
+
+@pytest.mark.parametrize("halves", [["val", "test"], ["train"]])
+def test_half_a_split_is_not_given_as_a_whole_one(tmp_path: Path, halves: list[str]) -> None:
+    touch(tmp_path, *(f"{half}/a/1.jpg" for half in halves))
+    with pytest.raises(DataError, match="look like parts of a split") as error:
+        list_folder(tmp_path, "data.root")
+    assert "do" not in error.value.facts
+
+
+def test_a_link_that_leads_back_is_followed_once(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "a/deep/2.jpg", "b/1.jpg", "elsewhere/3.jpg")
+    (tmp_path / "elsewhere").rename(tmp_path / ".elsewhere")
+    (tmp_path / "a/self").symlink_to(".")
+    (tmp_path / "a/deep/up").symlink_to("..")
+    (tmp_path / "a/first").symlink_to("../.elsewhere")
+    (tmp_path / "a/second").symlink_to("../.elsewhere")
+    assert list_folder(tmp_path, "data.root")["a"] == ["a/1.jpg", "a/deep/2.jpg", "a/first/3.jpg"]
+
+
+@pytest.mark.parametrize(("name", "shown"), [(b"a/caf\xe9.jpg", r": a/caf\xe9.jpg"), (b"b\xff/1.jpg", r": b\xff")])
+def test_a_name_that_is_not_utf8_is_shown(tmp_path: Path, name: bytes, shown: str) -> None:
+    touch(tmp_path, "a/1.jpg", "b/1.jpg", os.fsdecode(name))
+    with pytest.raises(DataError, match="is not UTF-8") as error:
+        found(root=tmp_path)
+    assert error.value.what.endswith(shown)
+    assert error.value.facts["do"] == "rename it"
+
+
+def test_decoded_pictures_are_kept_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    path = shapes(tmp_path / "shapes").rename(folder) / "stars" / "0000.jpg"
+    decoded = DecodedPictures(tmp_path / "decoded", limit_bytes=1 << 20)
+    decoded.keep(path, 1, read_rgb(path))
+    kept = decoded.read(path, 1)
+    assert kept is not None
+    assert (kept == read_rgb(path)).all()
+
+
+def test_jfif_files_are_pictures(tmp_path: Path) -> None:
+    (shapes(tmp_path) / "stars/0001.jpg").rename(tmp_path / "stars/0001.JFIF")
+    known = found(root=tmp_path)
+    assert "stars/0001.JFIF" in known["train"]["stars"] + known["held_out"]["stars"]
+    assert known["skipped"] == {}
+
+
+def test_damaged_pictures_are_left_out_before_any_are_held_out(tmp_path: Path) -> None:
+    held_out = found(root=shapes(tmp_path))["held_out"]["stars"]
+    damage(tmp_path, *held_out)
+    known = found(root=tmp_path)
+    assert list(known["skipped"]) == held_out
+    assert (len(known["train"]["stars"]), len(known["held_out"]["stars"])) == (2, 1)
+
+
+@pytest.mark.parametrize(("num_damaged", "said"), [(3, "only one picture of class stars"), (4, "no picture of class")])
+def test_a_class_with_too_few_whole_pictures_is_named(tmp_path: Path, num_damaged: int, said: str) -> None:
+    damage(shapes(tmp_path), *(f"stars/000{place}.jpg" for place in range(num_damaged)))
+    with pytest.raises(DataError, match=said) as error:
+        found(root=tmp_path)
+    assert error.value.facts["where"] == str(tmp_path / "stars/0000.jpg")
+
+
+def test_of_a_persons_own_held_out_pictures_a_class_may_be_damaged(tmp_path: Path) -> None:
+    train, held_out = shapes(tmp_path / "train"), shapes(tmp_path / "eval")
+    damage(held_out, *(f"stars/000{place}.jpg" for place in range(4)))
+    known = found(train=train, eval=held_out)
+    assert len(known["skipped"]) == 4
+    assert {name: len(files) for name, files in known["held_out"].items() if files} == dict.fromkeys(
+        set(known["classes"]) - {"stars"}, 4
+    )
+    damage(held_out, *(str(path.relative_to(held_out)) for path in held_out.rglob("*.jpg")))
+    with pytest.raises(DataError, match=r"no picture of .*eval can be read"):
+        found(train=train, eval=held_out)
