@@ -97,7 +97,7 @@ class Picture:
                 assert isinstance(image, ImageFile.ImageFile)
                 image.draft(image.mode, (max(1, image.width // scale), max(1, image.height // scale)))
             image.load()
-            return _to_rgb(ImageOps.exif_transpose(image) if self._is_turned else image)
+            return to_rgb(ImageOps.exif_transpose(image) if self._is_turned else image)
         except _FAULTS as error:
             raise _damaged(self.path, error) from error
 
@@ -212,8 +212,15 @@ def _orientation(image: Image.Image, is_jpeg: bool) -> int:
     return value if value in range(1, 9) else 1
 
 
-def _to_rgb(image: Image.Image) -> ByteArray:
-    """(H, W, 3) bytes of a loaded picture in any mode."""
+def to_rgb(image: Image.Image) -> ByteArray:
+    """Bring a picture in any mode to 8-bit colours: wide greys scaled down, transparent parts over white.
+
+    Args:
+        image: Loaded, and turned as it is to be seen.
+
+    Returns:
+        (H, W, 3) bytes.
+    """
     if image.mode[0] in "IF":  # 16 and 32 bits; Pillow's own conversion would cut off everything above 255
         wide = np.asarray(image, dtype=np.float64)
         white = 65535.0 if image.mode.startswith("I") else max(1.0, float(wide.max(initial=0.0)))

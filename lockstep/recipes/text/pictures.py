@@ -6,6 +6,8 @@ Legend: N pictures, H and W their height and width in pixels.
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,10 +15,10 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
-from lockstep.data.images import Picture, read_rgb
+from lockstep.data.images import Picture, read_rgb, to_rgb
 from lockstep.data.keyed import IntArray
 from lockstep.errors import DataError
 from lockstep.recipes.text import packed_lmdb
@@ -26,6 +28,9 @@ GreyArray = npt.NDArray[np.uint8]
 
 # Wide text lines are small; what is larger than this in a set was not made for it.
 _MAX_PACKED_PIXELS = 50_000_000
+_ORIENTATION = 0x0112
+_JPEG = ("JPEG", "MPO")
+_FAULTS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError, KeyError, TypeError)
 
 
 def read_grey(path: Path) -> GreyArray:
@@ -47,26 +52,33 @@ def size_of(path: Path) -> tuple[int, int]:
 
 
 def read_packed(folder: Path, number: int) -> GreyArray:
-    """A picture of an LMDB set as (H, W) bytes.
+    """A picture of an LMDB set as (H, W) bytes: those of the same picture in a file.
 
     Raises:
         DataError: There is none, or it is damaged.
     """
     with _open_packed(folder, number) as image:
         try:
-            return _grey(np.asarray(image.convert("RGB")))
-        except (OSError, SyntaxError, ValueError) as error:
+            image.load()
+            return _grey(to_rgb(image if _orientation(image) == 1 else ImageOps.exif_transpose(image)))
+        except _FAULTS as error:
             raise _damaged(folder, number, error) from error
 
 
 def packed_size(folder: Path, number: int) -> tuple[int, int]:
-    """(width, height) of a picture of an LMDB set.
+    """(width, height) of a picture of an LMDB set, as it is shown.
 
     Raises:
         DataError: There is none, or it is no picture.
     """
     with _open_packed(folder, number) as image:
-        return image.size
+        try:
+            if image.format not in _JPEG:
+                image.load()  # a PNG's EXIF can stand behind its pixels
+        except _FAULTS as error:
+            raise _damaged(folder, number, error) from error
+        width, height = image.size
+        return (height, width) if _orientation(image) >= 5 else (width, height)  # 5 to 8 lie on their side
 
 
 def stretched(picture: GreyArray, width_px: int) -> GreyArray:
@@ -105,11 +117,22 @@ def _open_packed(folder: Path, number: int) -> Image.Image:
     content = packed_lmdb.read_picture(folder, number)
     try:
         image = Image.open(io.BytesIO(content))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (*_FAULTS, Image.DecompressionBombError) as error:
         raise _damaged(folder, number, error) from error
     if image.width * image.height > _MAX_PACKED_PIXELS:
         raise _damaged(folder, number, ValueError(f"{image.width} x {image.height} pixels"))
     return image
+
+
+def _orientation(image: Image.Image) -> int:
+    """How EXIF says to turn a picture, 1 to 8, as `data.images` reads it; 1 where it says nothing that makes sense."""
+    if image.format in _JPEG and "exif" not in image.info:
+        return 1
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # a broken EXIF block is no reason to lose the picture; it can fail in many ways
+        return 1
+    return value if value in range(1, 9) else 1
 
 
 def _damaged(folder: Path, number: int, error: Exception) -> DataError:
