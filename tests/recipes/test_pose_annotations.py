@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faster_coco_eval.core import mask as coco_mask
 from PIL import Image
 
 from lockstep.data.keyed import keys
@@ -90,6 +91,20 @@ FAULTS: dict[str, tuple[Change, str]] = {
         lambda c: c["annotations"][0].update(iscrowd=1, segmentation=[[1, 2]]),
         r"region of annotation 100 can't be read",
     ),
+    "an outline of no numbers": (
+        lambda c: c["annotations"][0].update(iscrowd=1, segmentation=[[1, 2, float("nan"), 2, 5, 5]]),
+        r"region of annotation 100 can't be read(.|\n)*finite",
+    ),
+    "enormous run lengths": (
+        lambda c: c["annotations"][0].update(iscrowd=1, segmentation={"size": [64, 64], "counts": [10**30]}),
+        r"region of annotation 100 can't be read",
+    ),
+    "an enormous number of keypoints": (
+        lambda c: c["annotations"][0].update(num_keypoints=10**30),
+        r"num_keypoints of annotation 100 is 1000",
+    ),
+    "an enormous id": (lambda c: c["annotations"][0].update(id=10**30), r"id of annotation 1000+ is 1000"),
+    "joints that are no list": (lambda c: c["categories"][0].update(keypoints=5), r"joints in .* are no list"),
 }
 
 
@@ -164,6 +179,10 @@ def test_crowds_and_people_without_keypoints_are_not_trained_on(small: Path) -> 
     content["annotations"].append(
         {**empty, "id": 4, "iscrowd": 1, "bbox": [60, 0, 4, 64], "segmentation": {"size": [64, 64], "counts": stripes}}
     )
+    packed = np.zeros((64, 64), np.uint8, order="F")
+    packed[30:33, 50:57] = 1
+    region = {"size": [64, 64], "counts": coco_mask.encode(packed)["counts"].decode()}
+    content["annotations"].append({**empty, "id": 5, "iscrowd": 1, "bbox": [50, 30, 7, 3], "segmentation": region})
     _annotations(small).write_text(json.dumps(content))
     example = _open(small).example(0, 0)
     expected = np.full((64, 64), 255)
@@ -172,6 +191,7 @@ def test_crowds_and_people_without_keypoints_are_not_trained_on(small: Path) -> 
     expected[:, 20:24] = 0
     expected[10:18, 40:48] = 0
     expected[50:55, 2:7] = 0
+    expected[30:33, 50:57] = 0
     assert np.array_equal(example.mask, expected)
     num_people = len([entry for entry in content["annotations"] if entry["image_id"] == 1 and not entry["iscrowd"]])
     assert len(example.joints) == num_people
@@ -179,9 +199,16 @@ def test_crowds_and_people_without_keypoints_are_not_trained_on(small: Path) -> 
 
 @pytest.mark.parametrize(
     ("region", "said"),
-    [({"size": [64, 80], "counts": [64 * 80]}, "80x64"), ({"size": [64, 64], "counts": [10, 20]}, "add up to 30")],
+    [
+        ({"size": [64, 80], "counts": [64 * 80]}, "80x64"),
+        ({"size": [64, 64], "counts": [10, 20]}, "add up to 30"),
+        ({"size": [64, 64], "counts": "zz"}, "decoded 20 pixels"),
+        ({"size": [64, 64], "counts": "a" * 99}, "malformed"),
+        ({"size": [64, 64], "counts": "é\ud800"}, "not COCO's text"),
+        ([[0, 0, 1e12, 0, 5, 5]], "far outside"),
+    ],
 )
-def test_run_lengths_that_do_not_fit_the_picture_are_refused(small: Path, region: Any, said: str) -> None:
+def test_regions_that_do_not_fit_the_picture_are_refused(small: Path, region: Any, said: str) -> None:
     content = json.loads(_annotations(small).read_text())
     content["annotations"][0].update(iscrowd=1, segmentation=region)
     _annotations(small).write_text(json.dumps(content))

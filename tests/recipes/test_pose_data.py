@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from lockstep.data.keyed import keys
+from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Placement
 from lockstep.recipes.pose.config import DataConfig
 from lockstep.recipes.pose.data import EvalPictures, Sample, TrainPictures, place_sample
 from lockstep.recipes.pose.figures import Figures, describe, draw_figures
 from lockstep.recipes.pose.files import open_files
 from lockstep.recipes.pose.skeletons import COCO, SKELETONS
+from lockstep.recipes.pose.store import Zip
 
 CASES = [(case, index) for case, count in (("crowdpose", 2), ("coco", 4)) for index in range(count)]
 
@@ -132,6 +134,23 @@ def test_pictures_are_read_from_folders_and_from_the_zips_that_ship(
         ours, theirs = (each.batch(indices, keys(0, 0, indices)) for each in (data, reference))
         assert ours.targets == theirs.targets
         assert all(torch.equal(first, second) for first, second in zip(ours.inputs, theirs.inputs, strict=True))
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_damaged_picture_in_a_zip_is_named(tmp_path: Path, cut: bool) -> None:
+    path = tmp_path / "pictures.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.jpg", bytes(range(256)) * 40)
+    content, start = bytearray(path.read_bytes()), len("a.jpg") + 30
+    if cut:  # the list of what is in it claims more than there is
+        place = content.index(b"PK\x01\x02") + 20
+        content[place : place + 4] = (10**6).to_bytes(4, "little")
+        content[start : start + 1] = b"\x00"  # of a kind that needs more than is there
+    else:
+        content[start : start + 40] = b"\xff" * 40
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.jpg can't be read from .*pictures\.zip: ."):
+        Zip(path).read("a.jpg")
 
 
 def test_crowdpose_as_it_ships_is_trained_on_train_and_val(pose_folder: Path, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
 
     entries = [entry for entry in entries if entry.get("category_id", category) == category]
     person = Fields(entries, "annotations", path)
-    people_ids = person.column("id", is_whole, "a whole number")
+    people_ids = person.column("id", _is_64_bit, "a whole number of 64 bits")
     person.unique("id", people_ids)
     known = {number: place for place, number in enumerate(ids)}
     owners = person.column("image_id", known.__contains__, "the id of one of the file's images")
@@ -133,7 +133,7 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
     keypoints = person.numbers("keypoints", count, f"{count} numbers: x, y, visible of each joint")
     boxes = person.numbers("bbox", 4, "4 numbers: x, y, width, height")
     crowds = person.column("iscrowd", lambda value: value in (0, 1, None), "0 or 1")
-    counts = person.column("num_keypoints", is_count, "a whole number")
+    counts = person.column("num_keypoints", lambda value: is_count(value) and _is_64_bit(value), "a whole number")
     has_areas = bool(entries) and "area" in entries[0]
     areas = person.column("area", is_number, "a number of pixels") if has_areas else None
 
@@ -166,6 +166,10 @@ def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path
         names = ", ".join(str(entry.get("name")) for entry in categories[:8])
         raise DataError(f"{path} has no category person", given=f"categories: {names or 'none'}")
     joints = people[0].get("keypoints")
+    if joints is not None and not isinstance(joints, list):
+        raise DataError(
+            f"the joints in {path} are no list", where=f"{path}: categories, keypoints of person", given=joints
+        )
     if joints is not None and tuple(joints) != skeleton.joints:
         others = [other.name for other in SKELETONS.values() if tuple(joints) == other.joints]
         raise DataError(
@@ -175,6 +179,10 @@ def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path
             do=f"data.name={others[0]}" if others else None,
         )
     return int(people[0]["id"])
+
+
+def _is_64_bit(value: Any) -> bool:
+    return is_whole(value) and -(2**63) <= value < 2**63
 
 
 def _check_pixels(widths: Sequence[int], heights: Sequence[int], ids: Sequence[int], path: Path) -> None:
@@ -196,12 +204,12 @@ def _region(entry: Mapping[str, Any], path: Path) -> Region | None:
             runs = counts if isinstance(counts, str) else np.array(counts, dtype=np.int64)
             return Runs(runs, height=int(region["size"][0]), width=int(region["size"][1]))
         outlines = [np.array(outline, dtype=np.float64) for outline in region]
-        if all(outline.ndim == 1 and len(outline) >= 6 for outline in outlines):
+        if all(outline.ndim == 1 and len(outline) >= 6 and np.isfinite(outline).all() for outline in outlines):
             return outlines
-    except (TypeError, ValueError, KeyError, IndexError):
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError):
         pass
     raise DataError(
         f"the region of annotation {entry['id']} can't be read",
         where=f"{path}: its segmentation",
-        expected="polygons of at least three points, or run lengths with size and counts",
+        expected="polygons of at least three points, of finite numbers, or run lengths with size and counts",
     )

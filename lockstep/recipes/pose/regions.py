@@ -10,7 +10,10 @@ from faster_coco_eval.core import mask as coco_mask
 
 from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Floats, Pixels
-from lockstep.recipes.pose.annotations import Annotations, Region, Runs
+from lockstep.recipes.pose.annotations import Annotations, Outlines, Runs
+
+# Outlines are followed point by point, also outside of a picture: one that leads far away would take all memory.
+_MAX_TIMES_OUTSIDE = 100
 
 
 def draw_mask(annotations: Annotations, picture: int) -> Pixels | None:
@@ -32,11 +35,11 @@ def draw_mask(annotations: Annotations, picture: int) -> Pixels | None:
     for row in hidden:
         try:
             region = annotations.regions[row]
-            if isinstance(region, Runs) and not isinstance(region.counts, str):
+            if isinstance(region, Runs):
                 np.bitwise_or(inside, _drawn(region, width, height), out=inside)
             else:
-                runs += _runs(region, annotations.boxes[row], width, height)
-        except (ValueError, TypeError) as error:
+                runs += _outlined(region, annotations.boxes[row], width, height)
+        except (ValueError, TypeError, RuntimeError) as error:
             raise DataError(
                 f"the region of annotation {annotations.people_ids[row]} does not fit its picture",
                 where=f"picture {annotations.ids[picture]}, {width}x{height}",
@@ -49,8 +52,13 @@ def draw_mask(annotations: Annotations, picture: int) -> Pixels | None:
 
 
 def _drawn(region: Runs, width: int, height: int) -> Pixels:
-    """(W, H), 1 in a region whose run lengths are plain numbers."""
-    _check_size(region, width, height)
+    """(W, H), 1 in a region of run lengths."""
+    if (region.width, region.height) != (width, height):
+        raise ValueError(f"its run lengths are of {region.width}x{region.height}")
+    if isinstance(region.counts, str):
+        if not region.counts.isascii():
+            raise ValueError("its run lengths are not COCO's text")
+        return np.asarray(coco_mask.decode({"size": [height, width], "counts": region.counts}).T, np.uint8)
     counts = np.asarray(region.counts)
     if counts.min(initial=0) < 0 or counts.sum() != width * height:
         raise ValueError(f"its run lengths add up to {counts.sum():,}, not {width * height:,}")
@@ -58,18 +66,12 @@ def _drawn(region: Runs, width: int, height: int) -> Pixels:
     return colours.repeat(counts).reshape(width, height)
 
 
-def _check_size(region: Runs, width: int, height: int) -> None:
-    if (region.width, region.height) != (width, height):
-        raise ValueError(f"its run lengths are of {region.width}x{region.height}")
-
-
-def _runs(region: Region | None, box: Floats, width: int, height: int) -> list[dict[str, Any]]:
-    """A region, outlined or as packed run lengths, as COCO's packed run lengths."""
+def _outlined(region: Outlines | None, box: Floats, width: int, height: int) -> list[dict[str, Any]]:
+    """A region's outlines, or its box if it has none, as COCO's packed run lengths."""
     if region is None:
         left, top, wide, high = box.tolist()
         right, bottom = left + wide, top + high
         region = [np.array([left, top, right, top, right, bottom, left, bottom])]
-    if isinstance(region, Runs):
-        _check_size(region, width, height)
-        return [{"size": [height, width], "counts": region.counts}]
+    if max(float(np.abs(outline).max()) for outline in region) > _MAX_TIMES_OUTSIDE * max(width, height):
+        raise ValueError("it lies far outside of it")
     return list(coco_mask.frPyObjects([outline.tolist() for outline in region], height, width))

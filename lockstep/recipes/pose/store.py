@@ -6,6 +6,7 @@ import io
 import os
 import warnings
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -18,6 +19,7 @@ from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Pixels
 
 END_OF_JPEG = b"\xff\xd9"
+_ZIP_FAULTS = (OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
 class Store(Protocol):
@@ -85,8 +87,8 @@ class Zip:
         """A picture's file."""
         try:
             return self._opened().read(self._names[name])
-        except (OSError, KeyError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-            raise DataError(f"{name} can't be read from {self._path}: {error}") from error
+        except _ZIP_FAULTS as error:
+            raise DataError(f"{name} can't be read from {self._path}: {str(error) or type(error).__name__}") from error
 
     def _opened(self) -> zipfile.ZipFile:
         # After a fork, a loader process shares its parent's place in the file: each opens its own.
