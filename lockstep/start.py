@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
+import re
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cluster.env import Placement, placement
-from lockstep.cluster.size import Nodes, Size, parse_size
+from lockstep.cluster.size import MAX_NODES, Nodes, Size, parse_size
 from lockstep.config.schema import RunConfig
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, cannot_make
 
 if TYPE_CHECKING:
     from lockstep.cluster.world import World
@@ -103,7 +105,7 @@ def nodes_of(ask: Ask, config: RunConfig, run_dir: Path | None) -> Nodes | None:
     Raises:
         ConfigError: What was given is not whole.
     """
-    size = parse_size(ask.nodes, "--nodes") if ask.nodes is not None else Size(1, 1)
+    size = parse_size(ask.nodes, "--nodes", MAX_NODES) if ask.nodes is not None else Size(1, 1)
     option = "--rdzv-endpoint" if ask.master is None else "--master"
     endpoint = ask.endpoint if ask.master is None else ask.master
     if size.most == 1:
@@ -123,20 +125,29 @@ def nodes_of(ask: Ask, config: RunConfig, run_dir: Path | None) -> Nodes | None:
             f"--nodes {size} was given without --run-dir",
             do="on each of the machines the same: --run-dir runs/NAME-0001",
         )
-    host, colon, port = endpoint.rpartition(":")
-    whole = endpoint if colon and port.isdigit() else f"{endpoint}:{DEFAULT_PORT}"
-    if not (host or whole.rpartition(":")[0]) or "/" in whole:
-        raise ConfigError(f"{option} is {endpoint!r}", allowed="HOST:PORT")
     cluster = config.cluster
     return Nodes(
         size=size,
-        endpoint=whole,
+        endpoint=_whole(endpoint, option),
         run_id=ask.run_id,
         join_timeout_s=cluster.join_timeout_s,
         last_call_s=cluster.last_call_s,
         node_timeout_s=cluster.node_timeout_s,
         rank=ask.node_rank,
     )
+
+
+def _whole(endpoint: str, option: str) -> str:
+    """HOST:PORT of what may be HOST alone."""
+    match = re.fullmatch(r"(\[[^][/\s]+\]|[^][:/\s]+)(?::([0-9]{1,5}))?", endpoint)
+    port = int(match[2] or DEFAULT_PORT) if match else 0
+    if match is None or not 1 <= port <= 65535:
+        raise ConfigError(
+            f"{option} is {endpoint!r}",
+            allowed=f"HOST:PORT with a port from 1 to 65535, or HOST for port {DEFAULT_PORT};\n"
+            "an IPv6 address in brackets: [::1]:PORT",
+        )
+    return f"{match[1]}:{port}"
 
 
 def _check_node_rank(ask: Ask, size: Size) -> None:
@@ -163,6 +174,43 @@ def _check_node_rank(ask: Ask, size: Size) -> None:
             f"--node-rank is {ask.node_rank}, but --nodes is {size}",
             allowed=f"0 to {size.most - 1}; each machine its own",
         )
+
+
+def run_path(text: str | Path) -> Path:
+    """The path of `--run-dir`; ~ is the person's own folder.
+
+    Raises:
+        ConfigError: It is empty, as of a shell's variable that is not set: that would be the folder one is in.
+    """
+    if not str(text).strip():
+        raise ConfigError("--run-dir is empty", do="name a folder, or leave it out for a new one under runs/")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"--run-dir is {str(text)!r}: nobody of that name has a folder here") from None
+
+
+def check_run_dir(path: Path) -> None:
+    """See that a run's folder could be made and written to, before processes start; leaves nothing behind.
+
+    Raises:
+        CheckpointError: It could not.
+    """
+    try:
+        there = next(folder for folder in (path.absolute(), *path.absolute().parents) if _is_there(folder))
+        # Tried out: what may be written, to /proc for one, is not said by permissions.
+        with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=there):
+            pass
+    except OSError as error:
+        raise cannot_make(path, error) from None
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def check_resume(resume: str, run_dir: Path | None) -> None:

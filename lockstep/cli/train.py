@@ -65,8 +65,17 @@ Hosts = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _run_path(text: str) -> Path:
+    from lockstep.start import run_path
+
+    return run_path(text)
+
+
 RunDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="The run's folder; a new one under runs/ if left out.")
+    Path | None,
+    typer.Option(parser=_run_path, metavar="DIR", help="The run's folder; a new one under runs/ if left out."),
 ]
 Resume = Annotated[
     str,
@@ -112,16 +121,16 @@ def train(
 
     `lockstep config SOURCE` shows every setting. Under torchrun the command joins the world that it started.
     """
-    from lockstep.cluster.size import parse_size
+    from lockstep.cluster.size import MAX_NODES, MAX_PROCS, parse_size
     from lockstep.config.load import load
     from lockstep.recipes.catalog import find
 
     if source is not None and "=" in source and not Path(source).exists():
         overrides, source = [source, *(overrides or [])], None  # settings for the run in --run-dir
     # Checked before torch is imported: a mistake in a setting is answered at once.
-    for option, text in (("--procs", procs), ("--nodes", nodes)):
+    for option, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
         if text is not None:
-            parse_size(text, option)
+            parse_size(text, option, limit)
     if source is None:
         source = _source_of(run_dir)
     found = find(source)
@@ -134,8 +143,11 @@ def train(
             raise ConfigError("--hosts starts the machines itself", do=f"leave {', '.join(given)} out")
         return _on_hosts(hosts, source, overrides or [], rdzv_endpoint, run_dir, resume, max_restarts)
 
+    from lockstep.start import Ask, check_run_dir
+
+    if run_dir is not None:
+        check_run_dir(run_dir)
     from lockstep import api
-    from lockstep.start import Ask
 
     # --local-rank is what old launchers add to the command; torchrun gives it as a variable too.
     master = _with_port(master, master_port)
@@ -183,7 +195,7 @@ def _with_port(master: str | None, port: int | None) -> str | None:
         raise ConfigError("--master-port was given without --master", do="--master HOST:PORT, or --master-addr HOST")
     if master.count(":") == 1 or "]:" in master:
         raise ConfigError(f"--master {master} has a port, and --master-port is {port}", do="give it once")
-    return f"{master}:{port}"
+    return f"[{master}]:{port}" if ":" in master and "[" not in master else f"{master}:{port}"
 
 
 def _source_of(run_dir: Path | None) -> str:

@@ -117,8 +117,11 @@ def _file(path: Path, placement: Placement) -> Store:
     folder = path.parent
     if not folder.is_dir():
         raise LaunchError(f"can't meet at {placement.init}: there is no folder {folder}")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise LaunchError(f"can't meet at {placement.init}: {path} can't be written")
+    try:
+        # Opened as torch does, which would wait for ever: permissions don't say that nothing can be made in /proc.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    except OSError as error:
+        raise LaunchError(f"can't meet at {placement.init}: {path} can't be written: {error.strerror}") from None
     store = FileStore(str(path), placement.world_size)
     # For ever: at its end it would count itself out of the file, and so make it anew after rank 0 has removed it.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from lockstep.errors import ConfigError
 
+MAX_PROCS = 4096  # on one machine: more could be neither started nor stopped
+MAX_NODES = 65536
+
 
 @dataclass(frozen=True)
 class Size:
@@ -53,19 +56,20 @@ class Nodes:
     rank: int | None = None
 
 
-def parse_size(text: str, option: str) -> Size:
+def parse_size(text: str, option: str, limit: int = MAX_PROCS) -> Size:
     """Read `4` or `2:4`.
 
     Args:
         text: What was given.
         option: For what, to name in an error.
+        limit: More there can't be.
 
     Raises:
-        ConfigError: It is neither, or the range is empty.
+        ConfigError: It is neither, the range is empty, or it is more than there can be.
     """
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
+    match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", text.strip())
     least = int(match[1]) if match else 0
     most = int(match[2] or match[1]) if match else 0
-    if not 1 <= least <= most:
-        raise ConfigError(f"{option} is {text!r}", allowed="a number from 1, or MIN:MAX such as 2:4")
+    if not 1 <= least <= most <= limit:
+        raise ConfigError(f"{option} is {text!r}", allowed=f"a number from 1 to {limit}, or MIN:MAX such as 2:4")
     return Size(least, most)

@@ -1,7 +1,7 @@
 """YAML in and out: values with the line of each key, and a mapping as text.
 
 Plain words are read by the rules of YAML 1.2: `1e-3` is a number, `no` and `on` are text, `010` is ten. A key that is
-given twice, a tag or an alias within itself is refused.
+given twice, a tag, an alias within itself or a value that is not of its tag is refused.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ _BOOL = "tag:yaml.org,2002:bool"
 _INT = "tag:yaml.org,2002:int"
 _FLOAT = "tag:yaml.org,2002:float"
 _TEXT = "tag:yaml.org,2002:str"
+_KINDS = {_NULL: "null", _BOOL: "true or false", _INT: "a whole number", _FLOAT: "a number"}
+_MAX_DIGITS = 4300  # Python reads no more
+_MAX_DEPTH = 100  # of lists and maps: Python and pydantic have limits too, at which they give up without a line
 
 # The order counts: the first that matches decides, and every int is also a float.
 _PLAIN_WORDS = {
@@ -38,6 +41,16 @@ _PLAIN_WORDS = {
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - overwrites the rules of YAML 1.1
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # the stubs of PyYAML have no type
+            raise yaml.MarkedYAMLError(problem=_too_deep(), problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 class _Dumper(yaml.SafeDumper):
@@ -128,7 +141,7 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         where = name if mark is None else f"{name}:{mark.line + 1}"
         line = "" if mark is None else text.splitlines()[mark.line : mark.line + 1]
         raise ConfigError(
-            f"{name} is not YAML", given=f"{where}: {line[0].strip()}" if line else where, problem=problem
+            f"{name} is not YAML", given=f"{where}: {_shorten(line[0])}" if line else where, problem=problem
         ) from error
 
 
@@ -136,13 +149,15 @@ def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str,
     where = f"{name}:{node.start_mark.line + 1}"
     if id(node) in above:
         raise ConfigError("a YAML alias stands within itself", given=where)
+    if len(above) >= _MAX_DEPTH:  # by aliases
+        raise ConfigError(_too_deep(), given=where)
     above = (*above, id(node))
     if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
         return _mapping(node, path, lines, name, above)
     if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
         return [_value(item, (*path, str(place)), {}, name, above) for place, item in enumerate(node.value)]
     if isinstance(node, yaml.ScalarNode) and node.tag in (*_PLAIN_WORDS, _TEXT):
-        return _scalar(node.tag, node.value)
+        return _scalar(node.tag, node.value, where)
     raise ConfigError(f"the YAML tag {node.tag} is not a kind of setting", given=where)
 
 
@@ -154,7 +169,7 @@ def _mapping(
         key, line = key_node.value, key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
             raise ConfigError("a key must be a word", given=f"{name}:{line}")
-        here = (*path, str(key))
+        here = (*path, _scalar(_TEXT, str(key), f"{name}:{line}"))
         if key in values:
             raise ConfigError(
                 f"{'.'.join(here)} is given twice", given=f"{name}:{line}, and before on line {lines[here]}"
@@ -164,16 +179,31 @@ def _mapping(
     return values
 
 
-def _scalar(tag: str, text: str) -> Any:
+def _scalar(tag: str, text: str, where: str) -> Any:
     if tag == _TEXT:
+        if not is_unicode(text):
+            raise ConfigError(f"{_shorten(ascii(text))} has half a character", given=where)
         return text
+    if not re.fullmatch(_PLAIN_WORDS[tag][0], text):
+        raise ConfigError(f"{_shorten(ascii(text))} is not {_KINDS[tag]}", given=where)
     if tag == _NULL:
         return None
     if tag == _BOOL:
         return text.lower() == "true"
     if tag == _INT:
+        if len(text) > _MAX_DIGITS:
+            raise ConfigError(f"{_shorten(text)} is a number of {len(text):,} digits", given=where)
         return int(text)
     return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def is_unicode(text: str) -> bool:
+    """Whether it can be written: not half of a pair (`"\\ud800"`), as Python also reads bytes that are no UTF-8."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _too_deep() -> str:
+    return f"more than {_MAX_DEPTH} lists or maps within each other"
 
 
 def _shorten(text: str) -> str:

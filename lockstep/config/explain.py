@@ -73,7 +73,9 @@ class _Reader:
         if fault["type"] == "missing":
             place = path  # its value is the list
         message = str(fault["ctx"]["error"]) if fault["type"] == "value_error" else ""
-        if message and (path not in self.settings or self.settings[path].is_section):
+        if path not in self.settings:  # of the settings as a whole
+            return self._clash(path, message or fault["msg"])
+        if message and self.settings[path].is_section:
             return self._clash(path, message)
         return self._wrong(path, place, fault["input"], message)
 

@@ -142,8 +142,10 @@ def override_layer(model: type[Settings], text: str) -> Layer:
     """One `section.key=value` of the command line as a layer.
 
     Raises:
-        ConfigError: It has not this form, or it changes the recipe.
+        ConfigError: It has not this form, changes the recipe, or is not text.
     """
+    if not document.is_unicode(text):
+        raise ConfigError(f"{text!a} is not text in UTF-8", given="on the command line")
     origin = f"on the command line: {text}"
     key, equals, value_text = text.partition("=")
     path = tuple(key.strip().split("."))
@@ -167,7 +169,7 @@ def _override_value(key: str, text: str, origin: str, *, is_text: bool) -> Any:
         return document.parse_value(text)
     except ConfigError as error:
         raise ConfigError(
-            f"the value of {key} is not YAML", given=origin, problem=error.facts.get("problem")
+            f"the value of {key} is not YAML", given=origin, problem=error.facts.get("problem") or error.what
         ) from error
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lockstep.cluster.rollcall import is_running
-from lockstep.errors import CheckpointError, cannot_write, cannot_write_result
+from lockstep.errors import CheckpointError, cannot_make, cannot_write, cannot_write_result
 
 # What a killed rank has started holds its folder until it has noticed; on a busy machine that takes a while.
 _ORPHANS_END_S = 15.0
@@ -37,7 +37,7 @@ def new_folder(name: str, parent: Path = Path("runs")) -> Path:
         except FileExistsError:
             continue  # another command was quicker
         except OSError as error:
-            raise cannot_write(path, error) from None
+            raise cannot_make(path, error) from None
         return path
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.config.schema import RunConfig
-from lockstep.errors import ConfigError
-from lockstep.start import Ask, default_procs, nodes_of
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.start import Ask, check_run_dir, default_procs, nodes_of, run_path
 
 CONFIG = RunConfig(recipe="none")
 RUN = Path("runs/a")
@@ -26,6 +26,10 @@ def test_machines_meet_at_an_address_with_torchruns_port_if_none_is_given() -> N
     again = nodes_of(Ask(nodes="2", endpoint="10.0.0.5:1234"), CONFIG, RUN)
     assert again is not None
     assert again.endpoint == "10.0.0.5:1234"
+    for given, whole in (("[::1]:1234", "[::1]:1234"), ("[fe80::1%eth-0]", "[fe80::1%eth-0]:29400")):
+        nodes = nodes_of(Ask(nodes="2", endpoint=given), CONFIG, RUN)
+        assert nodes is not None
+        assert nodes.endpoint == whole
 
 
 def test_machines_with_ranks_of_their_own_meet_at_the_master() -> None:
@@ -72,9 +76,52 @@ def test_as_many_processes_start_as_can_be_put_to_use(
         (Ask(nodes="2", endpoint="tcp://a:1"), RUN, "--rdzv-endpoint is 'tcp://a:1'"),
         (Ask(nodes="2", endpoint=":1"), RUN, "--rdzv-endpoint is ':1'"),
         (Ask(nodes="3:2", endpoint="a:1"), RUN, "--nodes is '3:2'"),
+        (Ask(nodes="2", endpoint="a:99999"), RUN, "--rdzv-endpoint is 'a:99999'"),
+        (Ask(nodes="2", endpoint="a:0"), RUN, "--rdzv-endpoint is 'a:0'"),
+        (Ask(nodes="2", endpoint="a:abc"), RUN, "--rdzv-endpoint is 'a:abc'"),
+        (Ask(nodes="2", endpoint="a:"), RUN, "--rdzv-endpoint is 'a:'"),
+        (Ask(nodes="2", endpoint="::1"), RUN, "an IPv6 address in brackets"),
+        (Ask(nodes="2", node_rank=1, master="a:65536"), RUN, "--master is 'a:65536'"),
     ],
 )
 def test_what_is_not_whole_is_told_with_what_to_type(ask: Ask, run_dir: Path | None, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         nodes_of(ask, CONFIG, run_dir)
     assert text in str(caught.value)
+
+
+def test_the_run_folder_is_never_by_chance_the_one_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert (run_path("~/a"), run_path(Path("~/a")), run_path(".")) == (tmp_path / "a", tmp_path / "a", Path())
+    for text in ("", " "):
+        with pytest.raises(ConfigError, match="--run-dir is empty"):
+            run_path(text)
+    with pytest.raises(ConfigError, match="nobody of that name"):
+        run_path("~nobody-of-that-name/a")
+
+
+def test_a_run_folder_that_can_be_made_is_not_made_yet(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "a", tmp_path / "a" / "b"):
+        check_run_dir(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("file", "Not a directory"),
+        ("file/x", "Not a directory"),
+        ("/proc/x", "No such file or directory"),
+        (300 * "a", "File name too long"),
+    ],
+)
+def test_a_run_folder_that_can_not_be_made_is_told_without_advice_that_does_not_help(
+    name: str, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError) as caught:
+        check_run_dir(tmp_path / name)
+    assert caught.value.what == f"can't write run folder {tmp_path / name}: {reason}"
+    assert caught.value.facts == {"do": "give another --run-dir"}

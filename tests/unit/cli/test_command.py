@@ -134,6 +134,7 @@ def test_ctrl_c_is_quiet(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> No
         (["train", "digits", "--proc", "3"], "No such option"),
         (["train", "digits", "--procs", "0"], "--procs is '0'"),
         (["train", "digits", "--procs", "two"], "--procs is 'two'"),
+        (["train", "digits", "--procs", "1000000000"], "--procs is '1000000000'"),
         (["train", "digits", "--max-restarts", "-1"], "Invalid value for '--max-restarts'"),
         (["predict", "runs/a"], "Missing argument"),
         (["--foo"], "No such option"),
@@ -144,6 +145,7 @@ def test_a_wrong_command_is_told_by_typer(
 ) -> None:
     assert run(arguments) == 2
     assert text in capsys.readouterr().err
+    assert api.calls == []
 
 
 def test_a_setting_with_dashes_is_told_how_settings_are_given(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,15 @@ def test_an_anchor_can_be_used_again() -> None:
         ("a: 1\n---\nb: 2", "not YAML", "my.yaml:2"),
         ("a: *x", "not YAML", "my.yaml:1"),
         ("a: \x00", "not YAML", "my.yaml"),
+        ("a: 1\nb: !!int abc", "'abc' is not a whole number", "my.yaml:2"),
+        ("a: 1\nb: !!float x", "'x' is not a number", "my.yaml:2"),
+        ("b: !!bool maybe", "'maybe' is not true or false", "my.yaml:1"),
+        ("b: !!null x", "'x' is not null", "my.yaml:1"),
+        ("a: 1\nb: " + 5000 * "1", "is a number of 5,000 digits", "my.yaml:2"),
+        ("a: 1\nb: " + 3000 * "[", "not YAML", "my.yaml:2: b: [[["),
+        ("a: &x " + 90 * "[" + 90 * "]" + "\nb: " + 90 * "[" + "*x" + 90 * "]", "more than 100 lists", "my.yaml:1"),
+        ('a: 1\nb: "\\ud800"', "half a character", "my.yaml:2"),
+        ('a: 1\n"\\ud800": 2', "half a character", "my.yaml:2"),
     ],
 )
 def test_yaml_that_can_not_be_is_refused_with_its_line(text: str, what: str, given: str) -> None:
@@ -82,6 +91,19 @@ def test_yaml_that_can_not_be_is_refused_with_its_line(text: str, what: str, giv
         parse(text, "my.yaml")
     assert what in caught.value.what
     assert given in caught.value.facts["given"]
+
+
+@pytest.mark.parametrize(("text", "value"), [("!!int '3'", 3), ("!!float 3", 3.0), ("!!bool True", True)])
+def test_a_value_with_its_tag_is_read(text: str, value: object) -> None:
+    read = parse_value(text)
+    assert (read, type(read)) == (value, type(value))
+
+
+def test_lists_as_deep_as_anybody_needs_are_read() -> None:
+    value = parse_value(99 * "[" + "1" + 99 * "]")
+    for _ in range(99):
+        (value,) = value
+    assert value == 1
 
 
 def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:

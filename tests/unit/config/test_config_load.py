@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,21 @@ def test_an_override_that_is_not_yaml_is_refused() -> None:
     error = fails("optim.milestones=[1,")
     assert error.what == "the value of optim.milestones is not YAML"
     assert error.facts["given"] == "on the command line: optim.milestones=[1,"
+
+
+def test_an_override_that_is_not_of_its_tag_is_refused() -> None:
+    error = fails("epochs=!!int abc")
+    assert error.facts["given"] == "on the command line: epochs=!!int abc"
+    assert error.facts["problem"] == "'abc' is not a whole number"
+
+
+def test_an_override_of_bytes_that_are_no_text_is_refused() -> None:
+    error = fails(f"data.root={os.fsdecode(bytes([255]))}")
+    assert error.what == r"'data.root=\udcff' is not text in UTF-8"
+
+
+def test_settings_that_can_not_be_written_as_json_are_refused() -> None:
+    assert "Invalid JSON" in fails(layers=(PRESET, mapping_layer({"data": {"root": "\ud800"}}, "recipe.py"))).what
 
 
 def test_the_recipe_is_not_changed_by_an_override() -> None:

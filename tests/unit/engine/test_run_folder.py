@@ -124,8 +124,9 @@ def test_new_folders_are_numbered_and_none_is_taken_twice(tmp_path: Path) -> Non
 
 def test_a_new_folder_where_a_file_is_in_the_way_is_an_error_with_a_text(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
-    with pytest.raises(CheckpointError, match=r"can't write .*digits-0001: Not a directory"):
+    with pytest.raises(CheckpointError, match=r"can't write .*digits-0001: Not a directory") as caught:
         new_folder("digits", tmp_path / "runs")
+    assert caught.value.facts == {"do": "give another --run-dir"}
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""What `lockstep train` makes of its options before it hands them over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import api
+from lockstep.cli.main import run
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.start import Ask
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What training was started with."""
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(api, "train_command", lambda *arguments: made.append(arguments) or 0)
+    return made
+
+
+def test_a_master_with_an_address_of_many_colons_gets_brackets(calls: list[tuple[Any, ...]]) -> None:
+    node = ["--nodes", "2", "--node-rank", "1"]
+    for master in ("::1", "[::1]"):
+        assert run(["train", "digits", *node, "--master", master, "--master-port", "5"]) == 0
+    assert {call[-1] for call in calls} == {Ask(nodes="2", node_rank=1, master="[::1]:5")}
+
+
+def test_the_run_folder_may_be_in_the_home_folder(
+    calls: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run(["train", "digits", "--run-dir", "~/a"]) == 0
+    assert calls[0][2] == tmp_path / "a"
+
+
+def test_a_run_folder_without_a_name_is_refused(
+    calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", "digits", "--run-dir", ""]) == ConfigError.exit_code
+    assert "--run-dir is empty" in capsys.readouterr().err
+    assert calls == []
+
+
+def test_a_run_folder_that_can_not_be_made_is_told_before_anything_starts(
+    calls: list[tuple[Any, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert run(["train", "digits", "--run-dir", str(tmp_path / "file")]) == CheckpointError.exit_code
+    said = capsys.readouterr().err
+    assert "Not a directory" in said
+    assert "make room" not in said
+    assert calls == []

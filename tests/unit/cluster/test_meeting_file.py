@@ -1,0 +1,31 @@
+"""Processes that meet at a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.cluster.env import Placement
+from lockstep.cluster.meeting import open_store
+from lockstep.errors import LaunchError
+
+
+def meet(path: Path) -> None:
+    open_store(Placement(0, 1, None, None, f"file://{path}", "command line"), 5.0, print)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_file_is_made_or_taken(tmp_path: Path, is_there: bool) -> None:
+    path = tmp_path / "meet"
+    if is_there:
+        path.touch()
+    meet(path)
+    assert path.is_file()
+
+
+def test_a_file_that_can_not_be_made_is_told_at_once(tmp_path: Path) -> None:
+    # Root may write to /proc by its permissions, but nothing can be made there.
+    for path in (Path("/proc/x"), tmp_path):
+        with pytest.raises(LaunchError, match=f"{path} can't be written: "):
+            meet(path)
