@@ -17,11 +17,11 @@ from lockstep.data.keyed import seed_forward
 from lockstep.data.loader import read
 from lockstep.data.order import MicroBatch, Step
 from lockstep.data.samples import Batch
+from lockstep.engine.forward import forward
 from lockstep.engine.job import Job
 from lockstep.engine.reports import Reports
 from lockstep.engine.run_folder import RunFolder, write_whole
 from lockstep.engine.saving import Saver
-from lockstep.engine.step import forward
 from lockstep.errors import TrainError
 
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from lockstep.cluster.pulse import COMPUTING, READING
 from lockstep.data.loader import Loader
 from lockstep.data.order import MicroBatch, Step
-from lockstep.data.samples import Batch
-from lockstep.engine.job import MAX_TERMS, Job
+from lockstep.engine.forward import forward
+from lockstep.engine.job import Job
 from lockstep.engine.precision import adapt_scale
-from lockstep.errors import ConfigError
 from lockstep.optim.schedule import factor
 
 
@@ -88,39 +82,3 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
         job.reducer.undo_buffers()
     terms_by_name = dict(zip(names, extras, strict=False))
     return StepResult(sum(extras), terms_by_name, norm, lr, is_finite, is_overflow, job.reducer.flag)
-
-
-def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
-    """The forward pass: names of the loss's terms, their sum (0-d), and their values (MAX_TERMS,), detached."""
-    try:
-        outputs = (job.compiled or job.on_all_gpus or job.model)(batch.inputs)
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise ConfigError(
-            "batch norm can't work with a micro-batch of one sample whose maps have come down to one pixel",
-            given=f"global_batch={job.config.global_batch}, micro_batch={job.config.micro_batch}: "
-            f"an epoch of {job.order.num_samples:,} samples comes to such a micro-batch",
-            do=f"global_batch={job.config.global_batch + 1}; or larger pictures, or batch_norm=sync",
-        ) from None
-    terms = job.parts.loss(outputs, batch)
-    if not isinstance(terms, Mapping):
-        raise ConfigError(
-            f"the recipe's loss gave a {type(terms).__name__}, not a dict of named terms", do='return {"loss": ...}'
-        )
-    if not 0 < len(terms) <= MAX_TERMS:
-        raise ConfigError(
-            f"the recipe's loss gave {len(terms)} terms", allowed=f"1 to {MAX_TERMS}", do="add some up, or give one"
-        )
-    for name, term in terms.items():
-        if not isinstance(term, Tensor):
-            raise ConfigError(
-                f"the recipe's loss gave {name} as a {type(term).__name__}, not a tensor", do="give what torch computed"
-            )
-        if term.dim() != 0:
-            raise ConfigError(
-                f"the recipe's loss gave {name} of shape {tuple(term.shape)}, not one number",
-                do="give the mean over the batch's samples",
-            )
-    values = torch.stack([term.float() for term in terms.values()])
-    return list(terms), values.sum(), F.pad(values.detach(), (0, MAX_TERMS - len(values)))

@@ -1,0 +1,77 @@
+"""What a recipe's loss and model can do wrong is said in words."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.config.schema import RunConfig
+from lockstep.data.samples import Batch
+from lockstep.engine.forward import forward
+from lockstep.engine.job import MAX_TERMS
+from lockstep.errors import ConfigError
+from lockstep.parallel.running import RunningBuffers
+
+BATCH = Batch(torch.ones(1, 3, 1, 1), torch.zeros(1), torch.zeros(1, dtype=torch.int64))
+
+
+def job(loss: Any, model: nn.Module | None = None) -> Any:
+    return SimpleNamespace(
+        compiled=None,
+        on_all_gpus=None,
+        model=model or nn.Identity(),
+        parts=SimpleNamespace(loss=lambda outputs, batch: loss),
+        config=RunConfig(recipe="test", global_batch=16, micro_batch=16),
+        order=SimpleNamespace(num_samples=17),
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (torch.tensor(1.0), "gave a Tensor, not a dict"),
+        ({}, "gave 0 terms"),
+        ({str(number): torch.tensor(1.0) for number in range(MAX_TERMS + 1)}, "gave 9 terms"),
+        ({"loss": 1.0}, "gave loss as a float, not a tensor"),
+        ({"loss": torch.ones(2)}, "gave loss of shape (2,), not one number"),
+    ],
+)
+def test_a_loss_of_another_form_is_named(loss: Any, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        forward(job(loss), BATCH)
+    assert text in str(caught.value)
+
+
+def test_terms_are_added_up() -> None:
+    names, total, values = forward(job({"a": torch.tensor(1.0), "b": torch.tensor(2.0)}), BATCH)
+    assert (names, total.item(), values.tolist()) == (["a", "b"], 3.0, [1.0, 2.0] + [0.0] * (MAX_TERMS - 2))
+
+
+def test_one_value_a_channel_is_too_few_for_batch_norm() -> None:
+    with pytest.raises(ConfigError, match="one sample whose maps have come down to one pixel") as caught:
+        forward(job({}, nn.BatchNorm2d(3)), BATCH)
+    assert "17 samples" in caught.value.facts["given"]
+    with pytest.raises(ValueError, match="expected 4D input"):  # any other error is the recipe's own
+        forward(job({}, nn.BatchNorm2d(3)), Batch(torch.ones(2, 3), BATCH.targets, BATCH.indices))
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+def test_inputs_may_be_a_named_tuple() -> None:
+    moved = Batch(Pair(torch.ones(1), torch.zeros(1)), BATCH.targets, BATCH.indices).to(torch.device("cpu"))
+    assert type(moved.inputs) is Pair
+    assert moved.inputs.right.item() == 0
+
+
+def test_a_buffer_that_can_not_be_kept_equal_is_named() -> None:
+    model = nn.Module()
+    model.register_buffer("turn", torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(ConfigError, match=r"buffer turn is torch\.complex64"):
+        RunningBuffers(model)
