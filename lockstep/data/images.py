@@ -48,7 +48,7 @@ class Picture:
     """A picture file; of a JPEG file so far only the head was looked at.
 
     Attributes:
-        path: The file.
+        path: The file; or, where its content was given, what it is called.
         size: (width, height) as it is shown, pixels.
         is_scalable: Whether it can be read at a part of its size.
 
@@ -56,10 +56,10 @@ class Picture:
         DataError: The file can't be read, is no picture, is damaged, or claims to be enormous.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str, content: bytes | None = None) -> None:
         self.path = path
         try:
-            self._content = _content(path)
+            self._content = _content(path) if content is None else content
         except OSError as error:
             raise _damaged(path, error) from error
         self._image: Image.Image | None = None
@@ -97,7 +97,7 @@ class Picture:
                 assert isinstance(image, ImageFile.ImageFile)
                 image.draft(image.mode, (max(1, image.width // scale), max(1, image.height // scale)))
             image.load()
-            return to_rgb(ImageOps.exif_transpose(image) if self._is_turned else image)
+            return _to_rgb(ImageOps.exif_transpose(image) if self._is_turned else image)
         except _FAULTS as error:
             raise _damaged(self.path, error) from error
 
@@ -190,7 +190,7 @@ def decode_plain_jpeg(content: bytes | bytearray, scale: int = 1) -> ByteArray:
     return pixels
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path | str) -> bytes:
     """All of a file: as `Path.read_bytes`, without the file object, which takes longer than the reading."""
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -212,7 +212,7 @@ def _orientation(image: Image.Image, is_jpeg: bool) -> int:
     return value if value in range(1, 9) else 1
 
 
-def to_rgb(image: Image.Image) -> ByteArray:
+def _to_rgb(image: Image.Image) -> ByteArray:
     """Bring a picture in any mode to 8-bit colours: wide greys scaled down, transparent parts over white.
 
     Args:
@@ -234,7 +234,7 @@ def to_rgb(image: Image.Image) -> ByteArray:
     return np.array(image)
 
 
-def _enormous(path: Path) -> DataError:
+def _enormous(path: Path | str) -> DataError:
     return DataError(
         f"{path} claims to be a picture of more than {MAX_PIXELS:,} pixels",
         likely="a decompression bomb, or a damaged file",
@@ -242,13 +242,13 @@ def _enormous(path: Path) -> DataError:
     )
 
 
-def _not_a_picture(path: Path, content: bytes) -> DataError:
+def _not_a_picture(path: Path | str, content: bytes) -> DataError:
     if not content:
         return DataError(f"{path} is empty", expected="a picture")
     return DataError(f"{path} is not a picture", expected="JPEG, PNG or another form that Pillow reads")
 
 
-def _damaged(path: Path, error: Exception) -> DataError:
+def _damaged(path: Path | str, error: Exception) -> DataError:
     if isinstance(error, OSError) and error.errno is not None:
         return DataError(f"{path} can't be read: {error.strerror or error}")
     return DataError(

@@ -5,9 +5,6 @@ Legend: N pictures, H and W their height and width in pixels.
 
 from __future__ import annotations
 
-import io
-import struct
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,10 +12,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
-from lockstep.data.images import Picture, read_rgb, to_rgb
+from lockstep.data.images import Picture, read_rgb
 from lockstep.data.keyed import IntArray
 from lockstep.errors import DataError
 from lockstep.recipes.text import packed_lmdb
@@ -28,9 +24,6 @@ GreyArray = npt.NDArray[np.uint8]
 
 # Wide text lines are small; what is larger than this in a set was not made for it.
 _MAX_PACKED_PIXELS = 50_000_000
-_ORIENTATION = 0x0112
-_JPEG = ("JPEG", "MPO")
-_FAULTS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError, KeyError, TypeError)
 
 
 def read_grey(path: Path) -> GreyArray:
@@ -52,17 +45,12 @@ def size_of(path: Path) -> tuple[int, int]:
 
 
 def read_packed(folder: Path, number: int) -> GreyArray:
-    """A picture of an LMDB set as (H, W) bytes: those of the same picture in a file.
+    """A picture of an LMDB set as (H, W) bytes.
 
     Raises:
         DataError: There is none, or it is damaged.
     """
-    with _open_packed(folder, number) as image:
-        try:
-            image.load()
-            return _grey(to_rgb(image if _orientation(image) == 1 else ImageOps.exif_transpose(image)))
-        except _FAULTS as error:
-            raise _damaged(folder, number, error) from error
+    return _grey(_packed(folder, number).pixels())
 
 
 def packed_size(folder: Path, number: int) -> tuple[int, int]:
@@ -71,14 +59,7 @@ def packed_size(folder: Path, number: int) -> tuple[int, int]:
     Raises:
         DataError: There is none, or it is no picture.
     """
-    with _open_packed(folder, number) as image:
-        try:
-            if image.format not in _JPEG:
-                image.load()  # a PNG's EXIF can stand behind its pixels
-        except _FAULTS as error:
-            raise _damaged(folder, number, error) from error
-        width, height = image.size
-        return (height, width) if _orientation(image) >= 5 else (width, height)  # 5 to 8 lie on their side
+    return _packed(folder, number).size
 
 
 def stretched(picture: GreyArray, width_px: int) -> GreyArray:
@@ -113,27 +94,9 @@ def _grey(rgb: npt.NDArray[np.uint8]) -> GreyArray:
     return np.asarray(cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY), dtype=np.uint8)
 
 
-def _open_packed(folder: Path, number: int) -> Image.Image:
-    content = packed_lmdb.read_picture(folder, number)
-    try:
-        image = Image.open(io.BytesIO(content))
-    except (*_FAULTS, Image.DecompressionBombError) as error:
-        raise _damaged(folder, number, error) from error
-    if image.width * image.height > _MAX_PACKED_PIXELS:
-        raise _damaged(folder, number, ValueError(f"{image.width} x {image.height} pixels"))
-    return image
-
-
-def _orientation(image: Image.Image) -> int:
-    """How EXIF says to turn a picture, 1 to 8, as `data.images` reads it; 1 where it says nothing that makes sense."""
-    if image.format in _JPEG and "exif" not in image.info:
-        return 1
-    try:
-        value = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # a broken EXIF block is no reason to lose the picture; it can fail in many ways
-        return 1
-    return value if value in range(1, 9) else 1
-
-
-def _damaged(folder: Path, number: int, error: Exception) -> DataError:
-    return DataError(f"image-{number:09d} of {folder} is damaged or no picture", reason=str(error))
+def _packed(folder: Path, number: int) -> Picture:
+    picture = Picture(f"image-{number:09d} of {folder}", packed_lmdb.read_picture(folder, number))
+    width, height = picture.size
+    if width * height > _MAX_PACKED_PIXELS:
+        raise DataError(f"{picture.path} is no line of text: {width} x {height} pixels")
+    return picture
