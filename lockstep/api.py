@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -19,6 +18,8 @@ from lockstep.cluster import forkserver
 from lockstep.cluster.env import ALONE, Placement, placement
 from lockstep.cluster.size import Size, parse_size
 from lockstep.cluster.stop import StopSignal, when_parent_dies
+from lockstep.cluster.stopped import Stopped
+from lockstep.config.given import as_overrides
 from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
 from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError, LockstepError, TrainError
@@ -51,15 +52,11 @@ class Run:
     result: dict[str, Any]
 
 
-class Stopped(SystemExit, KeyboardInterrupt):
-    """Ctrl-C during `train`, which has saved then. A script that does not catch it ends without a traceback."""
-
-
 def train(
     source: str | Path,
     settings: Mapping[str, Any] | None = None,
     *,
-    procs: int | None = None,
+    procs: int | str | None = None,
     run_dir: str | Path | None = None,
     resume: str = "never",
 ) -> Run:
@@ -68,7 +65,7 @@ def train(
     Args:
         source: A recipe, a preset, a YAML file or a recipe file.
         settings: Settings by name: `{"epochs": 3, "optim.lr": 0.1}` or nested.
-        procs: Processes on this machine.
+        procs: Processes on this machine: 4, or "2:4".
         run_dir: The run folder; a new one under runs/ if left out.
         resume: never, auto, or a checkpoint's folder.
 
@@ -76,17 +73,25 @@ def train(
         LockstepError: The command's error text.
         Stopped: Ctrl-C, a kind of KeyboardInterrupt; the run has saved where it stood.
     """
-    from lockstep.engine.run_folder import RunFolder, new_folder
+    from lockstep.engine.run_folder import RunFolder, drop_empty, new_folder
 
+    # A mistake is found before a folder is made for the run.
     found = find(str(source))
-    overrides = _overrides(settings or {})
-    load(found.config_class, found.layers, overrides)  # a mistake is found before a folder is made for the run
+    overrides = as_overrides(settings)
+    load(found.config_class, found.layers, overrides)
+    if procs is not None:
+        parse_size(str(procs), "procs")
+    check_resume(resume, Path(run_dir) if run_dir is not None else None)
     folder = Path(run_dir) if run_dir is not None else new_folder(found.name)
     command = [sys.executable, "-m", "lockstep", "train", str(source), *overrides]
     command += ["--run-dir", str(folder), "--resume", resume]
     if procs is not None:
         command += ["--procs", str(procs)]
-    code, text = _run_command(command)
+    try:
+        code, text = _run_command(command)
+    finally:
+        if run_dir is None:
+            drop_empty(folder)
     if code > 128 and not text:
         raise LaunchError(
             f"training was stopped by signal {code - 128}, and has saved",
@@ -149,17 +154,6 @@ def warn_before(folder: Path, config: RunConfig) -> None:
     ]
     if found:
         Console(sys.stderr).say("\n".join([*table(found), "lockstep doctor says more"]))
-
-
-def _overrides(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
-    overrides: list[str] = []
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            overrides += _overrides(value, f"{prefix}{name}.")
-        else:
-            text = str(value) if isinstance(value, Path) else json.dumps(value, ensure_ascii=False)
-            overrides.append(f"{prefix}{name}={text}")
-    return overrides
 
 
 def _error_of(text: str, code: int) -> LockstepError:

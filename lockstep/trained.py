@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.cluster import forkserver
 from lockstep.cluster.env import ALONE, Placement, placement
-from lockstep.cluster.size import Size
+from lockstep.cluster.size import Size, parse_size
+from lockstep.cluster.stopped import raise_if_stopped
+from lockstep.config.given import as_overrides
 from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
 from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError
@@ -97,8 +99,8 @@ class Subject:
 
 def evaluate(
     run: str | Path,
-    overrides: Sequence[str] = (),
-    procs: int | None = None,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    procs: int | str | None = None,
     checkpoint: str = "last",
     *,
     preset: str | None = None,
@@ -107,7 +109,8 @@ def evaluate(
 
     Args:
         run: The run folder, or with `preset` a file of weights from elsewhere.
-        overrides: Settings that differ from the run's, as on the command line: `["data.root=/other/place"]`.
+        overrides: Settings that differ from the run's: `{"data.root": "/other/place"}`, or as on the command line:
+            `["data.root=/other/place"]`.
         procs: Processes on this machine.
         checkpoint: "last" for the final weights, "best", or a checkpoint's name.
         preset: Which model a file of weights is of: a recipe, a preset or a YAML file.
@@ -117,20 +120,30 @@ def evaluate(
 
     Raises:
         LockstepError: Anything that a person can do something about.
+        Stopped: Ctrl-C while several processes work; a kind of KeyboardInterrupt.
     """
-    subject = Subject(Path(run), tuple(overrides), checkpoint, preset)
+    subject = Subject(Path(run), tuple(as_overrides(overrides)), checkpoint, preset)
+    size = _size(procs)
     config = subject.settings()[1]
     here = place_of(procs)
-    if here is not None or (procs or 1) == 1:
+    if here is not None or size.most == 1:
         return _evaluate(subject, None, here or ALONE)
     forkserver.prepare(PRELOAD, config.num_threads)
     with tempfile.TemporaryDirectory() as place:
         answer = Path(place) / "figures.json"
-        code = launch_here(Size(procs or 1, procs or 1), config, _evaluate, (subject, answer))
+        code = launch_here(size, config, _evaluate, (subject, answer))
+        raise_if_stopped(code)
         if code:
             raise LaunchError(f"evaluation ended with exit code {code}")
         figures: dict[str, float] = json.loads(answer.read_text())
     return figures
+
+
+def _size(procs: int | str | None) -> Size:
+    size = parse_size(str(1 if procs is None else procs), "procs")
+    if size.is_elastic:
+        raise ConfigError(f"procs is {str(procs)!r}", allowed="a number from 1: an evaluation does not shrink")
+    return size
 
 
 def _evaluate(subject: Subject, answer: Path | None, here: Placement | None = None) -> dict[str, float]:
@@ -182,14 +195,18 @@ class Answer:
 
 
 def predict(
-    run: str | Path, files: Sequence[str | Path], overrides: Sequence[str] = (), *, keep_errors: bool = False
+    run: str | Path,
+    files: Sequence[str | Path],
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    *,
+    keep_errors: bool = False,
 ) -> list[dict[str, Any]]:
     """Ask a run's model about files.
 
     Args:
         run: The run folder; nothing else is needed.
         files: What to look at, in the recipe's form: pictures. A folder stands for all files in it.
-        overrides: Settings that differ from the run's.
+        overrides: Settings that differ from the run's, as for `evaluate`.
         keep_errors: Give `{"error": text}` for a file that can't be read, instead of raising.
 
     Returns:
@@ -208,7 +225,10 @@ def predict(
 
 
 def predictions(
-    run: str | Path, files: Sequence[str | Path], overrides: Sequence[str] = (), draw: Path | None = None
+    run: str | Path,
+    files: Sequence[str | Path],
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    draw: Path | None = None,
 ) -> Iterator[Answer]:
     """As `predict`, one answer after another.
 
@@ -222,7 +242,7 @@ def predictions(
         ConfigError: The recipe can't predict, or can't draw.
         DataError: There is no such file, or a folder is empty.
     """
-    subject = Subject(Path(run), tuple(overrides))
+    subject = Subject(Path(run), tuple(as_overrides(overrides)))
     found, config = subject.settings()
     paths = expand(files)
     from lockstep.engine.run_folder import check_place

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, TextIO
 
 import typer
 
 from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train
 from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
 from lockstep.cluster.ssh import stop_at_eof
-from lockstep.errors import LockstepError
+from lockstep.errors import ConfigError, LockstepError
 from lockstep.version import __version__
 
 INTERRUPTED = 130  # 128 + SIGINT
@@ -65,6 +67,7 @@ def main() -> None:
     """Run the command that this process was started with, and exit."""
     # torch warns of every address that has no name, and of every connection that ends.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    _open_closed_streams()
     stop_at_eof()
     sys.exit(run(sys.argv[1:]))
 
@@ -73,10 +76,11 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command.
 
     Returns:
-        Its exit code: 0, an error's own (2 to 6), 130 after Ctrl-C, 141 if nobody reads what it prints. A fault of
+        Its exit code: 0, an error's own (1 to 6), 130 after Ctrl-C, 141 if nobody reads what it prints. A fault of
         ours is raised.
     """
     try:
+        _check_current_folder()
         result = app(list(arguments), prog_name="lockstep", standalone_mode=False)
         sys.stdout.flush()
     except LockstepError as error:
@@ -86,6 +90,12 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return _nobody_reads()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        _print_error(LockstepError(f"can't write {error.filename or 'any more'}: {error.strerror}", do="make room"))
+        _drop(sys.stdout)
+        return LockstepError.exit_code
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):  # typer's answer to it
             return _nobody_reads()
@@ -109,10 +119,40 @@ def _print_error(error: LockstepError) -> None:
     if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
         kind, colon, rest = text.partition(":")
         text = f"\x1b[1;31m{kind}{colon}\x1b[0m{rest}"
-    print(text, file=sys.stderr)
+    try:
+        print(text, file=sys.stderr)
+    except OSError:
+        _drop(sys.stderr)
 
 
 def _nobody_reads() -> int:
-    # Else Python would try to flush what is left once more on its way out, and complain.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop(sys.stdout)
     return BROKEN_PIPE
+
+
+def _drop(stream: TextIO) -> None:
+    # Else Python would try to flush what is left once more on its way out, and complain.
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _open_closed_streams() -> None:
+    """Put /dev/null where standard input, output or errors are closed: else a file gets their number, and what is
+    printed; and Python has None for them.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # It gets the lowest number that is free, which is this one; the processes that are started need it too.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as we live
+
+
+def _check_current_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder no longer exists", do="cd to one that does") from None

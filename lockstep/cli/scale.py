@@ -88,14 +88,16 @@ def _measured(
     config: RunConfig, source: str, settings: list[str], name: str, size: int, steps: int, answer: Path
 ) -> dict[str, Any]:
     from lockstep.cluster.size import Size
+    from lockstep.cluster.stopped import raise_if_stopped
     from lockstep.scaling.measure import WARM_STEPS, measure
     from lockstep.start import launch_here
 
     arguments = (source, [*settings, "epochs=1000000"], name == "ddp", steps, answer)
     code = launch_here(Size(size, size), config, measure, arguments)
+    raise_if_stopped(code)
     if code or not answer.is_file():
         raise LaunchError(
-            f"{name} on {size} processes could not be measured",
+            f"{name} on {size} process{'es' if size > 1 else ''} could not be measured",
             where=f"after {WARM_STEPS} steps to get warm" if not code else None,
             do=f"try it alone: lockstep train {source} {' '.join(settings)} --procs {size}",
         )

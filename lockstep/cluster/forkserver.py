@@ -12,8 +12,9 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver, spawn, util
 from pathlib import Path
+from typing import Any
 
 from lockstep.cluster import sweep
 
@@ -45,6 +46,25 @@ def prepare(preload: Sequence[str], num_threads: int = 1) -> None:
         _prepared = True
     with _variable(sweep.VARIABLE, _temp_dir()):
         _start()
+
+
+@contextmanager
+def without_script() -> Iterator[None]:
+    """Processes that are started meanwhile do not import the program's main file, as multiprocessing has them do.
+
+    Their work is found in modules. A script without `if __name__ == "__main__"` would run in each of them once more,
+    and what is read from standard input can't be imported at all.
+    """
+    before = spawn.get_preparation_data
+
+    def without(name: str) -> dict[str, Any]:
+        return {key: value for key, value in before(name).items() if not key.startswith("init_main_from_")}
+
+    spawn.get_preparation_data = without
+    try:
+        yield
+    finally:
+        spawn.get_preparation_data = before
 
 
 def temp_folder() -> Path:

@@ -68,7 +68,12 @@ def launch(
     watch = Watch(folder, stop_timeout_s, log_dir)
     agents: list[Agent] = []
     try:
-        with _quiet(), _environment(), watch.signals(lambda: agents[0].pids() if agents else []):
+        with (
+            _quiet(),
+            _environment(),
+            forkserver.without_script(),
+            watch.signals(lambda: agents[0].pids() if agents else []),
+        ):
             meeting = Meeting(nodes, watch.raise_if_asked, watch.say) if nodes is not None else None
             spec = WorkerSpec(
                 role="rank",

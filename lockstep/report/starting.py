@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 QUIET_S = 3.0
 
@@ -22,8 +22,10 @@ def said_if_slow(text: str, is_over: Callable[[], bool] = lambda: False, quiet_s
 
     def say() -> None:
         if text and not is_over():
-            sys.stdout.write(f"{text}\n")
-            sys.stdout.flush()
+            # A full disk or a reader that went away: the command that it interrupts says so, if it is told at all.
+            with suppress(OSError, ValueError):
+                sys.stdout.write(f"{text}\n")
+                sys.stdout.flush()
 
     timer = threading.Timer(quiet_s, say)
     timer.daemon = True

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -21,3 +25,14 @@ def test_a_line_that_would_come_too_late_is_left_out(capsys: pytest.CaptureFixtu
         with said_if_slow(text, lambda is_over=is_over: is_over, quiet_s=0.01):
             time.sleep(0.1)
     assert capsys.readouterr().out == ""
+
+
+def test_a_line_that_can_not_be_written_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = []
+    monkeypatch.setattr(threading, "excepthook", faults.append)
+    with Path("/dev/full").open("w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        with said_if_slow("starting", quiet_s=0.01):
+            time.sleep(0.1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # it is flushed when it is closed
+    assert faults == []

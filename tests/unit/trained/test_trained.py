@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from lockstep import trained
 from lockstep.config.document import to_yaml
-from lockstep.errors import CheckpointError, ConfigError, DataError
+from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError
 from lockstep.recipes.catalog import find
 from lockstep.report.pictures import places_for
 from lockstep.trained import Subject, evaluate, expand, predict, predictions
@@ -160,3 +161,27 @@ def test_a_file_of_weights_is_evaluated_as_the_model_of_a_preset(run: Path, weig
 def test_what_does_not_fit_together_is_said(run: Path, pictures: Path, path: str, preset: str, text: str) -> None:
     with pytest.raises((ConfigError, CheckpointError), match=text):
         evaluate(path, preset=preset)
+
+
+def test_settings_may_be_given_by_name_as_for_train(run: Path, pictures: Path) -> None:
+    assert evaluate(run, {"twice": True}) == evaluate(run, ["twice=true"]) != evaluate(run)
+    assert predict(run, [pictures / "a.png"], {"twice": True}) == predict(run, [pictures / "a.png"], ["twice=true"])
+
+
+@pytest.mark.parametrize("procs", [-1, 0, "two", True, "1:2", 1.5])
+def test_a_number_of_processes_that_can_not_be_is_refused(run: Path, procs: object) -> None:
+    with pytest.raises(ConfigError, match="procs is"):
+        evaluate(run, procs=procs)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(130, KeyboardInterrupt), (143, SystemExit), (1, LaunchError), (137, LaunchError)]
+)
+def test_an_evaluation_that_is_stopped_ends_as_the_signal_does(
+    run: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[BaseException]
+) -> None:
+    monkeypatch.setattr(trained, "launch_here", lambda *_: code)
+    monkeypatch.setattr(trained.forkserver, "prepare", lambda *_: None)
+    with pytest.raises(kind) as stop:
+        evaluate(run, procs="2")
+    assert kind is LaunchError or stop.value.code == code

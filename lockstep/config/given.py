@@ -1,0 +1,43 @@
+"""Settings that are given in Python, as the command line takes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import ConfigError
+
+
+def as_overrides(settings: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
+    """`{"optim.lr": 0.1}` or `{"optim": {"lr": 0.1}}` as `["optim.lr=0.1"]`; such a list stays as it is.
+
+    Raises:
+        ConfigError: A value is nothing that a setting can be.
+    """
+    return list(_flat(settings)) if isinstance(settings, Mapping) else list(settings or ())
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
+    overrides: list[str] = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            overrides += _flat(value, f"{prefix}{name}.")
+        else:
+            overrides.append(f"{prefix}{name}={_text(f'{prefix}{name}', value)}")
+    return overrides
+
+
+def _text(key: str, value: Any) -> str:
+    def plain(inner: Any) -> Any:
+        if isinstance(inner, Path):
+            return str(inner)
+        if hasattr(inner, "tolist"):  # numbers and arrays of NumPy and torch
+            return inner.tolist()
+        raise ConfigError(
+            f"{key} is {inner!r}, of the type {type(inner).__name__}",
+            allowed="numbers, text, true or false, None, paths, and lists and mappings of them",
+        )
+
+    return str(value) if isinstance(value, Path) else json.dumps(value, ensure_ascii=False, default=plain)

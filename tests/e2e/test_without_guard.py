@@ -1,0 +1,28 @@
+"""`lockstep.evaluate` in a program without `if __name__ == "__main__"`, which multiprocessing would run once more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import TINY, environment, lockstep
+
+PROGRAM = """
+import lockstep
+print("it runs")
+print(lockstep.evaluate("run", procs=2) == lockstep.evaluate("run", {"device": "cpu"}))
+"""
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_program_is_run_once_whatever_it_starts(tmp_path: Path, is_file: bool) -> None:
+    lockstep("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "mine.py" if is_file else "-"], input="" if is_file else PROGRAM, cwd=tmp_path,
+        env=environment(), capture_output=True, text=True, timeout=55,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "it runs\nTrue\n"), done.stderr

@@ -1,0 +1,34 @@
+"""How `lockstep scale` ends, where what it measures does not come to its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lockstep import start
+from lockstep.cli.main import run
+from lockstep.cluster import forkserver
+from lockstep.errors import LaunchError
+
+
+@pytest.mark.parametrize("code", [130, 143, 1])
+def test_a_signal_ends_it_with_the_signals_code_and_only_a_fault_is_told(
+    code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def launched(*_: Any) -> int:
+        return code
+
+    monkeypatch.setattr(start, "launch_here", launched)
+    monkeypatch.setattr(forkserver, "prepare", lambda *_: None)
+    arguments = ["scale", "digits", "--procs", "1,2", "--compare", "exact"]
+    if code == 143:
+        with pytest.raises(SystemExit) as stop:
+            run(arguments)
+        assert stop.value.code == code
+    else:
+        assert run(arguments) == (LaunchError.exit_code if code == 1 else code)
+    said = capsys.readouterr()
+    assert ("exact on 1 process could not be measured" in said.err) == (code == 1)
+    assert said.err.strip() == "" or code == 1
+    assert said.out == ""
