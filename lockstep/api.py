@@ -27,7 +27,17 @@ from lockstep.recipes.catalog import find
 from lockstep.report.console import Console
 from lockstep.report.log import log_path
 from lockstep.report.starting import said_if_slow
-from lockstep.start import PRELOAD, Ask, check_resume, default_procs, join_world, launch_here, nodes_of, place_of
+from lockstep.start import (
+    PRELOAD,
+    Ask,
+    check_resume,
+    default_procs,
+    join_world,
+    launch_here,
+    nodes_of,
+    place_of,
+    run_path,
+)
 
 if TYPE_CHECKING:
     from lockstep.cluster.world import World
@@ -81,8 +91,9 @@ def train(
     load(found.config_class, found.layers, overrides)
     if procs is not None:
         parse_size(str(procs), "procs")
-    check_resume(resume, Path(run_dir) if run_dir is not None else None)
-    folder = Path(run_dir) if run_dir is not None else new_folder(found.name)
+    given = None if run_dir is None else run_path(run_dir)
+    check_resume(resume, given)
+    folder = given or new_folder(found.name)
     command = [sys.executable, "-m", "lockstep", "train", str(source), *overrides]
     command += ["--run-dir", str(folder), "--resume", resume]
     if procs is not None:
@@ -90,7 +101,7 @@ def train(
     try:
         code, text = _run_command(command)
     finally:
-        if run_dir is None:
+        if given is None:
             drop_empty(folder)
     if code > 128 and not text:
         raise LaunchError(
