@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lockstep.errors import ConfigError
 from lockstep.parallel.running import RunningBuffers
 
 
@@ -104,5 +105,5 @@ def test_a_buffer_that_is_replaced_is_named() -> None:
 def test_a_buffer_in_half_precision_is_refused_by_name() -> None:
     model = nn.Sequential(nn.Linear(1, 1))
     model[0].register_buffer("scale", torch.ones(1, dtype=torch.float16))
-    with pytest.raises(ValueError, match=r"buffer 0\.scale is torch\.float16"):
+    with pytest.raises(ConfigError, match=r"buffer 0\.scale is torch\.float16"):
         RunningBuffers(model)
