@@ -31,7 +31,7 @@ def recovery(work: Path, times: int, setting: Setting) -> list[str]:
             print("  ".join(f"{name} {at:.2f} s" for name, at in zip(names, rows[-1], strict=True)), flush=True)
         finally:
             job.end()
-            shutil.rmtree(job.folder, ignore_errors=True)
+            shutil.rmtree(job.folder, ignore_errors=True)  # its last process may still write there
     head = ["| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
     middle = [statistics.median(column) for column in zip(*rows, strict=True)]
     worst = [max(column) for column in zip(*rows, strict=True)]

@@ -47,7 +47,7 @@ with lockstep.world(device="cpu") as world:
         if world.is_main and (step.number + 1) % 50 == 0:
             save(Checkpoint(step.number + 1, model.state_dict(), optimizer.state_dict()), folder)
 
-    loss = lambda outputs, batch: {"loss": F.cross_entropy(outputs, batch.targets)}  # noqa: E731
+    loss = lambda outputs, batch: {"loss": F.cross_entropy(outputs, batch.targets)}  # noqa: E731  # a loss in one line
     metrics, _ = evaluate(model, held_out, world, loss=loss, metric=lambda: Top1(10), batch_size=256)
     if world.is_main:
         print(metrics, weights_sha256(model.state_dict()))

@@ -106,13 +106,22 @@ class TrainError(LockstepError):
 
 def cannot_write_result(path: object, error: OSError) -> CheckpointError:
     """The text for a file that a person has asked for, and that could not be written."""
-    room = "make room or " if is_full(error) else ""
-    return CheckpointError(f"can't write {path}: {error.strerror or error}", do=f"{room}give another place")
+    return _unwritten(path, error, "give another place")
+
+
+def cannot_make(folder: object, error: OSError) -> CheckpointError:
+    """The text for a run's folder that can't be made or written to, before there is anything in it to keep."""
+    return _unwritten(f"run folder {folder}", error, "give another --run-dir")
+
+
+def _unwritten(what: object, error: OSError, instead: str) -> CheckpointError:
+    room = "make room or " if _is_full(error) else ""
+    return CheckpointError(f"can't write {what}: {error.strerror or error}", do=f"{room}{instead}")
 
 
 def cannot_write(path: object, error: OSError) -> CheckpointError:
     """The text for a file of a run that could not be written."""
-    cure = "make room" if is_full(error) else "see that it can be written"
+    cure = "make room" if _is_full(error) else "see that it can be written"
     return CheckpointError(
         f"can't write {path}: {error.strerror or error}",
         kept="what was saved before is whole",
@@ -120,14 +129,6 @@ def cannot_write(path: object, error: OSError) -> CheckpointError:
     )
 
 
-def cannot_make(folder: object, error: OSError) -> CheckpointError:
-    """The text for a run's folder that can't be made or written to, before there is anything in it to keep."""
-    room = "make room or " if is_full(error) else ""
-    return CheckpointError(
-        f"can't write run folder {folder}: {error.strerror or error}", do=f"{room}give another --run-dir"
-    )
-
-
-def is_full(error: OSError) -> bool:
+def _is_full(error: OSError) -> bool:
     """Whether more room on the disk would have helped."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.cluster.env import Placement, placement
 from lockstep.cluster.size import MAX_NODES, Nodes, Size, parse_size
 from lockstep.config.schema import RunConfig
-from lockstep.errors import ConfigError, cannot_make
+from lockstep.errors import ConfigError
 
 if TYPE_CHECKING:
     from lockstep.cluster.world import World
@@ -188,29 +187,6 @@ def run_path(text: str | Path) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise ConfigError(f"--run-dir is {str(text)!r}: nobody of that name has a folder here") from None
-
-
-def check_run_dir(path: Path) -> None:
-    """See that a run's folder could be made and written to, before processes start; leaves nothing behind.
-
-    Raises:
-        CheckpointError: It could not.
-    """
-    try:
-        there = next(folder for folder in (path.absolute(), *path.absolute().parents) if _is_there(folder))
-        # Tried out: what may be written, to /proc for one, is not said by permissions.
-        with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=there):
-            pass
-    except OSError as error:
-        raise cannot_make(path, error) from None
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def check_resume(resume: str, run_dir: Path | None) -> None:

@@ -102,7 +102,7 @@ def _new_folder(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException as error:
-        shutil.rmtree(out, ignore_errors=True)
+        shutil.rmtree(out, ignore_errors=True)  # the error that led here is the one to tell
         if was_there:
             out.mkdir(exist_ok=True)
         if isinstance(error, OSError):

@@ -143,11 +143,12 @@ def train(
             raise ConfigError("--hosts starts the machines itself", do=f"leave {', '.join(given)} out")
         return _on_hosts(hosts, source, overrides or [], rdzv_endpoint, run_dir, resume, max_restarts)
 
-    from lockstep.start import Ask, check_run_dir
+    from lockstep.engine.run_folder import check_run_dir
 
     if run_dir is not None:
         check_run_dir(run_dir)
     from lockstep import api
+    from lockstep.start import Ask
 
     # --local-rank is what old launchers add to the command; torchrun gives it as a variable too.
     master = _with_port(master, master_port)

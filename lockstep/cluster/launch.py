@@ -90,7 +90,7 @@ def launch(
     except AskedToStop:
         return watch.exit_code(False, {})
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # the sweeper takes what is left
 
 
 def _run(agent: Agent, watch: Watch, meeting: Meeting | None) -> int:

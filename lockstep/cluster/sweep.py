@@ -13,7 +13,7 @@ VARIABLE = "LOCKSTEP_TEMP"
 
 
 def _sweep(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)  # nobody is left to tell
     os._exit(0)  # nothing is left to do, and to take torch apart would keep the process for seconds on a busy machine
 
 

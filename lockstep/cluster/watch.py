@@ -95,7 +95,7 @@ class Watch:
                     os.write(2, text.encode())
             elif now - self._stop_since > SAME_SIGNAL_S:
                 kill(pids(), signal.SIGKILL)
-                shutil.rmtree(self.folder, ignore_errors=True)
+                shutil.rmtree(self.folder, ignore_errors=True)  # nobody is left to tell
                 os._exit(128 + number)
 
         before = {}

@@ -63,7 +63,7 @@ def work(entry: Callable[..., object], args: tuple[Any, ...], folder: Path, stop
 
     def orphaned() -> None:
         state["orphan"] = True
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # the other orphans do the same
         if state["finished"]:
             os._exit(0)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -127,7 +127,7 @@ class Picture:
         if self._image is not None and content is self._content:
             return self._image
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS is our limit
             return Image.open(io.BytesIO(content))
 
     def _cut(self, num_rows: int) -> bytes | bytearray:

@@ -91,7 +91,7 @@ def write(
     partial = folder / f".{target.name}.{os.getpid()}.partial"
     parts = by_file(tensors if fetch else {name: tensor.detach().cpu() for name, tensor in tensors.items()})
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)  # there seldom is one
         partial.mkdir(parents=True)
         written = {name: write_tensors(partial / name, part, moved, fetch) for name, part in parts.items()}
         written[STATE] = _write(partial / STATE, json.dumps(plain, indent=1).encode())
@@ -101,9 +101,9 @@ def write(
         old = _take_name(target)
         partial.rename(target)
         sync_folder(folder)
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)  # the new one is whole; `clean` takes the rest
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)  # `clean` takes the rest
         raise cannot_write(target, error) from None
     return target
 
@@ -123,7 +123,7 @@ def by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 def discard(target: Path) -> None:
     """Remove a checkpoint; it loses its name before its files."""
-    shutil.rmtree(_take_name(target), ignore_errors=True)
+    shutil.rmtree(_take_name(target), ignore_errors=True)  # the next run tries again
 
 
 def clean(folder: Path) -> None:

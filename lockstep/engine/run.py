@@ -80,12 +80,13 @@ def run(request: Request, recipe: Recipe, world: World, stop: StopSignal) -> int
 
 
 def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folder: RunFolder) -> int:
-    config = request.config
+    config, origin = request.config, _origin(request, folder)
     if world.is_main:
         check_same_run(folder, config, "auto" if request.is_restart else request.resume)
-        check_came_from(_origin(request, folder), config)
+        if origin is not None and origin != folder.path:
+            check_came_from(RunFolder(origin), config)
     with said_if_slow("getting ready: data and model" if world.is_main else ""):
-        facts = facts_for(recipe, config, world, _origin(request, folder))
+        facts = facts_for(recipe, config, world, origin)
         job = make_job(config, lambda: recipe.build(config, facts), world)
         saver = Saver(folder, config.checkpoint, world)
         passed_over: list[object] = []

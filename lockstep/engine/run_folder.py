@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ def new_folder(name: str, parent: Path = Path("runs")) -> Path:
 def drop_empty(path: Path) -> None:
     """Remove a new run folder of a run that never began: it would only be in the way."""
     if not (path / "config.yaml").exists():
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)  # it is in the way, no more
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -198,16 +199,49 @@ class RunFolder:
         return content
 
 
-def check_place(path: Path) -> None:
-    """See that a file could be written, before the work whose result it is to hold.
+def check_run_dir(path: Path) -> None:
+    """See that a run's folder could be made and written to, before processes start; leaves nothing behind.
 
     Raises:
         CheckpointError: It could not.
     """
-    above = next(folder for folder in path.absolute().parents if folder.exists())
-    if not above.is_dir():
-        raise cannot_write_result(path, NotADirectoryError(errno.ENOTDIR, f"{above} is no folder"))
-    if path.is_dir():
-        raise cannot_write_result(path, IsADirectoryError(errno.EISDIR, "it is a folder"))
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise cannot_write_result(path, PermissionError(errno.EACCES, f"{above} may not be written to"))
+    try:
+        _try_out(_nearest(path))
+    except OSError as error:
+        raise cannot_make(path, error) from None
+
+
+def check_place(path: Path) -> None:
+    """See that a file could be written, before the work whose result it is to hold; leaves nothing behind.
+
+    Raises:
+        CheckpointError: It could not.
+    """
+    try:
+        above = _nearest(path.parent)
+        if not above.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{above} is no folder")
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        _try_out(above)
+    except OSError as error:
+        raise cannot_write_result(path, error) from None
+
+
+def _nearest(path: Path) -> Path:
+    """What there is of a path: itself, or the first above it."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if _is_there(place))
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _try_out(folder: Path) -> None:
+    # What may be written, to /proc for one, is not said by permissions.
+    with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder):
+        pass

@@ -48,24 +48,21 @@ def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
         )
 
 
-def check_came_from(folder: Path | None, config: RunConfig) -> None:
+def check_came_from(folder: RunFolder, config: RunConfig) -> None:
     """See that a checkpoint of another run folder can be gone on from.
 
     Where a run stands, and what its optimizer knows, mean something else under other settings.
 
     Args:
-        folder: The run folder that the checkpoint lies in, if there is one.
+        folder: What the checkpoint lies in; it may be no run folder.
         config: What is to go on.
 
     Raises:
         ConfigError: The run there has other settings.
     """
-    if folder is None or not RunFolder(folder).config.exists():
-        return
-    other = _differing(RunFolder(folder), config)
-    if other:
+    if folder.config.exists() and (other := _differing(folder, config)):
         raise ConfigError(
-            f"the run in {folder} has other settings, so this one can't go on from its checkpoint",
+            f"the run in {folder.path} has other settings, so this one can't go on from its checkpoint",
             given="\n".join(other),
             do="give the same settings; or start anew from its weights, where the recipe has model.weights"
             + _more_epochs(other),

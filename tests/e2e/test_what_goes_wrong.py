@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from lockstep.data.order import Order
 from tests.runs import TINY, kill_session, lockstep, records, result, start, wait_until, weights
@@ -174,10 +175,8 @@ def test_a_full_disk_ends_the_run_and_leaves_the_older_checkpoint_whole(small_di
     ],
 )
 def test_a_mistake_is_answered_in_a_few_lines(tmp_path: Path, arguments: list[str], code: int, text: str) -> None:
-    if "device=cuda" in arguments:
-        torch = pytest.importorskip("torch")
-        if torch.cuda.is_available():
-            pytest.skip("there is a GPU, so this is no mistake")
+    if "device=cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU, so this is no mistake")
     done = lockstep(
         *arguments, *(["--procs", 2] if arguments[0] == "train" and code != 4 else []), cwd=tmp_path, code=code
     )

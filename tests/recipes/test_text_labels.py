@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import numpy as np
 import pytest
 import torch
@@ -233,7 +234,6 @@ def test_pictures_are_put_into_the_nearest_of_several_widths(tmp_path: Path) -> 
 
 
 def test_an_lmdb_set_is_read_as_the_field_packs_it(tmp_path: Path) -> None:
-    lmdb = pytest.importorskip("lmdb")
     write_lines(tmp_path, {"a.png": "x", "b.png": "x"})
     with lmdb.open(str(tmp_path / "set"), map_size=1 << 20) as env, env.begin(write=True) as transaction:
         transaction.put(b"num-samples", b"2")
@@ -260,7 +260,6 @@ def test_an_lmdb_set_is_read_as_the_field_packs_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_lmdb_set_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("lmdb")
     with pytest.raises(LockstepError, match=r"without data\.mdb"):
         find_alphabet(DataConfig(train=str(tmp_path), eval=str(tmp_path)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import lmdb
 import numpy as np
 import pytest
 from PIL import Image
@@ -17,7 +18,6 @@ LINE = Image.fromarray(PIXELS)
 
 
 def packed(folder: Path, content: bytes) -> Path:
-    lmdb = pytest.importorskip("lmdb")
     with lmdb.open(str(folder), map_size=1 << 20) as env, env.begin(write=True) as transaction:
         transaction.put(b"image-000000001", content)
     return folder

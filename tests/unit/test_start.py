@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.config.schema import RunConfig
+from lockstep.engine.run_folder import check_run_dir
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.start import Ask, check_run_dir, default_procs, nodes_of, run_path
+from lockstep.start import Ask, default_procs, nodes_of, run_path
 
 CONFIG = RunConfig(recipe="none")
 RUN = Path("runs/a")

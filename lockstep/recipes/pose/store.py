@@ -144,7 +144,7 @@ def decode(content: bytes, name: str, size: tuple[int, int]) -> Pixels:
             _check_size(name, head.size, size)
             return decode_plain_jpeg(content)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice as large is an error
             image = Image.open(io.BytesIO(content))
         _check_size(name, image.size, size)
         pixels = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))

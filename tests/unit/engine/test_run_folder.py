@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.engine.run_folder import RunFolder, new_folder, write_whole
+from lockstep.engine.run_folder import RunFolder, check_place, new_folder, write_whole
 from lockstep.errors import CheckpointError
 
 
@@ -152,3 +152,17 @@ def test_what_is_written_as_json_comes_back_and_what_is_none_is_named(tmp_path: 
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(CheckpointError, match=r"list\.json holds no JSON object"):
         folder.read_json("list.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("file/x", "file is no folder"), ("there", "it is a folder"), (f"{300 * 'a'}/x", "File name too long")],
+)
+def test_a_place_that_can_not_be_written_to_is_told_before_the_work(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "there").mkdir()
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        check_place(tmp_path / name)
+    assert caught.value.facts == {"do": "give another place"}
+    check_place(tmp_path / "new" / "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "there"]

@@ -56,12 +56,11 @@ def test_a_relative_path_is_that_of_the_run_which_has_it_whole(
 
 
 def test_a_checkpoint_of_another_run_goes_on_with_that_run_s_settings(folder: RunFolder, tmp_path: Path) -> None:
-    check_came_from(folder.path, CONFIG)
-    check_came_from(folder.path, CONFIG.model_copy(update={"eval_batch": 7}))
-    check_came_from(tmp_path / "no run", CONFIG.model_copy(update={"seed": 5}))
-    check_came_from(None, CONFIG)
+    check_came_from(folder, CONFIG)
+    check_came_from(folder, CONFIG.model_copy(update={"eval_batch": 7}))
+    check_came_from(RunFolder(tmp_path / "no run"), CONFIG.model_copy(update={"seed": 5}))
     with pytest.raises(ConfigError, match="has other settings, so this one can't go on") as caught:
-        check_came_from(folder.path, CONFIG.model_copy(update={"seed": 5}))
+        check_came_from(folder, CONFIG.model_copy(update={"seed": 5}))
     assert caught.value.facts["given"] == "seed: 0 in the run, 5 now"
 
 

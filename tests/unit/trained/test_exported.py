@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 from PIL import Image
@@ -66,7 +67,6 @@ def outputs_of(model: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("preset", ["digits", "shapes", "text", "pose"])
 def test_an_onnx_file_gives_the_models_outputs_for_any_number_of_samples(preset: str) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
     parts, settings = model_of(preset)
     made = export("w.safetensors", "onnx", "net.onnx", settings, preset=preset)
     assert 0 <= made.difference <= 1e-4
@@ -152,7 +152,6 @@ class Unusual(nn.Module):
 
 
 def test_what_onnx_can_not_hold_is_refused_in_one_line() -> None:
-    pytest.importorskip("onnxscript")
     with pytest.raises(ConfigError, match=r"torch\.onnx can't take this model"):
         exported._to_onnx(Unusual(), torch.zeros(2, 1, 4, 4), {})
 
