@@ -153,10 +153,12 @@ class _Call:
         first = _card(store.compare_set("first", "", json.dumps(asdict(mine))))
         if first.world_size != mine.world_size:
             self._refuse_stale(first)
+            # By rank, not by who came first, so that one fault has one text.
+            low, high = sorted((first, mine), key=lambda card: card.rank)
             self._fault(
-                f"world sizes differ: rank {mine.rank} was started with {mine.world_size}, "
-                f"rank {first.rank} with {first.world_size}",
-                where=f"rank {mine.rank}: {mine}\nrank {first.rank}: {first}",
+                f"world sizes differ: rank {low.rank} was started with {low.world_size}, "
+                f"rank {high.rank} with {high.world_size}",
+                where=f"rank {low.rank}: {low}\nrank {high.rank}: {high}",
                 do="give all processes the same --world-size (or WORLD_SIZE)",
             )
         if store.add(f"claim/{mine.rank}", 1) > 1:
