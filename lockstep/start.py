@@ -236,7 +236,7 @@ def launch_here(
     max_restarts: int = 0,
     nodes: Nodes | None = None,
 ) -> int:
-    """`cluster.launch.launch` as the settings say; its words are kept in the run folder, if there is one."""
+    """`cluster.launch.launch` as the settings say. With a run folder its words are kept there, and a stop saves."""
     from lockstep.cluster.launch import launch
 
     return launch(
@@ -249,4 +249,5 @@ def launch_here(
         stop_timeout_s=config.cluster.stop_timeout_s,
         log_dir=folder / "logs" if folder is not None else None,
         preload=PRELOAD,
+        on_stop="finishing the step and saving" if folder is not None else "stopping",
     )

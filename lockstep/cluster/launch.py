@@ -40,6 +40,7 @@ def launch(
     stop_timeout_s: float = 30.0,
     log_dir: Path | None = None,
     preload: Sequence[str] = (),
+    on_stop: str = "stopping",
 ) -> int:
     """Run `entry(*args)` in `num_procs` processes of this machine until all are done.
 
@@ -56,6 +57,7 @@ def launch(
         stop_timeout_s: How long they may take to stop when they are asked to.
         log_dir: Where to keep what the launcher says (launcher.log).
         preload: Modules that the workers need.
+        on_stop: What they do when they are asked to stop, for people.
 
     Returns:
         The exit code: 0, the first cause's own, 128 + the signal's number after a stop, or what an entry returned.
@@ -65,7 +67,7 @@ def launch(
     """
     forkserver.prepare(preload)
     folder = forkserver.temp_folder()
-    watch = Watch(folder, stop_timeout_s, log_dir)
+    watch = Watch(folder, stop_timeout_s, log_dir, on_stop)
     agents: list[Agent] = []
     try:
         with (

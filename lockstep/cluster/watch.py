@@ -42,11 +42,13 @@ class Watch:
         folder: Where workers report failures.
         stop_timeout_s: How long they may take to stop.
         log_dir: Where to keep a copy of what is said, in launcher.log.
+        on_stop: What they do then, for people.
     """
 
-    def __init__(self, folder: Path, stop_timeout_s: float, log_dir: Path | None) -> None:
+    def __init__(self, folder: Path, stop_timeout_s: float, log_dir: Path | None, on_stop: str) -> None:
         self.folder = folder
         self.stop_timeout_s = stop_timeout_s
+        self.on_stop = on_stop
         self.log = log_dir / "launcher.log" if log_dir is not None else None
         self.stop: signal.Signals | None = None
         self.cause: Cause | None = None
@@ -90,7 +92,7 @@ class Watch:
             now = time.monotonic()
             if self.stop is None:
                 self.stop, self._stop_since = signal.Signals(number), now
-                text = f"\n{self.stop.name}: finishing the step and saving; once more to end at once\n"
+                text = f"\n{self.stop.name}: {self.on_stop}; once more to end at once\n"
                 with suppress(OSError):
                     os.write(2, text.encode())
             elif now - self._stop_since > SAME_SIGNAL_S:

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
-from tests.runs import lockstep
+from tests.runs import kill_session, lockstep, start, wait_until
+
+TELLS = """
+from pathlib import Path
+
+from tests.e2e import tiny_recipe
+from tests.e2e.tiny_recipe import PRESET, Config
+
+def build(config):
+    Path("building").touch()
+    return tiny_recipe.build(config)
+"""
 
 
 def test_scale_gives_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
@@ -42,3 +54,16 @@ def test_steps_of_samples_in_groups_are_measured(tmp_path: Path) -> None:
 def test_names_and_numbers_that_can_not_be_are_refused_at_once(tmp_path: Path) -> None:
     assert "--compare has 'quick'" in lockstep("scale", "digits", "--compare", "quick", cwd=tmp_path, code=2).stderr
     assert "--procs is '1,x'" in lockstep("scale", "digits", "--procs", "1,x", cwd=tmp_path, code=2).stderr
+
+
+def test_ctrl_c_promises_no_checkpoint_where_none_is_made(tmp_path: Path) -> None:
+    (tmp_path / "tells.py").write_text(TELLS)
+    process = start("scale", "tells.py", "--procs", 2, "--steps", 1000000, cwd=tmp_path)
+    try:
+        wait_until((tmp_path / "building").exists)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        kill_session(process)
+    assert process.returncode == 130
+    assert said.strip() == "SIGINT: stopping; once more to end at once"
