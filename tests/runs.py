@@ -13,9 +13,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lockstep.cluster.address import KeptPort
+
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "tests" / "e2e" / "tiny_recipe.py"
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
+# For what takes seconds: a busy machine takes many times as long. A test has four minutes.
+LONG_S = 110.0
+
+_kept: list[KeptPort] = []
+
+
+def own_port() -> int:
+    """A port where nobody listens, and that no other program is given as a free one until the tests end."""
+    _kept.append(KeptPort())
+    return _kept[-1].renew()
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -27,7 +39,12 @@ def environment(**more: str) -> dict[str, str]:
 def lockstep(*arguments: object, cwd: Path, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and check its exit code."""
     done = subprocess.run(
-        [*LOCKSTEP, *map(str, arguments)], cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=110
+        [*LOCKSTEP, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
     )
     assert done.returncode == code, f"exit code {done.returncode}, not {code}\n{done.stdout}\n{done.stderr}"
     return done
@@ -57,9 +74,9 @@ def weights(folder: Path) -> str:
 
 
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """A run's records of one kind, so far."""
+    """A run's records of one kind, so far; not of a line that is just being written."""
     path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
@@ -86,6 +103,18 @@ def processes_with(text: str) -> list[int]:
         if text.encode() in known and not is_zombie:
             found.append(int(place.name))
     return found
+
+
+def process_with_open(file: Path) -> int:
+    """A process that has a file open; 0 if none has."""
+    for place in Path("/proc").iterdir():
+        # Processes end, and files are closed, between being listed and being looked at.
+        with contextlib.suppress(OSError):
+            for handle in os.listdir(place / "fd") if place.name.isdigit() else ():
+                with contextlib.suppress(OSError):
+                    if os.readlink(place / "fd" / handle) == str(file):
+                        return int(place.name)
+    return 0
 
 
 def kill_session(process: subprocess.Popen[str]) -> None:

@@ -11,11 +11,31 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 
-def free_port() -> int:
-    """A TCP port of this machine that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+class KeptPort:
+    """A TCP port of this machine that nobody listens on, kept free for a process that is still to come.
+
+    The system gives it to no program that asks for any port; who asks for it by its number may listen on it, as the one
+    who keeps it does not. So another run that starts at the same time can't take it in between.
+    """
+
+    def __init__(self) -> None:
+        self._keeper: socket.socket | None = None
+
+    def renew(self, host: str = "127.0.0.1") -> int:
+        """Keep another one, at an address of this machine or at all of them (""), instead of the last."""
+        self.close()
+        self._keeper = socket.socket()
+        self._keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._keeper.bind((host, 0))
+        port = int(self._keeper.getsockname()[1])
+        if not sys.platform.startswith("linux"):  # other systems would let nobody listen there
+            self.close()
+        return port
+
+    def close(self) -> None:
+        """Keep none any more."""
+        if self._keeper is not None:
+            self._keeper.close()
 
 
 def is_ours(address: str) -> bool:

@@ -19,7 +19,7 @@ from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from lockstep.cluster.address import free_port
+from lockstep.cluster.address import KeptPort
 from lockstep.cluster.causes import Cause
 from lockstep.cluster.nodes import Meeting
 from lockstep.cluster.watch import Watch, kill
@@ -35,6 +35,7 @@ class ThisMachine(RendezvousHandler):
 
     def __init__(self) -> None:
         self.round = -1
+        self._port = KeptPort()
 
     def get_backend(self) -> str:
         """Its name, for torch's records."""
@@ -44,7 +45,7 @@ class ThisMachine(RendezvousHandler):
         """Begin the next world."""
         self.round += 1
         # Rank 0 serves the workers' own store, not the agent: they can then finish and save when it is killed.
-        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOCAL, free_port()))
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOCAL, self._port.renew(LOCAL)))
 
     def is_closed(self) -> bool:
         """Never: it ends with the agent."""
@@ -62,7 +63,8 @@ class ThisMachine(RendezvousHandler):
         return "lockstep"
 
     def shutdown(self) -> bool:
-        """Nothing is open."""
+        """Nothing else is open than the port."""
+        self._port.close()
         return True
 
 

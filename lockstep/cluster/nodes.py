@@ -33,7 +33,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from lockstep.cluster import node_ranks
-from lockstep.cluster.address import address_towards
+from lockstep.cluster.address import KeptPort, address_towards
 from lockstep.cluster.asking import in_thread
 from lockstep.cluster.meeting import SAY_EVERY_S, clock, open_for_nodes, split_endpoint
 from lockstep.cluster.rollcall import ranks_text
@@ -75,8 +75,7 @@ class Meeting(RendezvousHandler):
     def __init__(self, nodes: Nodes, check: Callable[[], None], say: Callable[[str], None]) -> None:
         self.nodes, self._check, self._say = nodes, check, say
         self.members: frozenset[Any] = frozenset()
-        limit_s = nodes.join_timeout_s + ANSWER_S
-        self._store, self.serves = self._attend(lambda: open_for_nodes(nodes, say), limit_s)
+        self._store, self.serves = self._attend(lambda: open_for_nodes(nodes, say), nodes.join_timeout_s + ANSWER_S)
         # Who has joined with us answers within moments, or is lost.
         self._store.set_timeout(timedelta(seconds=max(10.0, nodes.node_timeout_s)))
         # The rendezvous keeps its own keys in the same store.
@@ -84,6 +83,7 @@ class Meeting(RendezvousHandler):
         if (rank := nodes.rank) is not None:
             self._attend(lambda: node_ranks.claim(self._run, rank, nodes.size.most), ANSWER_S)
         self._round_store: Store | None = None
+        self._port = KeptPort()
         seconds = timedelta(seconds=nodes.join_timeout_s)
         self._inner = DynamicRendezvousHandler.from_backend(
             nodes.run_id,
@@ -168,7 +168,8 @@ class Meeting(RendezvousHandler):
                 return info
             rank = 0 if info.rank == serving[0] else info.rank + (info.rank < serving[0])
         local_addr = address_towards(*split_endpoint(self.nodes.endpoint))
-        return RendezvousInfo(info.store, rank, info.world_size, RendezvousStoreInfo.build(rank, store, local_addr))
+        place = RendezvousStoreInfo.build(rank, store, local_addr, self._port.renew("") if rank == 0 else None)
+        return RendezvousInfo(info.store, rank, info.world_size, place)
 
     def num_nodes_waiting(self) -> int:
         """How many have come since the world began, and wait for the next one."""

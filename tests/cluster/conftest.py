@@ -13,7 +13,7 @@ import joiner
 import pytest
 
 from lockstep.cluster import forkserver
-from lockstep.cluster.address import free_port
+from tests.runs import LONG_S, own_port
 
 Answer = tuple[str, Any, list[str]]
 
@@ -24,7 +24,7 @@ class Visit:
     def __init__(self, process: BaseProcess, answers: Connection) -> None:
         self.process, self.answers = process, answers
 
-    def answer(self, timeout_s: float = 30.0) -> Answer:
+    def answer(self, timeout_s: float = LONG_S) -> Answer:
         assert self.answers.poll(timeout_s), "no answer"
         answer: Answer = self.answers.recv()
         self.process.join(timeout_s)
@@ -72,7 +72,7 @@ def visits(fork_server: None) -> Iterator[Callable[..., Visit]]:
 @pytest.fixture
 def init() -> str:
     """A port where nobody is."""
-    return f"tcp://127.0.0.1:{free_port()}"
+    return f"tcp://127.0.0.1:{own_port()}"
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from typing import Any
 import joiner
 import pytest
 
-from lockstep.cluster.address import free_port
-from tests.runs import wait_until
+from tests.runs import own_port, wait_until
 
 Answer = tuple[str, Any, list[str]]
 
@@ -48,7 +47,7 @@ def test_two_processes_meet_at_an_ipv6_port(visits: Callable[..., Any]) -> None:
             pass
     except OSError:
         pytest.skip("this machine has no IPv6")
-    init = f"tcp://[::1]:{free_port()}"
+    init = f"tcp://[::1]:{own_port()}"
     pair = [visits(init, rank, 2) for rank in (0, 1)]
     check_pair([visit.answer() for visit in pair])
 
@@ -60,7 +59,7 @@ def test_two_processes_meet_in_a_file(visits: Callable[..., Any], tmp_path: Path
 
 
 def test_two_processes_meet_by_the_environment(visits: Callable[..., Any]) -> None:
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(own_port())}
     pair = [visits("env://", environ={**common, "RANK": str(rank)}) for rank in (0, 1)]
     check_pair([visit.answer() for visit in pair])
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cluster.address import free_port
-from tests.runs import TINY, environment
+from tests.runs import TINY, environment, own_port
 
 # Joins as training does, and says so just before it waits.
 SCRIPT = """
@@ -56,7 +55,7 @@ def check_stops(process: subprocess.Popen[str], number: signal.Signals, folder: 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_waits_for_the_others_stops_at_once(tmp_path: Path, rank: int, number: signal.Signals) -> None:
-    check_stops(join(tmp_path, f"tcp://127.0.0.1:{free_port()}", rank), number, tmp_path)
+    check_stops(join(tmp_path, f"tcp://127.0.0.1:{own_port()}", rank), number, tmp_path)
 
 
 def test_ctrl_c_is_heard_where_a_listener_does_not_answer(tmp_path: Path) -> None:

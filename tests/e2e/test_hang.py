@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cluster.address import free_port
-from tests.runs import ROOT, kill_session, lockstep, records, start, wait_until, weights
+from tests.runs import ROOT, kill_session, lockstep, own_port, records, start, wait_until, weights
 
 # Each is two starts of torch and a hang: 15 s on two free cores.
 pytestmark = pytest.mark.timeout(200)
@@ -94,7 +93,7 @@ def test_a_stopped_process_is_named_and_killed_and_the_run_goes_on_to_the_same_w
 
 
 def test_a_world_started_by_hand_finds_out_by_itself_and_all_end_with_the_same_text(tmp_path: Path) -> None:
-    folder, meeting = tmp_path / "run", f"tcp://127.0.0.1:{free_port()}"
+    folder, meeting = tmp_path / "run", f"tcp://127.0.0.1:{own_port()}"
     world = ["--init", meeting, "--world-size", 3, "--run-dir", folder]
     stuck = {"STUCK": f"sleeps,2,{tmp_path / 'once'}"}
     processes = [
@@ -114,7 +113,7 @@ def test_a_world_started_by_hand_finds_out_by_itself_and_all_end_with_the_same_t
 
 def test_a_rank_that_is_stopped_in_an_evaluation_is_named_by_the_other(run: Path, tmp_path: Path) -> None:
     # As torchrun starts them, which itself waits for half a minute before it kills one that is stopped.
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own_port())}
     stuck = {"STUCK": "stops in evaluation,1,"}
     processes = [start("eval", run, "watch.hang_timeout_s=3", cwd=tmp_path, **world, **stuck, RANK=str(rank))
                  for rank in range(2)]  # fmt: skip

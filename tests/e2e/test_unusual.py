@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cluster.address import free_port
-from tests.runs import ROOT, TINY, kill_session, lockstep, records, result, start, wait_until, weights
+from tests.runs import ROOT, TINY, kill_session, lockstep, own_port, records, result, start, wait_until, weights
 
 UNUSUAL = ROOT / "tests" / "e2e" / "unusual_recipe.py"
 
@@ -59,7 +58,7 @@ def test_what_a_stopped_run_says_to_type_goes_on_with_it(tmp_path: Path) -> None
 
 
 def test_ranks_with_other_models_are_named(tmp_path: Path) -> None:
-    init = f"tcp://127.0.0.1:{free_port()}"
+    init = f"tcp://127.0.0.1:{own_port()}"
     terminals = [
         start("train", TINY, f"model.width={6 + rank}", "--run-dir", tmp_path / "run", "--init", init, "--rank", rank,
               "--world-size", 2, cwd=tmp_path)
@@ -87,7 +86,7 @@ def test_resume_names_what_it_needs(tmp_path: Path) -> None:
 
 def test_a_restart_by_torchrun_does_not_begin_another_run(tmp_path: Path) -> None:
     variables = {
-        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own_port()),
         "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1",
     }  # fmt: skip
     done = lockstep("train", TINY, cwd=tmp_path, code=4, **variables)

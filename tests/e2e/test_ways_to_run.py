@@ -22,6 +22,7 @@ from tests.runs import (
     environment,
     kill_session,
     lockstep,
+    own_port,
     processes_with,
     records,
     result,
@@ -115,9 +116,7 @@ def test_under_torchrun(tiny: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["tcp", "file", "env"])
 def test_in_two_terminals(tiny: str, tmp_path: Path, form: str) -> None:
-    from lockstep.cluster.address import free_port
-
-    port = free_port()
+    port = own_port()
     init = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meet", "env": "env://"}[form]
     more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if form == "env" else {}
     terminals = [

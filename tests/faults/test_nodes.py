@@ -14,9 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lockstep.cluster.address import free_port
 from tests.faults.faults import SETTINGS, Job
-from tests.runs import LOCKSTEP, TINY, environment, kill_session, processes_with, result, wait_until, weights
+from tests.runs import LOCKSTEP, TINY, environment, kill_session, own_port, processes_with, result, wait_until, weights
 
 QUICK = ("cluster.node_timeout_s=2", "cluster.last_call_s=0.5", "cluster.join_timeout_s=60")
 
@@ -36,7 +35,7 @@ def hurry(folder: Path) -> None:
 @contextmanager
 def nodes(folder: Path, *arguments: object) -> Iterator[Callable[..., Job]]:
     """Begins nodes of one run; at the end all of them are gone."""
-    port = free_port()
+    port = own_port()
     begun: list[Job] = []
 
     def begin(name: str, rank: int | None = None) -> Job:
@@ -151,7 +150,7 @@ def test_an_error_that_no_restart_can_mend_ends_all_nodes_with_its_text(tmp_path
 @pytest.mark.timeout(300)
 @pytest.mark.lab
 def test_torchruns_own_restarts_and_nodes(undisturbed: str, slow: tuple[str, str], tmp_path: Path) -> None:
-    port = free_port()
+    port = own_port()
 
     # torch's way to share one store between worlds can't take in a node that comes later (seen with 2.15).
     variables = environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")

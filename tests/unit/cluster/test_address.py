@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
 
 import pytest
 
-from lockstep.cluster.address import command_of, free_port, interface_towards, is_ours, port_holder
+from lockstep.cluster.address import KeptPort, command_of, interface_towards, is_ours, port_holder
+from lockstep.cluster.meeting import _listen
+from tests.runs import own_port
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
-def test_a_free_port_can_be_listened_on() -> None:
-    with socket.create_server(("127.0.0.1", free_port())):
-        pass
+def test_a_port_that_is_kept_can_be_listened_on_by_who_knows_its_number() -> None:
+    kept = KeptPort()
+    for host in ("127.0.0.1", ""):
+        with _listen("127.0.0.1", kept.renew(host)) as listener:
+            socket.create_connection(listener.getsockname(), timeout=60).close()
+    kept.close()
+
+
+@linux
+def test_a_port_that_is_kept_is_given_to_nobody_else_and_nobody_answers_there() -> None:
+    kept = KeptPort()
+    port = kept.renew()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=60)
+    # What asks for any port gets none that it could not ask for like this.
+    with socket.socket() as other, pytest.raises(OSError) as caught:
+        other.bind(("127.0.0.1", port))
+    assert caught.value.errno == errno.EADDRINUSE
+    kept.close()
 
 
 @linux
 def test_who_holds_a_port_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = own_port()
+    with _listen("127.0.0.1", port):
         assert port_holder(port).startswith(f"pid {os.getpid()} (")
     assert port_holder(port) == ""
 
