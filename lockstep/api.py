@@ -19,7 +19,7 @@ from lockstep.cluster.env import ALONE, Placement, placement
 from lockstep.cluster.size import Size, parse_size
 from lockstep.cluster.stop import StopSignal, when_parent_dies
 from lockstep.cluster.stopped import Stopped
-from lockstep.config.given import as_overrides
+from lockstep.config.given import as_overrides, given_path
 from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
 from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError, LockstepError, TrainError
@@ -30,13 +30,12 @@ from lockstep.report.starting import said_if_slow
 from lockstep.start import (
     PRELOAD,
     Ask,
-    check_resume,
     default_procs,
     join_world,
     launch_here,
     nodes_of,
     place_of,
-    run_path,
+    resume_from,
 )
 
 if TYPE_CHECKING:
@@ -91,8 +90,8 @@ def train(
     load(found.config_class, found.layers, overrides)
     if procs is not None:
         parse_size(str(procs), "procs")
-    given = None if run_dir is None else run_path(run_dir)
-    check_resume(resume, given)
+    given = None if run_dir is None else given_path(run_dir, "run_dir")
+    resume = resume_from(resume, given)
     folder = given or new_folder(found.name)
     command = [sys.executable, "-m", "lockstep", "train", str(source), *overrides]
     command += ["--run-dir", str(folder), "--resume", resume]
@@ -193,7 +192,7 @@ def train_command(
     found = find(source)
     config = load(found.config_class, found.layers, overrides).config
     here = place_of(ask.procs, ask.init, ask.rank, ask.world_size)
-    check_resume(resume, run_dir)
+    resume = resume_from(resume, run_dir)
     nodes = nodes_of(ask, config, run_dir)
     default = 1 if here is not None else default_procs(config)
     procs = parse_size(str(ask.procs), "--procs") if ask.procs is not None else Size(default, default)

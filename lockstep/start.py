@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.cluster.env import Placement, placement
 from lockstep.cluster.size import MAX_NODES, Nodes, Size, parse_size
+from lockstep.config.given import given_path
 from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError
 
@@ -175,33 +176,19 @@ def _check_node_rank(ask: Ask, size: Size) -> None:
         )
 
 
-def run_path(text: str | Path) -> Path:
-    """The path of `--run-dir`; ~ is the person's own folder.
+def resume_from(resume: str, run_dir: Path | None) -> str:
+    """What `--resume` names, ~ written out; asked before a folder is made.
 
     Raises:
-        ConfigError: It is empty, as of a shell's variable that is not set: that would be the folder one is in.
-    """
-    if not str(text).strip():
-        raise ConfigError("--run-dir is empty", do="name a folder, or leave it out for a new one under runs/")
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise ConfigError(f"--run-dir is {str(text)!r}: nobody of that name has a folder here") from None
-
-
-def check_resume(resume: str, run_dir: Path | None) -> None:
-    """See that `--resume` names something to go on from, before a folder is made.
-
-    Raises:
-        ConfigError: It does not.
+        ConfigError: It is nothing to go on from.
     """
     if resume == "never":
-        return
+        return resume
     if resume == "auto":
         if run_dir is None:
             raise ConfigError("--resume auto was given without --run-dir", do="say which run: --run-dir runs/NAME-0001")
-        return
-    path = Path(resume)
+        return resume
+    path = given_path(resume, "--resume")
     if (path / "config.yaml").is_file():
         raise ConfigError(f"--resume {resume} is a run folder", do=f"--run-dir {resume} --resume auto")
     if not (path / "manifest.json").is_file():
@@ -209,6 +196,7 @@ def check_resume(resume: str, run_dir: Path | None) -> None:
             f"--resume {resume} is no checkpoint",
             allowed="never, auto, or a checkpoint's folder: RUN/checkpoints/step-…",
         )
+    return str(path)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.options import Debug
+from lockstep.cli.options import Debug, path_of
 from lockstep.errors import ConfigError, cannot_write
 
 if TYPE_CHECKING:
@@ -26,7 +26,12 @@ app = typer.Typer(
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Whose data: classify, pose, text.")]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="A new or empty folder. Left out: show what can be set.", show_default=False),
+    typer.Option(
+        parser=path_of("--out"),
+        metavar="DIR",
+        help="A new or empty folder. Left out: show what can be set.",
+        show_default=False,
+    ),
 ]
 
 

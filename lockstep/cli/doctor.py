@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.options import Debug, Json, LocalRank, Overrides
+from lockstep.cli.options import Debug, Json, LocalRank, Overrides, path_of
 from lockstep.cli.train import Init, Rank, WorldSize
+from lockstep.cluster.size import MAX_PROCS
 from lockstep.errors import ConfigError
 
 SourceName = Annotated[
@@ -17,7 +18,8 @@ SourceName = Annotated[
     typer.Argument(metavar="SOURCE", help="A recipe or file as for train: its settings and data are compared too."),
 ]
 Procs = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Processes to start on this machine; 1 if left out.")
+    int | None,
+    typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes to start on this machine; 1 if left out."),
 ]
 Hosts = Annotated[
     str | None,
@@ -27,7 +29,10 @@ Hosts = Annotated[
         show_default=False,
     ),
 ]
-RunDir = Annotated[Path, typer.Option(metavar="DIR", help="Where runs will be kept: its disk is looked at.")]
+RunDir = Annotated[
+    Path,
+    typer.Option(parser=path_of("--run-dir"), metavar="DIR", help="Where runs will be kept: its disk is looked at."),
+]
 
 
 def doctor(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.options import Debug, Json, Overrides
+from lockstep.cluster.size import MAX_PROCS
 
 Model = Annotated[
     Path,
@@ -22,7 +23,9 @@ Preset = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="For a file of weights: the recipe, preset or YAML file of its model."),
 ]
-Procs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes on this machine; 1 if left out.")]
+Procs = Annotated[
+    int | None, typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes on this machine; 1 if left out.")
+]
 Checkpoint = Annotated[
     str,
     typer.Option(metavar="WHICH", help="last: the final weights; best; or a checkpoint's name such as step-000230."),

@@ -9,12 +9,17 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.evaluate import Checkpoint, Model, Preset
-from lockstep.cli.options import Debug, Json, Overrides
+from lockstep.cli.options import Debug, Json, Overrides, path_of
 
 To = Annotated[str, typer.Option("--to", metavar="FORMAT", help="safetensors, onnx or torch-export.")]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Where to; if left out, model.ENDING in the run folder.", show_default=False),
+    typer.Option(
+        parser=path_of("--out"),
+        metavar="FILE",
+        help="Where to; if left out, model.ENDING in the run folder.",
+        show_default=False,
+    ),
 ]
 
 

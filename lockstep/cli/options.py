@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from lockstep.config.given import given_path
 
 DEBUG_VARIABLE = "LOCKSTEP_DEBUG"
 
@@ -14,6 +17,15 @@ DEBUG_VARIABLE = "LOCKSTEP_DEBUG"
 def _switch_on_debug(value: bool) -> None:
     if value:
         os.environ[DEBUG_VARIABLE] = "1"  # the processes that we start read it too
+
+
+def path_of(option: str) -> Callable[[str], Path]:
+    """How an option's path is read: typer takes it as `parser`."""
+
+    def read(text: str) -> Path:
+        return given_path(text, option)
+
+    return read
 
 
 Overrides = Annotated[

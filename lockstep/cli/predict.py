@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import Debug, Json, Run
+from lockstep.cli.options import Debug, Json, Run, path_of
 from lockstep.errors import DataError
 
 Arguments = Annotated[
@@ -19,7 +19,12 @@ Arguments = Annotated[
 ]
 Draw = Annotated[
     Path | None,
-    typer.Option(metavar="PATH", help="Draw what was found: into a file, or a folder for several.", show_default=False),
+    typer.Option(
+        parser=path_of("--draw"),
+        metavar="PATH",
+        help="Draw what was found: into a file, or a folder for several.",
+        show_default=False,
+    ),
 ]
 
 _SHARES = ("probability", "confidence", "share")

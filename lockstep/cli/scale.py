@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.options import Debug, Overrides
+from lockstep.cli.options import Debug, Overrides, path_of
+from lockstep.cluster.size import MAX_PROCS
 from lockstep.errors import ConfigError, LaunchError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ Compare = Annotated[
     ),
 ]
 Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps that count, of each.")]
-Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder for scale.json and scale.png.")]
+Out = Annotated[Path, typer.Option(parser=path_of("--out"), metavar="DIR", help="Folder for scale.json and scale.png.")]
 
 # What each name means in settings; ddp trains through torch's own DistributedDataParallel.
 VARIANTS: Mapping[str, tuple[str, ...]] = {
@@ -123,8 +124,8 @@ def _keep(figures: Mapping[str, Mapping[int, Mapping[str, Any]]], out: Path, job
 
 def _sizes(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--procs is {text!r}", allowed="numbers of processes, such as 1,2,4")
+    if not all(part.isdigit() and 0 < int(part) <= MAX_PROCS for part in parts):
+        raise ConfigError(f"--procs is {text!r}", allowed=f"numbers of processes such as 1,2,4, each up to {MAX_PROCS}")
     return sorted({int(part) for part in parts})
 
 

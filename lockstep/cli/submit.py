@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.options import Debug, Overrides
+from lockstep.cli.options import Debug, Overrides, path_of
 from lockstep.errors import ConfigError, LaunchError
 
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
@@ -20,7 +20,10 @@ Gpus = Annotated[int, typer.Option(min=0, metavar="N", help="GPUs a machine.")]
 Cpus = Annotated[int, typer.Option(min=1, metavar="N", help="Cores a process: its threads and loader workers.")]
 Time = Annotated[str, typer.Option(metavar="H:MM:SS", help="Longest time; the job queues itself again and goes on.")]
 Warning = Annotated[int, typer.Option("--warning-s", min=10, help="Seconds before the end at which it saves.")]
-RunDir = Annotated[Path, typer.Option(metavar="DIR", help="The run's folder, where all machines see it.")]
+RunDir = Annotated[
+    Path,
+    typer.Option(parser=path_of("--run-dir"), metavar="DIR", help="The run's folder, where all machines see it."),
+]
 Sbatch = Annotated[
     list[str] | None, typer.Option("--sbatch", metavar="OPTION", help="More for sbatch, such as --sbatch=-pgpu.")
 ]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.options import Debug, LocalRank, Overrides
+from lockstep.cli.options import Debug, LocalRank, Overrides, path_of
 from lockstep.errors import ConfigError
 
 Source = Annotated[
@@ -67,15 +67,11 @@ Hosts = Annotated[
 ]
 
 
-def _run_path(text: str) -> Path:
-    from lockstep.start import run_path
-
-    return run_path(text)
-
-
 RunDir = Annotated[
     Path | None,
-    typer.Option(parser=_run_path, metavar="DIR", help="The run's folder; a new one under runs/ if left out."),
+    typer.Option(
+        parser=path_of("--run-dir"), metavar="DIR", help="The run's folder; a new one under runs/ if left out."
+    ),
 ]
 Resume = Annotated[
     str,

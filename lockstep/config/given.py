@@ -1,4 +1,4 @@
-"""Settings that are given in Python, as the command line takes them."""
+"""Settings that are given in Python, as the command line takes them, and paths that are given in either."""
 
 from __future__ import annotations
 
@@ -41,3 +41,21 @@ def _text(key: str, value: Any) -> str:
         )
 
     return str(value) if isinstance(value, Path) else json.dumps(value, ensure_ascii=False, default=plain)
+
+
+def given_path(text: str | Path, name: str) -> Path:
+    """The path that an option or argument names; ~ is the person's own folder, also where no shell has seen to it.
+
+    Args:
+        text: What was given.
+        name: As what, to name in an error.
+
+    Raises:
+        ConfigError: It is empty, as of a shell's variable that is not set: that would be the folder one is in.
+    """
+    if not str(text).strip():
+        raise ConfigError(f"{name} is empty", do="name a path, or leave it out")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{name} is {str(text)!r}: nobody of that name has a folder here") from None

@@ -9,7 +9,7 @@ import pytest
 from lockstep.config.schema import RunConfig
 from lockstep.engine.run_folder import check_run_dir
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.start import Ask, default_procs, nodes_of, run_path
+from lockstep.start import Ask, default_procs, nodes_of, resume_from
 
 CONFIG = RunConfig(recipe="none")
 RUN = Path("runs/a")
@@ -91,16 +91,24 @@ def test_what_is_not_whole_is_told_with_what_to_type(ask: Ask, run_dir: Path | N
     assert text in str(caught.value)
 
 
-def test_the_run_folder_is_never_by_chance_the_one_where_one_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_checkpoint_to_go_on_from_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-1" / "manifest.json").touch()
+    assert resume_from("~/step-1", None) == str(tmp_path / "step-1")
+    assert (resume_from("never", None), resume_from("auto", tmp_path)) == ("never", "auto")
+
+
+@pytest.mark.parametrize(("resume", "what"), [("~/run", "is a run folder"), ("~/none", "is no checkpoint"),
+                                              ("auto", "without --run-dir"), ("", "--resume is empty")])  # fmt: skip
+def test_what_can_not_be_gone_on_from_is_said(
+    resume: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert (run_path("~/a"), run_path(Path("~/a")), run_path(".")) == (tmp_path / "a", tmp_path / "a", Path())
-    for text in ("", " "):
-        with pytest.raises(ConfigError, match="--run-dir is empty"):
-            run_path(text)
-    with pytest.raises(ConfigError, match="nobody of that name"):
-        run_path("~nobody-of-that-name/a")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    with pytest.raises(ConfigError, match=what):
+        resume_from(resume, None)
 
 
 def test_a_run_folder_that_can_be_made_is_not_made_yet(tmp_path: Path) -> None:

@@ -53,3 +53,13 @@ def test_a_run_folder_that_can_not_be_made_is_told_before_anything_starts(
     assert "Not a directory" in said
     assert "make room" not in said
     assert calls == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["doctor --run-dir", "submit digits --run-dir", "scale digits --out", "data make pose --out", "export RUN --out",
+     "predict RUN a.png --draw"],
+)  # fmt: skip
+def test_a_path_of_a_variable_that_is_not_set_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command.split(), ""]) == ConfigError.exit_code
+    assert f"{command.split()[-1]} is empty" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.config.given import as_overrides
+from lockstep.config.given import as_overrides, given_path
 from lockstep.errors import ConfigError
 
 
@@ -30,3 +30,14 @@ def test_numbers_of_numpy_and_torch_and_paths_within_lists_are_taken() -> None:
 def test_what_is_no_setting_is_named() -> None:
     with pytest.raises(ConfigError, match=r"optim\.lr is <object .*of the type object\n"):
         as_overrides({"optim": {"lr": object()}})
+
+
+def test_a_path_is_never_by_chance_the_folder_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = [given_path(path, "--out") for path in ("~/a", Path("~/a"), ".")]
+    assert paths == [tmp_path / "a", tmp_path / "a", Path()]
+    for text in ("", " "):
+        with pytest.raises(ConfigError, match="--out is empty"):
+            given_path(text, "--out")
+    with pytest.raises(ConfigError, match="nobody of that name"):
+        given_path("~nobody-of-that-name/a", "--out")
