@@ -17,7 +17,7 @@ def test_clean(monkeypatch, tmp_path):
     monkeypatch.setenv("LEAK", "1")
     monkeypatch.chdir(tmp_path)
     thread = threading.Thread(target=time.sleep, args=(0.1,)); thread.start()
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.1)"])
+    subprocess.Popen(["sleep", "0.1"])
 
 def test_environment(): os.environ["LEAK_VARIABLE"] = "1"
 def test_directory(tmp_path): os.chdir(tmp_path)
@@ -57,7 +57,7 @@ def test_each_guard_names_what_a_test_left_behind(repo: Path, tmp_path: Path) ->
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-rA", "-s"],
         cwd=tmp_path,
-        env={**environ, "PYTHONPATH": str(repo), "COLUMNS": "400", "GUARDS_GRACE_S": "0.5"},
+        env={**environ, "PYTHONPATH": str(repo), "COLUMNS": "400", "GUARDS_GRACE_S": "3"},
         capture_output=True,
         text=True,
         timeout=55,

@@ -12,8 +12,9 @@ from lockstep.report.starting import said_if_slow
 
 
 def test_a_slow_start_is_said_once_and_a_quick_one_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    with said_if_slow("starting 3 processes", quiet_s=0.01):
-        time.sleep(0.3)
+    begun = threading.Event()
+    with said_if_slow("starting 3 processes", lambda: bool(begun.set()), quiet_s=0.01):
+        assert begun.wait(60)
     assert capsys.readouterr().out == "starting 3 processes\n"
     with said_if_slow("starting 3 processes", quiet_s=30):
         pass
