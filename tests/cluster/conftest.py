@@ -52,7 +52,8 @@ def visits(fork_server: None) -> Iterator[Callable[..., Visit]]:
         *given: Any, environ: dict[str, str] | None = None, deed: str = "", constants: Any = None, **options: Any
     ) -> Visit:
         ours, theirs = context.Pipe(duplex=False)
-        args = (theirs, given, environ or {}, options, constants or {}, deed)
+        # That somebody waits is said after 5 s, which a busy machine may need to start two processes.
+        args = (theirs, given, environ or {}, options, {"SAY_EVERY_S": 60.0, **(constants or {})}, deed)
         process = context.Process(target=joiner.visit, args=args)
         process.start()
         theirs.close()

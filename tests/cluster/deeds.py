@@ -18,7 +18,7 @@ def work(deed: str, folder: Path) -> int:
     assert here is not None
     if deed == "joins late" and here.rank == 1:
         (folder / "waited-for").touch()
-        time.sleep(60)
+        time.sleep(1000)
     # As in training: until all have joined there is nothing to save.
     with world.join(here, device="cpu") as joined, stop.StopSignal() as asked:
         (folder / f"started-{here.restart}-{joined.rank}").write_text(f"{os.getpid()} {time.time()}")
@@ -35,13 +35,13 @@ def work(deed: str, folder: Path) -> int:
                 os.kill(os.getpid(), signal.SIGKILL)
         if deed == "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            time.sleep(60)
+            time.sleep(1000)
         if deed in ("ok", "killed once"):
             # Fails at once where a peer is dead; a barrier alone would wait for it.
             collect.gather_all(joined, joined.rank)
             collect.barrier(joined, 10)
         else:
-            for _ in range(600):
+            for _ in range(6000):
                 time.sleep(0.05)
                 if any(collect.gather_all(joined, asked.requested)):
                     break

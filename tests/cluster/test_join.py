@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from typing import Any
 import joiner
 import pytest
 
-from tests.runs import own_port, wait_until
+from lockstep.cluster.address import port_holder
+from tests.runs import LONG_S, own_port, wait_until
 
 Answer = tuple[str, Any, list[str]]
 
@@ -64,14 +66,21 @@ def test_two_processes_meet_by_the_environment(visits: Callable[..., Any]) -> No
     check_pair([visit.answer() for visit in pair])
 
 
-def test_a_missing_rank_is_named_and_then_given_up(visits: Callable[..., Any], init: str) -> None:
-    hurry = {"constants": {"SAY_EVERY_S": 0.4}, "join_timeout_s": 1.5}
-    pair = [visits(init, rank, 3, **hurry) for rank in (0, 2)]
-    answers = [visit.answer() for visit in pair]
+def has_joined(meet: Path) -> bool:
+    """Whether a process has said who it is at a file where others meet."""
+    return meet.exists() and b"card/" in meet.read_bytes()
+
+
+def test_a_missing_rank_is_named_and_then_given_up(visits: Callable[..., Any], tmp_path: Path) -> None:
+    meet = tmp_path / "meet"
+    second = visits(f"file://{meet}", 2, 3)
+    wait_until(lambda: has_joined(meet))
+    first = visits(f"file://{meet}", 0, 3, constants={"SAY_EVERY_S": 0.4}, join_timeout_s=4.0)
+    answers = [first.answer(), second.answer()]
     said = answers[0][2]
-    assert said[0].startswith("waiting for 3 processes: 2 have joined (ranks 0 2), 0 s")
+    assert re.match(r"waiting for 3 processes: 2 have joined \(ranks 0 2\), [0-3] s", said[0])
     assert "missing rank 1. On its machine:" in said[0]
-    assert "giving up in 0:01 (cluster.join_timeout_s)" in said[0]
+    assert re.search(r"giving up in 0:0[1-4] \(cluster.join_timeout_s\)", said[0])
     # Rank 0 speaks for all.
     assert answers[1][2] == []
     for kind, text, _ in answers:
@@ -81,24 +90,24 @@ def test_a_missing_rank_is_named_and_then_given_up(visits: Callable[..., Any], i
 
 
 def test_a_missing_rank_0_is_named_by_the_others(visits: Callable[..., Any], tmp_path: Path) -> None:
-    visit = visits(f"file://{tmp_path}/meet", 1, 2, constants={"SAY_EVERY_S": 0.3, "SLACK_S": 0.0}, join_timeout_s=1.0)
+    visit = visits(f"file://{tmp_path}/meet", 1, 2, constants={"SAY_EVERY_S": 0.3, "SLACK_S": 0.0}, join_timeout_s=3.0)
     _, text, said = visit.answer()
     assert "missing rank 0" in said[0]
     assert "gave up" in text
 
 
 def test_nobody_at_the_port_is_said_and_then_given_up(visits: Callable[..., Any], init: str) -> None:
-    visit = visits(init, 1, 2, constants={"SAY_EVERY_S": 0.3}, join_timeout_s=1.0)
+    visit = visits(init, 1, 2, constants={"SAY_EVERY_S": 0.3}, join_timeout_s=3.0)
     _, text, said = visit.answer()
     assert f"rank 1 waits for rank 0 at {init}: connection refused" in said[0]
-    assert f"waited 1 s for rank 0 at {init}: connection refused" in text
+    assert re.search(rf"waited \d+ s for rank 0 at {init}: connection refused", text)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_two_world_sizes_are_both_named(visits: Callable[..., Any], tmp_path: Path, order: tuple[int, int]) -> None:
     sizes, meet = {0: 3, 1: 2}, tmp_path / "meet"
     early = visits(f"file://{meet}", order[0], sizes[order[0]])
-    wait_until(lambda: meet.exists() and b"card/" in meet.read_bytes())
+    wait_until(lambda: has_joined(meet))
     for visit in (early, visits(f"file://{meet}", order[1], sizes[order[1]])):
         assert "world sizes differ: rank 0 was started with 3, rank 1 with 2" in visit.error()
 
@@ -112,13 +121,14 @@ def test_two_processes_with_one_rank_are_both_named(visits: Callable[..., Any], 
 
 
 def test_a_second_rank_0_is_told_who_has_the_port(visits: Callable[..., Any], init: str) -> None:
-    first = visits(init, 0, 2, join_timeout_s=8.0)
+    first = visits(init, 0, 2)
     visits(init, 1, 3).error()
     assert "world sizes differ" in first.error()
-    again = visits(init, 0, 2, join_timeout_s=3.0)
-    assert not again.answers.poll(0.5)
+    again = visits(init, 0, 2)
+    holder = f"pid {again.process.pid} "
+    wait_until(lambda: port_holder(int(init.rpartition(":")[2])).startswith(holder))
     text = visits(init, 0, 2).error()
-    assert f"is in use by pid {again.process.pid}" in text
+    assert f"is in use by {holder}" in text
     assert "second process was started with rank 0" in text
 
 
@@ -151,7 +161,7 @@ def test_a_file_of_an_earlier_run_is_named(visits: Callable[..., Any], tmp_path:
     init = f"file://{tmp_path}/meet"
     pair = [visits(init, rank, 2, deed=joiner.DIES) for rank in (0, 1)]
     for visit in pair:
-        visit.process.join(30)
+        visit.process.join(LONG_S)
     # The other may have seen this one go, and so had the time to say so.
     assert pair[0].process.exitcode == -signal.SIGKILL or pair[1].process.exitcode == -signal.SIGKILL
     text = visits(init, 0, 2).error()
@@ -171,7 +181,7 @@ def test_a_barrier_names_who_did_not_come(visits: Callable[..., Any], init: str)
 def test_a_rank_that_fails_frees_its_peers(visits: Callable[..., Any], init: str) -> None:
     first, second = visits(init, 0, 2), visits(init, 1, 2, deed=joiner.FAILS)
     assert "made to fail" in second.error()
-    kind, text, _ = first.answer(15)
+    kind, text, _ = first.answer()
     assert kind == "error"
     # The cause is told elsewhere; a traceback out of gloo here would only bury it.
     assert text.startswith("launch error: rank 0 (")

@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.runs import LONG_S, wait_until
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -25,23 +27,23 @@ class Program:
         clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
         clean |= {"PYTHONPATH": str(repo), "TMPDIR": str(folder / "tmp")}
         (folder / "tmp").mkdir()
-        self.started_at = time.time()
-        self.process = subprocess.Popen(
-            command, cwd=folder, env=clean, start_new_session=True, stderr=subprocess.PIPE, text=True
-        )
+        # Into a file, so that it can be looked at while the program runs.
+        with (folder / "said").open("w") as said:
+            self.process = subprocess.Popen(command, cwd=folder, env=clean, start_new_session=True, stderr=said)
 
     def wait(self) -> tuple[int, str]:
-        text = self.process.communicate(timeout=100)[1]
-        return self.process.returncode, text
+        code = self.process.wait(LONG_S)
+        self.all_gone()  # what outlives the launcher may have its say
+        return code, self.said()
+
+    def said(self) -> str:
+        return (self.folder / "said").read_text()
 
     def until(self, pattern: str, count: int) -> None:
-        end = time.monotonic() + 90
-        while len(list(self.folder.glob(pattern))) < count:
-            assert time.monotonic() < end, f"no {pattern}"
-            assert self.process.poll() is None, self.process.communicate()[1]
-            time.sleep(0.02)
+        wait_until(lambda: len(list(self.folder.glob(pattern))) >= count or self.process.poll() is not None)
+        assert self.process.poll() is None, self.said()
 
-    def all_gone(self, timeout_s: float = 15.0) -> bool:
+    def all_gone(self, timeout_s: float = 60.0) -> bool:
         """Whether every process of its session has ended."""
         end = time.monotonic() + timeout_s
         while self._living():
@@ -78,8 +80,6 @@ def start(tmp_path: Path, repo: Path) -> Iterator[Callable[..., Program]]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.process.pid, signal.SIGKILL)
         program.process.wait()
-        assert program.process.stderr is not None
-        program.process.stderr.close()
 
 
 def test_work_that_is_done_returns_0_and_says_nothing(start: Callable[..., Program]) -> None:
@@ -141,7 +141,7 @@ def test_a_killed_worker_is_started_again_within_seconds(start: Callable[..., Pr
     killed_at = float((program.folder / "started-0-1").read_text().split()[1])
     again_at = float((program.folder / "started-1-1").read_text().split()[1])
     # About 0.2 s where the machine has nothing else to do: torch is not imported again.
-    assert again_at - killed_at < 10
+    assert again_at - killed_at < 20
 
 
 def test_ctrl_c_lets_the_workers_save(start: Callable[..., Program]) -> None:
@@ -176,29 +176,27 @@ def test_sigterm_to_one_worker_is_the_commands_end_too(start: Callable[..., Prog
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_before_all_have_joined_is_quiet(start: Callable[..., Program], number: signal.Signals) -> None:
-    program = start("joins late")
+    # They end at once: for as long as they may take to stop, the test would not wait.
+    program = start("joins late", stop_timeout_s=2 * LONG_S)
     program.until("waited-for", 1)
     time.sleep(0.3)
-    before = time.monotonic()
     os.killpg(program.process.pid, number)
     code, text = program.wait()
     assert code == 128 + number
     assert text.strip() == f"{number.name}: finishing the step and saving; once more to end at once"
-    assert time.monotonic() - before < 10
     assert program.all_gone()
     assert program.left_files() == []
 
 
 def test_ctrl_c_twice_ends_at_once(start: Callable[..., Program]) -> None:
-    program = start("deaf")
+    program = start("deaf", stop_timeout_s=2 * LONG_S)
     program.until("started-0-*", 2)
     os.killpg(program.process.pid, signal.SIGINT)
-    time.sleep(0.6)
-    before = time.monotonic()
+    wait_until(lambda: "SIGINT" in program.said())
+    time.sleep(0.6)  # within a moment it is taken for the same one
     os.killpg(program.process.pid, signal.SIGINT)
     code, text = program.wait()
     assert code == 128 + signal.SIGINT
-    assert time.monotonic() - before < 10
     assert len(text.split("\n")) <= 3
     assert program.all_gone()
     assert program.left_files() == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import TINY, environment, own_port
+from tests.runs import LONG_S, TINY, environment, own_port
 
 # Joins as training does, and says so just before it waits.
 SCRIPT = """
@@ -42,13 +42,11 @@ def join(tmp_path: Path, init: str, rank: int) -> subprocess.Popen[str]:
 
 def check_stops(process: subprocess.Popen[str], number: signal.Signals, folder: Path) -> None:
     time.sleep(0.5)
-    before = time.monotonic()
     process.send_signal(number)
-    errors = process.communicate(timeout=15)[1]
+    errors = process.communicate(timeout=LONG_S)[1]  # a third of the time that it would wait for the others
     # A shell shows 143 for a process that SIGTERM has ended.
     assert process.returncode in (128 + number, -number)
     assert errors == ""
-    assert time.monotonic() - before < 5
     assert not (folder / "run").exists()
 
 
