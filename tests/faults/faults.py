@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,7 +66,7 @@ class Job:
         output, errors = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, output + errors
 
-    def left(self, within_s: float = 15.0) -> list[str]:
+    def left(self, within_s: float = 90.0) -> list[str]:
         """What is still there a while after the end: processes, temporary files."""
         tmp = self.folder / "tmp"
 
@@ -83,29 +85,62 @@ class Job:
 def job(folder: Path, *arguments: object, **variables: str) -> Iterator[Job]:
     """Begin a job in `folder`; whatever is left of it at the end is ended."""
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
-    shared_memory = set(os.listdir(SHM))
     process = start(
         "train", TINY, *SETTINGS, *arguments, "--run-dir", folder / "run",
         cwd=folder, TMPDIR=str(folder / "tmp"), **variables,
     )  # fmt: skip
     try:
-        yield Job(folder, process)
+        with _shared_memory(process.pid) as seen:
+            yield Job(folder, process)
     finally:
         kill_session(process)
-    end = time.monotonic() + 20
-    while (unused := _unused_memory() - shared_memory) and time.monotonic() < end:
+    end = time.monotonic() + 60
+    # Others may still have what they inherited, such as one that reads for another job.
+    while (unused := _unmapped(seen)) and time.monotonic() < end:
         time.sleep(0.05)
     assert not unused, f"left in {SHM}: {unused}"
 
 
-def _unused_memory() -> set[str]:
-    """Shared memory that no process has mapped: whoever made it is gone."""
-    names = {name for name in os.listdir(SHM) if name.startswith(("torch_", "sem.", "psm_"))}
-    for place in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            text = place.read_text()
-            names = {name for name in names if f"{SHM}/{name}" not in text}
-    return names
+@contextmanager
+def _shared_memory(session: int) -> Iterator[set[str]]:
+    """Names of the shared memory that processes of a session have mapped meanwhile; other programs have theirs."""
+    seen: set[str] = set()
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(0.2):
+            seen.update(*(_mapped_by(pid) for pid in _processes() if _session(pid) == session))
+
+    thread = threading.Thread(target=look, name="shared-memory")
+    thread.start()
+    try:
+        yield seen
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _unmapped(names: set[str]) -> set[str]:
+    """Those of them that are there, and that no process has mapped."""
+    there = names & set(os.listdir(SHM))
+    return there - set().union(*map(_mapped_by, _processes())) if there else there
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _mapped_by(pid: int) -> set[str]:
+    """Names of the shared memory that a process has mapped; none if it is gone."""
+    with contextlib.suppress(OSError):
+        return set(re.findall(rf"{SHM}/(\S+)", Path(f"/proc/{pid}/maps").read_text()))
+    return set()
+
+
+def _session(pid: int) -> int:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(pid)
+    return 0
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.faults import Job
-from tests.runs import kill_session, lockstep, start, weights
+from tests.runs import kill_session, lockstep, start, wait_until, weights
 
 POSE_NET = "model={width: 4, num_modules: [1, 1, 1], num_blocks: 1, stem_width: 8, stem_blocks: 1, deconv_blocks: 0}"
 RECIPES = {
@@ -36,7 +36,7 @@ def test_a_rank_that_is_killed_changes_nothing(recipe: str, tmp_path: Path) -> N
     running = Job(folder, start("train", recipe, *settings, *more, cwd=folder))
     try:
         running.wait_for_step(4)
-        os.kill(running.workers()[1].pid, signal.SIGKILL)
+        os.kill(wait_until(running.workers)[1].pid, signal.SIGKILL)
         code, said = running.ended()
     finally:
         kill_session(running.process)
