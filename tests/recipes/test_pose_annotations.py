@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from lockstep.recipes.pose.config import DataConfig
 from lockstep.recipes.pose.data import EvalPictures, TrainPictures
 from lockstep.recipes.pose.figures import describe, draw_figures
 from lockstep.recipes.pose.files import open_files
-from lockstep.recipes.pose.skeletons import COCO, CROWDPOSE
+from lockstep.recipes.pose.skeletons import COCO
+from tests.recipes.pose_faults import FAULTS
 
 
 @pytest.fixture
@@ -48,66 +49,6 @@ def _open(root: Path, name: str = "coco") -> Any:
     return open_files(DataConfig(name=name, root=root), train=False)
 
 
-Change = Callable[[dict[str, Any]], Any]
-FAULTS: dict[str, tuple[Change, str]] = {
-    "no annotations": (lambda c: c.pop("annotations"), r"no list of annotations"),
-    "annotations of another kind": (lambda c: c.update(annotations=[1]), r"annotations\[0\] .* is a int"),
-    "other joints": (
-        lambda c: c["categories"][0].update(keypoints=list(CROWDPOSE.joints)),
-        r"other joints(.|\n)*data\.name=crowdpose",
-    ),
-    "no people": (lambda c: c["categories"][0].update(name="dog"), r"no category person(.|\n)*dog"),
-    "too few numbers": (
-        lambda c: c["annotations"][1].update(keypoints=[1, 2, 2]),
-        r"keypoints of annotation \d+ is \[1, 2, 2\](.|\n)*51 numbers",
-    ),
-    "a number that is none": (
-        lambda c: c["annotations"][0]["keypoints"].__setitem__(3, "x"),
-        r"keypoints of annotation 100 is(.|\n)*\[0\]\.keypoints",
-    ),
-    "not finite": (
-        lambda c: c["annotations"][0]["bbox"].__setitem__(2, float("inf")),
-        r"bbox of annotation 100 is(.|\n)*4 numbers",
-    ),
-    "no field": (lambda c: c["annotations"][0].pop("num_keypoints"), r"annotation 100 has no num_keypoints"),
-    "an owner that isn't there": (
-        lambda c: c["annotations"][0].update(image_id=77),
-        r"image_id of annotation 100 is 77(.|\n)*id of one of",
-    ),
-    "a list for an owner": (lambda c: c["annotations"][0].update(image_id=[1]), r"image_id of annotation 100 is \[1\]"),
-    "two of one number": (lambda c: c["images"][1].update(id=1), r"id of image 1 is 1(.|\n)*no other entry"),
-    "a size of nothing": (lambda c: c["images"][1].update(width=0), r"width of image 2 is 0(.|\n)*images\[1\]\.width"),
-    "an enormous picture": (lambda c: c["images"][0].update(width=10**6, height=10**6), r"image 1 claims"),
-    "a way out of the folder": (
-        lambda c: c["images"][0].update(file_name="../../etc/passwd"),
-        r"file_name of image 1 is",
-    ),
-    "an absolute name": (lambda c: c["images"][0].update(file_name="/etc/passwd"), r"file_name of image 1 is"),
-    "a picture that is missing": (
-        lambda c: c["images"][0].update(file_name="gone.jpg"),
-        r"1 of 2 pictures are missing(.|\n)*gone\.jpg",
-    ),
-    "a broken region": (
-        lambda c: c["annotations"][0].update(iscrowd=1, segmentation=[[1, 2]]),
-        r"region of annotation 100 can't be read",
-    ),
-    "an outline of no numbers": (
-        lambda c: c["annotations"][0].update(iscrowd=1, segmentation=[[1, 2, float("nan"), 2, 5, 5]]),
-        r"region of annotation 100 can't be read(.|\n)*finite",
-    ),
-    "enormous run lengths": (
-        lambda c: c["annotations"][0].update(iscrowd=1, segmentation={"size": [64, 64], "counts": [10**30]}),
-        r"region of annotation 100 can't be read",
-    ),
-    "an enormous number of keypoints": (
-        lambda c: c["annotations"][0].update(num_keypoints=10**30),
-        r"num_keypoints of annotation 100 is 1000",
-    ),
-    "an enormous id": (lambda c: c["annotations"][0].update(id=10**30), r"id of annotation 1000+ is 1000"),
-    "joints that are no list": (lambda c: c["categories"][0].update(keypoints=5), r"joints in .* are no list"),
-}
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_annotation_file_that_is_not_what_it_claims_is_explained(small: Path, fault: str) -> None:
     change, said = FAULTS[fault]
@@ -126,6 +67,42 @@ def test_a_file_that_is_no_annotation_file_is_named(small: Path, text: str, said
         _open(small)
 
 
+def test_a_file_without_what_a_split_is_made_of_is_named(small: Path) -> None:
+    content = json.loads(_annotations(small).read_text())
+    _annotations(small).write_text(json.dumps(content | {"annotations": []}))
+    with pytest.raises(DataError, match=r"split val2017 of coco has no picture with people(.|\n)*val2017\.json"):
+        open_files(DataConfig(name="coco", root=small, train="val2017"), train=True)
+
+
+def test_training_needs_no_areas(small: Path) -> None:
+    content = json.loads(_annotations(small).read_text())
+    for entry in content["annotations"]:
+        del entry["area"]
+    _annotations(small).write_text(json.dumps(content))
+    assert len(open_files(DataConfig(name="coco", root=small, train="val2017"), train=True)) == 2
+
+
+def test_names_may_begin_at_their_folder(small: Path) -> None:
+    content = json.loads(_annotations(small).read_text())
+    for image in content["images"]:
+        image["file_name"] = f"./{image['file_name']}"
+    _annotations(small).write_text(json.dumps(content))
+    folder = EvalPictures(_open(small)).rgb(0)
+    shutil.make_archive(str(small / "images/val2017"), "zip", small / "images/val2017")
+    shutil.rmtree(small / "images/val2017")
+    assert np.array_equal(EvalPictures(_open(small)).rgb(0), folder)
+
+
+def test_crowdposes_missing_split_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
+    config = DataConfig(name="crowdpose", root=tmp_path)
+    with pytest.raises(DataError, match="no annotations of split trainval of crowdpose"):
+        open_files(config, train=True)
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json/crowdpose_train.json").write_text("{}")
+    with pytest.raises(DataError, match=r"crowdpose_train\.json has no list of images"):
+        open_files(config, train=True)
+
+
 def test_a_split_that_is_not_there_is_named_with_those_that_are(small: Path) -> None:
     with pytest.raises(DataError, match="no annotations of split nowhere") as error:
         open_files(DataConfig(name="coco", root=small, eval="nowhere"), train=False)
@@ -137,8 +114,19 @@ def test_a_split_that_is_not_there_is_named_with_those_that_are(small: Path) -> 
 def test_a_picture_of_another_size_than_annotated_is_refused(small: Path) -> None:
     path = next((small / "images/val2017").glob("*.jpg"))
     Image.new("RGB", (80, 64)).save(path)
-    with pytest.raises(DataError, match=r"80x64, its annotation says 64x64"):
+    with pytest.raises(DataError, match=r"80x64, its annotation says 64x64") as error:
         EvalPictures(_open(small)).rgb(0 if path.stem.endswith("1") else 1)
+    assert str(path) in str(error.value)
+    assert "EXIF" not in str(error.value)
+
+
+def test_a_picture_that_was_annotated_as_exif_turns_it_is_explained(small: Path) -> None:
+    content = json.loads(_annotations(small).read_text())
+    content["images"][0].update(width=48)
+    _annotations(small).write_text(json.dumps(content))
+    Image.new("RGB", (64, 48)).save(small / "images/val2017" / content["images"][0]["file_name"])
+    with pytest.raises(DataError, match=r"64x48, its annotation says 48x64(.|\n)*as EXIF turns it"):
+        EvalPictures(_open(small)).rgb(0)
 
 
 @pytest.mark.parametrize(("content", "said"), [(b"no picture", "is not a picture"), (None, "is damaged")])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,8 +109,9 @@ def test_the_data_that_is_made_is_read_as_coco(tmp_path: Path) -> None:
     assert all(0 < (mask == 0).mean() < 0.5 for mask in hidden)
     batch = TrainPictures(source, config).batch(np.arange(4), keys(0, 0, np.arange(4)))
     assert torch.isfinite(batch.inputs).all()
-    again = tmp_path / "again"
-    make(MakeConfig(num_train=24, num_eval=3, size_px=96), again)
+    again = tmp_path / "once more"
+    said = make(MakeConfig(num_train=24, num_eval=3, size_px=96), again)
+    assert shlex.split(said.partition("train with")[2])[-1] == f"data.root={again}"
     for path in sorted(tmp_path.glob("annotations/*.json")):
         assert path.read_bytes() == (again / "annotations" / path.name).read_bytes()
 

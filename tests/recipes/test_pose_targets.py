@@ -35,6 +35,13 @@ def test_each_person_may_have_a_spread_of_their_own(recorded: dict[str, np.ndarr
     assert np.array_equal(maps, recorded["scale_aware/out"])
 
 
+def test_a_spread_beyond_the_map_is_the_maps_side() -> None:
+    joints = np.array([[[3.0, 4.0, 2.0]]])
+    maps = draw_heatmaps(joints, np.array([1e9]), 16)
+    assert np.array_equal(maps, draw_heatmaps(joints, np.array([16.0]), 16))
+    assert maps.min() > 0.5
+
+
 @pytest.mark.parametrize("case", INDICES)
 @pytest.mark.parametrize("per_joint", [True, False])
 def test_indices_are_the_official_ones(recorded: dict[str, np.ndarray], case: str, per_joint: bool) -> None:

@@ -16,7 +16,18 @@ import numpy.typing as npt
 from lockstep.data.keyed import IntArray
 from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Floats
-from lockstep.recipes.pose.fields import Fields, entries_of, is_count, is_name, is_number, is_size, is_whole, read_json
+from lockstep.recipes.pose.fields import (
+    LARGEST,
+    Fields,
+    entries_of,
+    is_count,
+    is_name,
+    is_number,
+    is_size,
+    is_whole,
+    read_json,
+    shown,
+)
 from lockstep.recipes.pose.skeletons import SKELETONS, Skeleton
 
 MAX_PIXELS = 178_956_970
@@ -117,36 +128,45 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
     images, entries, categories = (entries_of(content, part, path) for part in ("images", "annotations", "categories"))
     category = _person(categories, skeleton, path)
     picture = Fields(images, "images", path)
-    ids = picture.column("id", is_whole, "a whole number")
+    ids = picture.column("id", _is_64_bit, "a whole number of 64 bits")
     names = picture.column("file_name", is_name, "a file name, without .. or a leading /")
-    widths, heights = (picture.column(name, is_size, "a whole number of pixels") for name in ("width", "height"))
+    sizes = f"a whole number of pixels, up to {MAX_PIXELS:,} in the picture"
+    widths, heights = (picture.column(name, _is_side, sizes) for name in ("width", "height"))
     picture.unique("id", ids)
     _check_pixels(widths, heights, ids, path)
+    crowd_indices = picture.column("crowdIndex", lambda value: value is None or is_number(value), "a number, or none")
 
-    entries = [entry for entry in entries if entry.get("category_id", category) == category]
-    person = Fields(entries, "annotations", path)
+    numbers = [None, *(each.get("id") for each in categories)]
+    owned = Fields(entries, "annotations", path).column(
+        "category_id", numbers.__contains__, "the id of one of the file's categories"
+    )
+    chosen = [place for place, number in enumerate(owned) if number in (None, category)]
+    entries = [entries[place] for place in chosen]
+    person = Fields(entries, "annotations", path, chosen)
     people_ids = person.column("id", _is_64_bit, "a whole number of 64 bits")
     person.unique("id", people_ids)
     known = {number: place for place, number in enumerate(ids)}
     owners = person.column("image_id", known.__contains__, "the id of one of the file's images")
-    count = 3 * skeleton.num_joints
-    keypoints = person.numbers("keypoints", count, f"{count} numbers: x, y, visible of each joint")
-    boxes = person.numbers("bbox", 4, "4 numbers: x, y, width, height")
+    keypoints = person.numbers("keypoints", 3 * skeleton.num_joints, "x, y, visible of each joint")
+    boxes = person.numbers("bbox", 4, "x, y, width, height")
+    if len(boxes) and boxes[:, 2:].min() < 0:
+        raise person.wrong(int(boxes[:, 2:].min(axis=1).argmin()), "bbox", "a width and a height from 0")
     crowds = person.column("iscrowd", lambda value: value in (0, 1, None), "0 or 1")
-    counts = person.column("num_keypoints", lambda value: is_count(value) and _is_64_bit(value), "a whole number")
-    has_areas = bool(entries) and "area" in entries[0]
-    areas = person.column("area", is_number, "a number of pixels") if has_areas else None
+    counts = _counts(person, keypoints, skeleton)
+    area = f"a number of pixels, from 0 to {LARGEST:,.0f}"
+    has_areas = any("area" in entry for entry in entries)
+    areas = person.column("area", lambda value: is_number(value) and value >= 0, area) if has_areas else None
 
     places = np.array([known[owner] for owner in owners], dtype=np.int64)
     order = np.argsort(places, kind="stable")
     is_crowd = np.array([bool(value) for value in crowds], dtype=bool)[order]
-    num_keypoints = np.array(counts, dtype=np.int64)[order]
+    num_keypoints = counts[order]
     is_masked = is_crowd | (num_keypoints == 0)
     return Annotations(
         ids=ids,
         names=names,
         sizes=np.array([widths, heights], dtype=np.int64).T.reshape(-1, 2),
-        crowd_indices=[entry.get("crowdIndex") for entry in images],
+        crowd_indices=crowd_indices,
         starts=np.searchsorted(places[order], np.arange(len(ids) + 1)),
         people_ids=np.array(people_ids, dtype=np.int64)[order],
         category=category,
@@ -155,20 +175,36 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
         boxes=boxes[order],
         areas=None if areas is None else np.array(areas, dtype=np.float64)[order],
         is_crowd=is_crowd,
-        regions={row: _region(entries[order[row]], path) for row in np.flatnonzero(is_masked).tolist()},
+        regions={row: _region(entries, person, int(order[row])) for row in np.flatnonzero(is_masked).tolist()},
     )
+
+
+def _counts(person: Fields, keypoints: Floats, skeleton: Skeleton) -> IntArray:
+    """(A,) how many joints the file says that people have."""
+    most = skeleton.num_joints
+    counts = person.column("num_keypoints", lambda value: is_count(value) and value <= most, f"from 0 to {most}")
+    array = np.array(counts, dtype=np.int64)
+    if skeleton.name == "crowdpose":
+        return array  # it counts all joints but head and neck
+    # Whoever has none by the file is neither trained on nor looked for, whatever their joints are.
+    num_visible = (keypoints.reshape(-1, most, 3)[:, :, 2] > 0).sum(axis=1)
+    wrong = np.flatnonzero((array > 0) != (num_visible > 0))
+    if len(wrong):
+        place = int(wrong[0])
+        raise person.wrong(place, "num_keypoints", f"{num_visible[place]}, as many as its keypoints that are visible")
+    return array
 
 
 def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path) -> int:
     """The number of the category whose joints these are."""
     people = [entry for entry in categories if entry.get("name") == "person"]
     if not people or not is_whole(people[0].get("id")):
-        names = ", ".join(str(entry.get("name")) for entry in categories[:8])
+        names = ", ".join(shown(entry.get("name")) for entry in categories[:8])
         raise DataError(f"{path} has no category person", given=f"categories: {names or 'none'}")
     joints = people[0].get("keypoints")
     if joints is not None and not isinstance(joints, list):
         raise DataError(
-            f"the joints in {path} are no list", where=f"{path}: categories, keypoints of person", given=joints
+            f"the joints in {path} are no list", where=f"{path}: categories, keypoints of person", given=shown(joints)
         )
     if joints is not None and tuple(joints) != skeleton.joints:
         others = [other.name for other in SKELETONS.values() if tuple(joints) == other.joints]
@@ -185,6 +221,10 @@ def _is_64_bit(value: Any) -> bool:
     return is_whole(value) and -(2**63) <= value < 2**63
 
 
+def _is_side(value: Any) -> bool:
+    return is_size(value) and value <= MAX_PIXELS
+
+
 def _check_pixels(widths: Sequence[int], heights: Sequence[int], ids: Sequence[int], path: Path) -> None:
     for width, height, number in zip(widths, heights, ids, strict=True):
         if width * height > MAX_PIXELS:
@@ -193,9 +233,9 @@ def _check_pixels(widths: Sequence[int], heights: Sequence[int], ids: Sequence[i
             )
 
 
-def _region(entry: Mapping[str, Any], path: Path) -> Region | None:
+def _region(entries: Sequence[Mapping[str, Any]], person: Fields, place: int) -> Region | None:
     """As arrays, which take a tenth of the memory."""
-    region: Any = entry.get("segmentation")
+    region: Any = entries[place].get("segmentation")
     if not region:
         return None
     try:
@@ -208,8 +248,8 @@ def _region(entry: Mapping[str, Any], path: Path) -> Region | None:
             return outlines
     except (TypeError, ValueError, KeyError, IndexError, OverflowError):
         pass
-    raise DataError(
-        f"the region of annotation {entry['id']} can't be read",
-        where=f"{path}: its segmentation",
-        expected="polygons of at least three points, of finite numbers, or run lengths with size and counts",
+    raise person.wrong(
+        place,
+        "segmentation",
+        "polygons of at least three points, of finite numbers, or run lengths with size and counts",
     )

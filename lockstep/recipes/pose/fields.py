@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,6 +14,10 @@ import numpy as np
 
 from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Floats
+
+# No picture has so many pixels, and the square of this is still a number: what is larger is a slip.
+LARGEST = 1e9
+_SHOWN = 60
 
 
 class Fields:
@@ -22,10 +27,14 @@ class Fields:
         entries: JSON objects.
         part: What the file calls their list.
         path: The file.
+        places: Of each entry its place in the file's list; None: they are all of it.
     """
 
-    def __init__(self, entries: Sequence[dict[str, Any]], part: str, path: Path) -> None:
+    def __init__(
+        self, entries: Sequence[dict[str, Any]], part: str, path: Path, places: Sequence[int] | None = None
+    ) -> None:
         self._entries, self._part, self._path = entries, part, path
+        self._places = range(len(entries)) if places is None else places
 
     def column(self, field: str, is_good: Callable[[Any], bool], expected: str) -> list[Any]:
         """The field of all entries; None where an entry has none, if that is good."""
@@ -36,42 +45,65 @@ class Fields:
             except TypeError:
                 fits = False
             if not fits:
-                raise self._wrong(place, field, expected)
+                raise self.wrong(place, field, expected)
         return values
 
-    def numbers(self, field: str, count: int, expected: str) -> Floats:
-        """(A, count) finite numbers."""
-        values = self.column(field, lambda value: isinstance(value, list) and len(value) == count, expected)
-        try:
-            array = np.array(values, dtype=np.float64).reshape(-1, count)
-        except (TypeError, ValueError):
-            array = np.array([[_number(each) for each in value] for value in values]).reshape(-1, count)
-        is_finite = np.isfinite(array).all(axis=1)
-        if not is_finite.all():
-            raise self._wrong(int(np.argmin(is_finite)), field, expected)
+    def numbers(self, field: str, count: int, names: str) -> Floats:
+        """(A, count) numbers.
+
+        Args:
+            field: Its name.
+            count: How many each entry has to have.
+            names: What they are.
+        """
+        values = self.column(
+            field, lambda value: isinstance(value, list) and len(value) == count, f"{count} numbers: {names}"
+        )
+        array = _floats(values).reshape(-1, count)
+        fits = np.abs(array) <= LARGEST
+        if not fits.all():
+            place, item = (int(number) for number in np.argwhere(~fits)[0])
+            raise self.wrong(place, field, f"a number up to {LARGEST:,.0f}; {count} of them: {names}", item)
         return array
 
     def unique(self, field: str, values: Sequence[int]) -> None:
         """Refuse a value that comes twice."""
-        seen: set[int] = set()
+        seen: dict[int, int] = {}
         for place, value in enumerate(values):
             if value in seen:
-                raise self._wrong(place, field, "a number that no other entry has")
-            seen.add(value)
+                raise DataError(
+                    f"{field} {value} comes twice in {self._part}",
+                    where=f"{self._path}: {self._at(seen[value])} and {self._at(place)}",
+                    expected="a number that no other entry has",
+                )
+            seen[value] = place
 
-    def _wrong(self, place: int, field: str, expected: str) -> DataError:
+    def wrong(self, place: int, field: str, expected: str, item: int | None = None) -> DataError:
+        """What to say of an entry's field, or of one item of a list there."""
         entry = self._entries[place]
-        name = f"{self._part[:-1]} {entry.get('id', f'number {place}')}"
+        number: Any = entry.get("id")
+        is_known = is_whole(number) and abs(number) < 2**64
+        name = f"{self._part[:-1]} {number if is_known else f'number {self._places[place]}'}"
         if field not in entry:
-            return DataError(f"{name} has no {field}", where=f"{self._path}: {self._part}[{place}]", expected=expected)
-        text = json.dumps(entry[field])
-        shown = text if len(text) <= 60 else f"{text[:57]}..."
-        length = f" ({len(entry[field])} of them)" if isinstance(entry[field], list) else ""
+            return DataError(f"{name} has no {field}", where=f"{self._path}: {self._at(place)}", expected=expected)
+        value = entry[field]
+        if item is not None:
+            field, value = f"{field}[{item}]", value[item]
+        length = f" ({len(value)} of them)" if isinstance(value, list) else ""
         return DataError(
-            f"{field} of {name} is {shown}{length}",
-            where=f"{self._path}: {self._part}[{place}].{field}",
+            f"{field} of {name} is {shown(value)}{length}",
+            where=f"{self._path}: {self._at(place)}.{field}",
             expected=expected,
         )
+
+    def _at(self, place: int) -> str:
+        return f"{self._part}[{self._places[place]}]"
+
+
+def shown(value: Any) -> str:
+    """A value of the file as one sees it there, its beginning if it is long."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -107,16 +139,16 @@ def entries_of(content: Mapping[str, Any], part: str, path: Path) -> list[dict[s
     """
     entries = content.get(part)
     if not isinstance(entries, list):
-        likely = "a file of results, or of pictures only" if "images" in content else None
+        is_left_out = part not in content and "images" in content
         raise DataError(
             f"{path} has no list of {part}",
             given=f"its parts: {', '.join(content) or 'none'}",
             expected="images, annotations and categories",
-            likely=likely,
+            likely="a file of results, or of pictures only" if is_left_out else None,
         )
     for place, entry in enumerate(entries):
         if not isinstance(entry, dict):
-            raise DataError(f"{part}[{place}] of {path} is a {type(entry).__name__}", expected="an object")
+            raise DataError(f"{part}[{place}] of {path} is {shown(entry)}", expected="an object")
     return entries
 
 
@@ -136,12 +168,17 @@ def is_size(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """A number that is finite."""
-    return isinstance(value, int | float) and math.isfinite(value)
+    """A number of a size that pixels have; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
-def _number(value: Any) -> float:
-    return float(value) if is_number(value) else math.nan
+def _floats(values: Sequence[Sequence[Any]]) -> Floats:
+    """Rows of equal length -> an array, not a number where a value is none that is allowed."""
+    # numpy would read texts as numbers, and true as 1.
+    if set(map(type, chain.from_iterable(values))) <= {int, float}:
+        with suppress(OverflowError):
+            return np.array(values, dtype=np.float64)
+    return np.array([[each if is_number(each) else np.nan for each in value] for value in values], dtype=np.float64)
 
 
 def is_name(value: Any) -> bool:

@@ -59,7 +59,7 @@ class AnnotatedPictures:
         name = known.names[picture]
         width, height = known.sizes[picture].tolist()
         return Example(
-            rgb=decode(self._store.read(name), name, (width, height)),
+            rgb=decode(self._store.read(name), f"{self._store.title}/{name}", (width, height)),
             joints=known.keypoints[rows][is_person],
             sizes=known.boxes[rows][is_person, 2:].max(axis=1, initial=0),
             mask=draw_mask(known, picture) if self._with_masks else None,
@@ -104,10 +104,18 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedPictures | Severa
     split = (config.train if train else config.eval) or SPLITS[config.name][0 if train else 1]
     names = split.split("+")
     if config.name == "crowdpose" and names == ["trainval"] and _find(config, "trainval") is None:
-        names = ["train", "val"]  # the data set ships these two
+        shipped = ["train", "val"]
+        names = shipped if any(_find(config, name) for name in shipped) else names
     parts, limit = [], config.num_train if train else config.num_eval
     for name in names:
-        known = read_annotations(_annotations(config, name), config.skeleton)
+        path = _annotations(config, name)
+        known = read_annotations(path, config.skeleton)
+        if not train and config.name == "coco" and known.areas is None and len(known.people_ids):
+            raise DataError(
+                f"no annotation of split {name} has an area, by which COCO measures how near is near enough",
+                where=f"{path}: annotations",
+                do="give each annotation the area of its person, in pixels",
+            )
         counts = np.diff(known.starts)
         pictures = np.flatnonzero(counts > 0).tolist() if train else list(range(len(known)))
         if limit is not None:
@@ -115,7 +123,11 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedPictures | Severa
         folders = [config.root.expanduser() / form.format(name) for form in PICTURES[config.name]]
         parts.append(AnnotatedPictures(known, open_store(folders), pictures, with_masks=config.name == "coco"))
     if not any(len(part) for part in parts):
-        raise DataError(f"split {split} of {config.name} in {config.root} has no picture with people")
+        raise DataError(
+            f"split {split} of {config.name} has no picture" + (" with people" if train else ""),
+            where="\n".join(str(_annotations(config, name)) for name in names),
+            do="name another split: data.train=..., data.eval=...",
+        )
     return parts[0] if len(parts) == 1 else Several(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def make(config: MakeConfig, out: Path) -> str:
         path = out / "annotations" / f"person_keypoints_{name}.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(content), encoding="utf-8")
-    train = f"lockstep train pose data.name=coco data.root={out}"
+    train = f"lockstep train pose data.name=coco data.root={shlex.quote(str(out))}"
     return f"{config.num_train:,} + {config.num_eval:,} pictures in COCO's layout; train with   {train}"
 
 

@@ -54,7 +54,7 @@ class Folder:
                     known.update(str(PurePosixPath(folder) / entry.name) for entry in entries)
             except OSError:
                 continue
-        return [name for name in names if name not in known]
+        return [name for name in names if str(PurePosixPath(name)) not in known]
 
     def read(self, name: str) -> bytes:
         """A picture's file."""
@@ -81,12 +81,12 @@ class Zip:
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """Those of some pictures that it does not hold."""
-        return [name for name in names if name not in self._names]
+        return [name for name in names if str(PurePosixPath(name)) not in self._names]
 
     def read(self, name: str) -> bytes:
         """A picture's file."""
         try:
-            return self._opened().read(self._names[name])
+            return self._opened().read(self._names[str(PurePosixPath(name))])
         except _ZIP_FAULTS as error:
             raise DataError(f"{name} can't be read from {self._path}: {str(error) or type(error).__name__}") from error
 
@@ -122,6 +122,9 @@ def _check_size(name: str, found: tuple[int, int], annotated: tuple[int, int]) -
     if found != annotated:
         raise DataError(
             f"the picture {name} is {found[0]}x{found[1]}, its annotation says {annotated[0]}x{annotated[1]}",
+            likely="it was annotated as EXIF turns it; pictures are taken as they are stored"
+            if found == annotated[::-1]
+            else None,
             do="take pictures and annotations from one source",
         )
 

@@ -59,7 +59,7 @@ def draw_heatmaps(joints: Floats, sigmas: float | Floats, size_px: int, out: Map
     if isinstance(sigmas, float):
         places, values = _spots(kinds, pixels, sigmas, size_px)
     else:
-        spreads = np.maximum(sigmas, MIN_SIGMA)[people]
+        spreads = np.clip(sigmas, MIN_SIGMA, size_px)[people]  # wider than the map it would only take memory
         groups = [(spreads == sigma, float(sigma)) for sigma in np.unique(spreads)]
         spots = [_spots(kinds[mine], pixels[mine], sigma, size_px) for mine, sigma in groups]
         places, values = (np.concatenate([part.ravel() for part in parts]) for parts in zip(*spots, strict=True))
