@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.runs import environment, lockstep
+from tests.runs import LONG_S, environment, lockstep
 
 
 def test_the_doctor_looks_at_this_machine(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_training_says_at_its_start_what_the_doctor_would(tmp_path: Path) -> Non
     limited += "sys.argv = ['lockstep', 'train', 'digits', 'epochs=1', '--procs', '1']; "
     limited += "runpy.run_module('lockstep', run_name='__main__')"
     done = subprocess.run(
-        [sys.executable, "-c", limited], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=55
+        [sys.executable, "-c", limited], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S
     )
     assert done.returncode == 0, done.stderr
     assert "WARNING  open files  at most 300" in done.stderr

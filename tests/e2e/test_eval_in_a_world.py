@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.runs import TINY, environment, lockstep, result
+from tests.runs import LONG_S, TINY, environment, lockstep, result
 
 
 def test_eval_under_torchrun_speaks_once_and_says_what_it_says_alone(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_eval_under_torchrun_speaks_once_and_says_what_it_says_alone(tmp_path: P
     alone = json.loads(lockstep("eval", tmp_path / "run", "--json", cwd=tmp_path).stdout)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "lockstep", "eval", str(tmp_path / "run"), "--json"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=55)
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [alone]
 

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, kill_session, lockstep, own_port, records, start, wait_until, weights
+from tests.runs import ROOT, kill_session, lockstep, own_port, process_with_open, records, start, wait_until, weights
 
 # Each is two starts of torch and a hang: 15 s on two free cores.
 pytestmark = pytest.mark.timeout(200)
 LIMIT_S = 150
 STUCK = ROOT / "tests" / "e2e" / "stuck_recipe.py"
-SETTINGS = [STUCK, "data.num_samples=201", "watch.hang_timeout_s=3", "report.every_steps=1", "report.tensorboard=false"]
+# After half of it a rank that says nothing is taken for silent: on a busy machine that must not be one that gets on.
+TIMEOUT = "watch.hang_timeout_s=8"
+SETTINGS = [STUCK, "data.num_samples=201", TIMEOUT, "report.every_steps=1", "report.tensorboard=false"]
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +32,6 @@ def undisturbed(run: Path) -> str:
     return weights(run)
 
 
-def rank_of(folder: Path, rank: int) -> int:
-    """The process that has a rank's log open."""
-    log = str(folder / "logs" / f"rank-{rank}.log")
-    for place in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if os.readlink(place) == log:
-                return int(place.parts[2])
-        except OSError:
-            continue
-    return 0
-
-
 def test_a_rank_that_reads_for_ever_is_named_and_the_run_goes_on_to_the_same_weights(
     undisturbed: str, tmp_path: Path
 ) -> None:
@@ -52,7 +42,7 @@ def test_a_rank_that_reads_for_ever_is_named_and_the_run_goes_on_to_the_same_wei
         _, errors = process.communicate(timeout=LIMIT_S)
     finally:
         kill_session(process)
-    assert re.search(r"hang: rank 1 has made no progress for \d s: reading samples, step 5", errors)
+    assert re.search(r"hang: rank 1 has made no progress for \d+ s: reading samples, step 5", errors)
     assert "1 rank waited for it" in errors
     assert "restart 1 of 1" in errors
     assert weights(folder) == undisturbed
@@ -70,20 +60,22 @@ def test_a_rank_that_holds_a_sharded_model_up_is_named_alone(tmp_path: Path) -> 
         _, errors = process.communicate(timeout=LIMIT_S)
     finally:
         kill_session(process)
-    assert re.search(r"hang: rank 1 has made no progress for \d s: reading samples, step 5", errors)
+    assert re.search(r"hang: rank 1 has made no progress for \d+ s: reading samples, step 5", errors)
 
 
 def test_a_stopped_process_is_named_and_killed_and_the_run_goes_on_to_the_same_weights(
     undisturbed: str, tmp_path: Path
 ) -> None:
     rank = 0  # the harder one: the others hear of each other through it
-    folder = tmp_path / "run"
-    process = start("train", *SETTINGS, "data.slow_s=0.05", "--procs", 2, "--max-restarts", 1, "--run-dir", folder,
-                    cwd=tmp_path)  # fmt: skip
+    folder, slow = tmp_path / "run", tmp_path / "slow"
+    slow.touch()
+    more = ["data.slow_s=0.2", f"data.slow_while={slow}", "--procs", 2, "--max-restarts", 1, "--run-dir", folder]
+    process = start("train", *SETTINGS, *more, cwd=tmp_path)
     try:
         wait_until(lambda: len(records(folder, "train")) > 2, LIMIT_S)
-        pid = wait_until(lambda: rank_of(folder, rank))
+        pid = wait_until(lambda: process_with_open(folder / "logs" / f"rank-{rank}.log"))
         os.kill(pid, signal.SIGSTOP)
+        slow.unlink()
         _, errors = process.communicate(timeout=LIMIT_S)
     finally:
         kill_session(process)
@@ -115,7 +107,7 @@ def test_a_rank_that_is_stopped_in_an_evaluation_is_named_by_the_other(run: Path
     # As torchrun starts them, which itself waits for half a minute before it kills one that is stopped.
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own_port())}
     stuck = {"STUCK": "stops in evaluation,1,"}
-    processes = [start("eval", run, "watch.hang_timeout_s=3", cwd=tmp_path, **world, **stuck, RANK=str(rank))
+    processes = [start("eval", run, TIMEOUT, cwd=tmp_path, **world, **stuck, RANK=str(rank))
                  for rank in range(2)]  # fmt: skip
     try:
         _, text = processes[0].communicate(timeout=LIMIT_S)

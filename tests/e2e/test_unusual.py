@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, TINY, kill_session, lockstep, own_port, records, result, start, wait_until, weights
+from tests.runs import LONG_S, ROOT, TINY, kill_session, lockstep, own_port, records, result, start, wait_until, weights
 
 UNUSUAL = ROOT / "tests" / "e2e" / "unusual_recipe.py"
 
@@ -43,14 +43,17 @@ def test_an_empty_training_set_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_a_stopped_run_says_to_type_goes_on_with_it(tmp_path: Path) -> None:
-    settings = ["data.slow_s=0.05", "data.num_samples=301", "report.every_steps=1"]
+    (tmp_path / "slow").touch()
+    slow = ["data.slow_s=0.2", f"data.slow_while={tmp_path}/slow"]  # it is not over before it is stopped
+    settings = [*slow, "data.num_samples=301", "report.every_steps=1"]
     process = start("train", TINY, *settings, "--procs", 2, "--run-dir", "mine", cwd=tmp_path)
     try:
         wait_until(lambda: len(records(tmp_path / "mine", "train")) >= 3)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=LONG_S)
     finally:
         kill_session(process)
+    (tmp_path / "slow").unlink()
     (command,) = re.findall(r"^ +lockstep (train .*--resume auto)$", output, flags=re.MULTILINE)
     lockstep(*shlex.split(command), cwd=tmp_path)
     lockstep("train", TINY, *settings, "--procs", 1, "--run-dir", "whole", cwd=tmp_path)
@@ -65,7 +68,7 @@ def test_ranks_with_other_models_are_named(tmp_path: Path) -> None:
         for rank in (0, 1)
     ]  # fmt: skip
     try:
-        errors = [terminal.communicate(timeout=50)[1] for terminal in terminals]
+        errors = [terminal.communicate(timeout=LONG_S)[1] for terminal in terminals]
     finally:
         for terminal in terminals:
             kill_session(terminal)

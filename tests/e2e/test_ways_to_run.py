@@ -17,6 +17,7 @@ from PIL import Image
 
 from tests.runs import (
     LOCKSTEP,
+    LONG_S,
     ROOT,
     TINY,
     environment,
@@ -107,7 +108,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_under_torchrun(tiny: str, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "lockstep", "train", str(TINY), "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=55)
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
     assert weights(tmp_path / "run") == tiny
     assert done.stdout.count("done in") == 1  # only rank 0 speaks
@@ -125,7 +126,7 @@ def test_in_two_terminals(tiny: str, tmp_path: Path, form: str) -> None:
         for rank in (1, 0)
     ]  # fmt: skip
     try:
-        outputs = [terminal.communicate(timeout=50) for terminal in terminals]
+        outputs = [terminal.communicate(timeout=LONG_S) for terminal in terminals]
     finally:
         for terminal in terminals:
             kill_session(terminal)
@@ -151,7 +152,7 @@ def test_from_python(tmp_path: Path) -> None:
         "    print(type(error).__name__)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=55
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2].startswith(weights(tmp_path / "runs" / "digits-0001"))
@@ -162,7 +163,7 @@ def test_ctrl_c_in_a_script_saves_and_ends_without_a_traceback(tmp_path: Path) -
     program = (
         "import lockstep\n"
         "try:\n"
-        "    settings = {'data.slow_s': 0.05, 'epochs': 100}\n"
+        "    settings = {'data.slow_s': 0.05, 'epochs': 1000}\n"
         f"    lockstep.train({str(TINY)!r}, settings, procs=1, run_dir={str(tmp_path / 'run')!r})\n"
         "except KeyboardInterrupt:\n"
         "    print('caught')\n"
@@ -175,7 +176,7 @@ def test_ctrl_c_in_a_script_saves_and_ends_without_a_traceback(tmp_path: Path) -
     try:
         wait_until(lambda: records(tmp_path / "run", "train"))
         os.killpg(script.pid, signal.SIGINT)  # as a terminal does
-        out, errors = script.communicate(timeout=40)
+        out, errors = script.communicate(timeout=LONG_S)
     finally:
         kill_session(script)
         for pid in processes_with(str(tmp_path)):
@@ -189,7 +190,7 @@ def test_ctrl_c_in_a_script_saves_and_ends_without_a_traceback(tmp_path: Path) -
 @pytest.mark.parametrize("procs", [1, 2])
 def test_training_called_from_a_process_that_is_killed_saves_and_ends(tmp_path: Path, procs: int) -> None:
     folder = tmp_path / "run"
-    settings = "{'data.slow_s': 0.05, 'epochs': 100}"
+    settings = "{'data.slow_s': 0.05, 'epochs': 1000}"
     call = f"lockstep.train({str(TINY)!r}, {settings}, procs={procs}, run_dir={str(folder)!r})"
     script = subprocess.Popen([sys.executable, "-c", f"import lockstep; {call}"], cwd=tmp_path, env=environment(),
                               start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
@@ -214,7 +215,7 @@ def test_a_loop_of_ones_own_gives_the_same_bits_at_any_world_size(tmp_path: Path
         folder = tmp_path / str(number)
         folder.mkdir()
         done = subprocess.run(
-            [*start_form, example], cwd=folder, env=environment(), capture_output=True, text=True, timeout=55
+            [*start_form, example], cwd=folder, env=environment(), capture_output=True, text=True, timeout=LONG_S
         )
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)

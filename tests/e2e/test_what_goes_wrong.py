@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lockstep.data.order import Order
-from tests.runs import TINY, kill_session, lockstep, records, result, start, wait_until, weights
+from tests.runs import LONG_S, TINY, kill_session, lockstep, records, result, start, wait_until, weights
 
 BAD = ["data.bad_sample=40", "report.every_steps=1"]
 
@@ -64,7 +64,7 @@ def test_going_back_does_not_help_against_a_bad_sample_and_the_run_says_so(tmp_p
 
 def test_a_run_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = start("train", TINY, "data.slow_s=0.2", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
+    process = start("train", TINY, "data.slow_s=0.2", "epochs=1000", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
     try:
         wait_until(lambda: (folder / "metrics.jsonl").exists())
         done = lockstep("train", TINY, "--procs", 1, "--run-dir", folder, "--resume", "auto", cwd=tmp_path, code=5)
@@ -118,19 +118,22 @@ def test_a_run_does_not_go_on_with_more_samples_or_fewer(tmp_path: Path) -> None
 
 def test_a_reader_that_is_killed_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    settings = ["data.slow_s=0.05", "loader.num_workers=1", "checkpoint.every=2 steps", "report.every_steps=1"]
-    command = ["train", TINY, *settings, "--procs", 1, "--run-dir", folder]
+    (tmp_path / "slow").touch()
+    slow = ["data.slow_s=0.2", f"data.slow_while={tmp_path}/slow"]  # there are other readers when it evaluates
+    settings = [*slow, "loader.num_workers=1", "checkpoint.every=2 steps", "report.every_steps=1"]
+    command = ["train", TINY, *settings, "data.num_samples=401", "--procs", 1, "--run-dir", folder]
     process = start(*command, cwd=tmp_path)
     try:
         wait_until(lambda: len(records(folder, "train")) >= 3)
         (reader,) = psutil.Process(process.pid).children()
         reader.kill()
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=LONG_S)
     finally:
         kill_session(process)
     assert process.returncode == 3, errors
     assert f"data error: a reading process (pid {reader.pid}) was lost" in errors
     assert "Traceback" not in errors
+    (tmp_path / "slow").unlink()
     lockstep(*command, "--resume", "auto", cwd=tmp_path)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import TINY, environment, lockstep
+from tests.runs import LONG_S, TINY, environment, lockstep
 
 PROGRAM = """
 import lockstep
@@ -23,6 +23,6 @@ def test_a_program_is_run_once_whatever_it_starts(tmp_path: Path, is_file: bool)
     (tmp_path / "mine.py").write_text(PROGRAM)
     done = subprocess.run(
         [sys.executable, "mine.py" if is_file else "-"], input="" if is_file else PROGRAM, cwd=tmp_path,
-        env=environment(), capture_output=True, text=True, timeout=55,
+        env=environment(), capture_output=True, text=True, timeout=LONG_S,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "it runs\nTrue\n"), done.stderr
