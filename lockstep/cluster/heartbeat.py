@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from lockstep.cluster import collect, ending, stacks
+from lockstep.cluster.causes import lost_peer
 from lockstep.cluster.hang import Sign, explain, find_culprits, is_silent
 from lockstep.cluster.rollcall import ranks_text
 from lockstep.cluster.world import World
@@ -71,6 +72,9 @@ class Heartbeat:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._verdict is not None and error is not None and lost_peer(error):
+            # Another rank was quicker to end with the text of a hang that this one knows of too.
+            self._threads[0].join(2 * self._ending_s)
         self._is_over.set()
         for thread in self._threads:
             thread.join(1.0)
@@ -177,7 +181,7 @@ class Heartbeat:
         assert self._timeout_s is not None
         self._write_stacks()
         # Time for the verdict to reach the others, for them to write theirs, and to hear of an earlier one.
-        time.sleep(3 * self._period_s + 2 * stacks.WRITING_S)
+        time.sleep(self._ending_s)
         assert self._verdict is not None
         culprits = [Sign(**sign) for sign in self._verdict["culprits"]]
         error = explain(culprits, self._world.size, self._timeout_s, self._stacks_text(culprits))
@@ -186,6 +190,10 @@ class Heartbeat:
         for handler in LOGGER.handlers:
             handler.flush()
         ending.end(error)
+
+    @property
+    def _ending_s(self) -> float:
+        return 3 * self._period_s + 2 * stacks.WRITING_S
 
     def _write_stacks(self) -> None:
         assert self._timeout_s is not None

@@ -21,7 +21,9 @@ from lockstep.cluster.meeting import SAY_EVERY_S, clock, command_for, open_store
 from lockstep.errors import LaunchError
 
 # How long rank 0 keeps its store open after a fault, for the others to read it.
-LINGER_S = 3.0
+LINGER_S = 8.0
+# How long a process may take from claiming its rank to saying who it is.
+CARD_S = 5.0
 # The others give up a little later than rank 0, so that its text, which knows who is missing, is the one shown.
 SLACK_S = 3.0
 
@@ -245,7 +247,7 @@ class _Call:
         raise error
 
     def _read_card(self, rank: int) -> Card | None:
-        end = time.monotonic() + 1.0
+        end = time.monotonic() + CARD_S
         while time.monotonic() < end:
             if self.store.check([f"card/{rank}"]):
                 return _card(self.store.get(f"card/{rank}"))

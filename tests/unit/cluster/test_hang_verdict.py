@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lockstep.cluster import ending
 from lockstep.cluster.hang import Sign, explain, find_culprits
+from lockstep.cluster.heartbeat import Heartbeat
 from lockstep.cluster.pulse import ADDING, COMPUTING, READING
+from lockstep.cluster.world import alone
 from lockstep.errors import LaunchError
 
 TIMEOUT_S = 60.0
@@ -92,3 +96,20 @@ def test_a_silent_rank_that_never_spoke_has_no_last_deed() -> None:
 
 def test_a_run_may_go_on_after_a_hang_as_after_a_lost_process() -> None:
     assert isinstance(explain([reads(1)], 2, TIMEOUT_S, ""), LaunchError)
+
+
+def test_who_knows_of_a_hang_and_then_loses_the_others_to_it_ends_with_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(ending, "end", lambda error: ended.append(str(error)))
+
+    def lose() -> None:
+        with Heartbeat(alone("cpu"), 0.8, tmp_path) as heartbeat:
+            heartbeat._verdict = {"by": 1, "culprits": [asdict(reads(1))]}
+            raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        lose()
+    assert ended
+    assert ended[0].startswith("hang: the run has made no progress for 61 s: reading samples, step 5\n")
