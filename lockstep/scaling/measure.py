@@ -87,16 +87,17 @@ def measure(
         timings = _timed(job, run, num_steps)
         every = collect.gather_all(world, timings)
         if world.is_main:
-            # The slowest rank is the one that all wait for; the parts are means over the ranks.
-            steps = [max(timing.step_s for timing in each) for each in zip(*every, strict=True)]
-            flat = [timing for each in every for timing in each]
+            # The slowest rank is the one that all wait for; the parts are means over the ranks. Of all the median step
+            # counts: one that was held up must not make a part larger than the whole.
+            steps = [*zip(*every, strict=True)]
+            step_s = median(max(timing.step_s for timing in each) for each in steps)
             facts_of_run = {
-                "samples_per_s": mean(timing.num_samples for timing in timings) / median(steps),
-                "step_s": median(steps),
-                "reading_s": sum(timing.reading_s for timing in flat) / len(flat),
-                "waiting_s": sum(timing.waiting_s for timing in flat) / len(flat),
+                "samples_per_s": mean(timing.num_samples for timing in timings) / step_s,
+                "step_s": step_s,
+                "reading_s": median(mean(timing.reading_s for timing in each) for each in steps),
+                "waiting_s": median(mean(timing.waiting_s for timing in each) for each in steps),
                 # Who came last waited for the sum alone.
-                "sending_s": mean(min(timing.waiting_s for timing in each) for each in zip(*every, strict=True)),
+                "sending_s": median(min(timing.waiting_s for timing in each) for each in steps),
                 "device": world.device.type,
                 "backend": world.backend,
             }
