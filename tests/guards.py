@@ -21,13 +21,15 @@ from typing import Any
 import psutil
 
 # Set by libraries when they are first imported, for their own use.
-_LIBRARIES_SET = ("PYTEST_", "KMP_", "TORCH", "TF_", "GRPC_", "COLUMNS", "LINES", "CUDA_MODULE_LOADING")
+_LIBRARIES_SET = (
+    "PYTEST_", "KMP_", "TORCH", "TF_", "GRPC_", "COLUMNS", "LINES", "CUDA_MODULE_LOADING", "LD_LIBRARY_PATH",
+)  # fmt: skip
 # Folders in which tools keep what they like, beside those whose name begins with a dot.
 _TOOLS_FOLDERS = {"__pycache__", "build", "dist"}
 # People write these while tests run; a run leaves records, weights and folders.
 _PEOPLE_WRITE = {".py", ".md", ".toml", ".ini", ".cfg", ".txt", ".lock", ".swp", ""}
 # How long something on its way out may take.
-_GRACE_S = float(os.environ.get("GUARDS_GRACE_S", "5"))
+_GRACE_S = float(os.environ.get("GUARDS_GRACE_S", "20"))
 
 
 class Environment:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 from lockstep.cluster.pulse import ADDING, COMPUTING, READING, UPDATING, Pulse
@@ -28,21 +29,26 @@ def test_everything_that_begins_is_progress() -> None:
     assert seen == sorted(set(seen))
 
 
-def test_own_work_is_a_step_s_reading_and_computing_without_waiting_for_others() -> None:
+def test_own_work_is_a_step_s_reading_and_computing_without_waiting_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr("lockstep.cluster.pulse.time", SimpleNamespace(perf_counter=lambda: now[0]))
     pulse = Pulse()
     for step in range(2):
         pulse.begin_step(step, CPU)
         pulse.enter(READING)
-        time.sleep(0.05)
+        passes(0.5)
         with pulse.waiting("in batch norm"):
-            time.sleep(0.2)
+            passes(2.0)
         pulse.end_work(num_micro_batches=3)
         assert (pulse.doing, pulse.waits, pulse.step) == (ADDING, True, step)
-        time.sleep(0.2)
+        passes(4.0)
         pulse.end_wait()
         assert (pulse.doing, pulse.waits) == (UPDATING, False)
         with pulse.waiting("after the step"):
-            time.sleep(0.2)
+            passes(8.0)
     assert (pulse.num_steps, pulse.num_micro_batches) == (2, 6)
-    # 0.1 s, and 1 s of waiting that does not count; on a busy machine a sleep is longer, never shorter.
-    assert 0.1 <= pulse.work_s < 0.9
+    assert (pulse.work_s, pulse.wait_s) == (2 * 0.5, 2 * (2.0 + 4.0))

@@ -12,13 +12,14 @@ import time
 import pytest
 
 from lockstep.cluster.stop import StopSignal
+from tests.runs import LONG_S
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_asks_for_a_stop(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCKSTEP_LAUNCHED", raising=False)
     heard: list[str] = []
-    with StopSignal(on_stop=heard.append) as stop:
+    with StopSignal(patience_s=1000, on_stop=heard.append) as stop:
         assert not stop.requested
         os.kill(os.getpid(), number)
         assert stop.requested
@@ -58,12 +59,14 @@ def test_in_a_thread_nobody_asks() -> None:
 def test_a_second_signal_later_ends_the_process_at_once() -> None:
     code = (
         "import time\nfrom lockstep.cluster.stop import StopSignal\n"
-        "with StopSignal(patience_s=0.2):\n    print('ready', flush=True)\n    time.sleep(30)\n    time.sleep(30)\n"
+        "def say(text): print(text, flush=True)\n"
+        "with StopSignal(patience_s=0.2, on_stop=say):\n    say('ready')\n    time.sleep(1000)\n    time.sleep(1000)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        process.stdout.readline()
+        assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "SIGTERM\n"
         time.sleep(0.4)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 128 + signal.SIGTERM
+        assert process.wait(LONG_S) == 128 + signal.SIGTERM

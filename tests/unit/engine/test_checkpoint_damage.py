@@ -236,7 +236,7 @@ def test_a_process_killed_at_any_moment_leaves_what_it_had_saved(tmp_path: Path)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "run")],
-        capture_output=True, text=True, env=environment, timeout=50,
+        capture_output=True, text=True, env=environment, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[1]) > 20

@@ -74,7 +74,7 @@ def test_compiling_is_a_sign_of_life_and_is_counted(monkeypatch: pytest.MonkeyPa
     pulse, seen = Pulse(), threading.Event()
 
     def slow(graph: Any, inputs: Any) -> Any:
-        for _ in range(500):
+        for _ in range(10_000):
             if pulse.doing == COMPILING:
                 seen.set()
                 break

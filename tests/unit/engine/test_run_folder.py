@@ -78,18 +78,19 @@ def test_a_run_folder_is_free_when_its_owner_closes_it(tmp_path: Path, owner: su
 
 
 def test_of_many_that_want_a_run_folder_only_one_has_it_at_a_time(tmp_path: Path) -> None:
-    counts, owners, most = {"opened": 0}, [0], [0]
+    owners, most = [0], [0]
     guard = threading.Lock()
 
     def want() -> None:
-        for _ in range(200):
+        num_opened = 0
+        while num_opened < 50:
             folder = RunFolder(tmp_path)
             try:
                 folder.open()
             except CheckpointError:
                 continue
+            num_opened += 1
             with guard:
-                counts["opened"] += 1
                 owners[0] += 1
                 most[0] = max(most[0], owners[0])
             with guard:
@@ -101,7 +102,6 @@ def test_of_many_that_want_a_run_folder_only_one_has_it_at_a_time(tmp_path: Path
         thread.start()
     for thread in threads:
         thread.join()
-    assert counts["opened"] > 50
     assert most[0] == 1
 
 

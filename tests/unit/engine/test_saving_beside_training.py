@@ -50,7 +50,7 @@ class Disk:
             if slow_s:
                 time.sleep(slow_s)
             else:
-                assert self.may_go.wait(20)
+                assert self.may_go.wait(100)
             try:
                 return real(*arguments)
             finally:
@@ -83,7 +83,7 @@ def test_a_save_returns_at_once_and_holds_the_weights_of_its_moment(
     disk, saver = Disk(monkeypatch), saver_of(job, folder)
     expected = advance(job)
     saver.save(job)
-    assert disk.began.wait(10)
+    assert disk.began.wait(100)
     assert steps(folder.checkpoints) == []
     assert advance(job) != expected  # training goes on
     disk.may_go.set()
@@ -113,7 +113,7 @@ def test_a_save_by_the_clock_is_put_off_while_one_is_under_way(
     disk, saver = Disk(monkeypatch), saver_of(job, folder, every="0.001s")
     advance(job)
     saver.save(job)
-    assert disk.began.wait(10)
+    assert disk.began.wait(100)
     time.sleep(0.01)
     assert not saver.is_due(job)
     disk.may_go.set()
