@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,18 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
 from lockstep.data.keyed import keys
 from lockstep.data.samples import Batch
 from lockstep.engine.parts import Parts
-from lockstep.errors import CheckpointError, ConfigError
+from lockstep.errors import ConfigError
 from lockstep.optim.build import optimizer
 from lockstep.recipes.classify.config import Config, MakeConfig, ModelConfig
 from lockstep.recipes.classify.make import make
-from lockstep.recipes.classify.model import RESNETS, backbone_of, build_model, frozen_row
+from lockstep.recipes.classify.model import build_model
 from lockstep.recipes.classify.recipe import build, facts
 
 CLASSES = ["daisy", "dandelion", "roses", "sunflowers", "tulips"]
@@ -126,13 +124,6 @@ def _facts(classes: list[str]) -> dict[str, Any]:
     return {"classes": classes, "skipped": {}, "train": {}, "held_out": {}, "held_out_from": None}
 
 
-def test_an_unknown_network_is_explained() -> None:
-    with pytest.raises(ConfigError) as caught:
-        build_model(ModelConfig(name="resnet43"), 5)
-    assert "nearest  resnet34" in str(caught.value)
-    assert all(name in str(caught.value) for name in RESNETS)
-
-
 def test_without_timm_its_networks_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)  # as Python has it for what can't be imported
     with pytest.raises(ConfigError, match="timm/resnet10t needs timm, which is not installed"):
@@ -146,53 +137,6 @@ def test_networks_of_timm_have_the_head_that_is_needed_and_can_be_frozen() -> No
     assert trained == ["fc.weight", "fc.bias"]
     with pytest.raises(ConfigError, match="timm has no network called resnet10x"):
         build_model(ModelConfig(name="timm/resnet10x"), 7)
-
-
-def test_a_frozen_backbone_stays_as_it_is_with_its_statistics() -> None:
-    torch.manual_seed(0)
-    model = build_model(ModelConfig(name="resnet18", freeze="backbone"), 5)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    update = optimizer(model, Config(recipe="classify", optim={"lr": 0.1, "weight_decay": 0.1}).optim)
-    for _ in range(2):
-        update.zero_grad()
-        F.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.arange(4)).backward()
-        update.step()
-    changed = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
-    assert changed == ["fc.weight", "fc.bias"]
-    row = frozen_row(model)
-    assert row.startswith("11,176,512 of 11,179,077 parameters; trained: fc")
-    assert "20 of 20 batch norms keep their statistics" in row
-
-
-def test_patterns_freeze_a_part() -> None:
-    model = build_model(ModelConfig(name="resnet18", freeze=("conv1", "bn1", "layer1.*")), 5)
-    frozen = {name.split(".")[0] for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    assert frozen == {"conv1", "bn1", "layer1"}
-    assert "6" not in frozen_row(build_model(ModelConfig(name="resnet18"), 5))
-    with pytest.raises(ConfigError, match="conv9"):
-        build_model(ModelConfig(name="resnet18", freeze=("conv9",)), 5)
-
-
-def test_a_network_that_does_not_name_its_head_is_explained() -> None:
-    with pytest.raises(ConfigError, match="does not say what its head is"):
-        backbone_of(nn.Sequential(nn.Linear(3, 3)))
-
-
-def test_weights_of_another_head_start_all_but_the_head(shapes: Path, tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    trained = build_model(ModelConfig(name="resnet18"), 1000)
-    wrapped = {"epoch": 3, "state_dict": {f"module.{name}": tensor for name, tensor in trained.state_dict().items()}}
-    torch.save(wrapped, tmp_path / "resnet18.pth.tar")
-    parts = parts_of(config_of(shapes, model={"weights": tmp_path / "resnet18.pth.tar", "freeze": "backbone"}))
-    assert parts.start is not None
-    rows = parts.start(parts.model)
-    assert torch.equal(parts.model.state_dict()["layer4.1.conv2.weight"], trained.state_dict()["layer4.1.conv2.weight"])
-    assert re.search(r"fc.*1000.*5", str(rows), re.DOTALL)
-    torch.save({"other": torch.zeros(3)}, tmp_path / "other.pth")
-    parts = parts_of(config_of(shapes, model={"weights": tmp_path / "other.pth"}))
-    assert parts.start is not None
-    with pytest.raises(CheckpointError, match=r"nothing in .*other\.pth fits"):
-        parts.start(parts.model)
 
 
 def test_label_smoothing_is_torchs(shapes: Path) -> None:
@@ -275,6 +219,17 @@ def test_a_run_asked_about_other_pictures_lists_those(shapes: Path, tmp_path: Pa
     assert len(samples) == 1
     assert samples.batch(np.array([0]), np.zeros(1, np.uint64)).targets.tolist() == [known["classes"].index("stars")]
     assert len(build(first, known).eval_data()) == 200
+
+
+def test_a_run_that_split_its_own_folder_is_asked_about_other_pictures(shapes: Path, tmp_path: Path) -> None:
+    first = config_of(shapes)
+    known = json.loads(json.dumps(facts(first)))
+    (tmp_path / "stars").mkdir()
+    (tmp_path / "stars" / "one.jpg").write_bytes((shapes / "stars" / "0000.jpg").read_bytes())
+    other = config_of(shapes, data={"eval": tmp_path})
+    samples: Any = build(other, known).eval_data()
+    assert samples.files == [tmp_path / "stars" / "one.jpg"]
+    assert len(build(first, known).eval_data()) == 40
 
 
 def test_skipped_pictures_are_counted_and_kept_with_the_run(tmp_path: Path) -> None:

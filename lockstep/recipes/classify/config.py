@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lockstep.config.schema import RunConfig, Settings
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+
+# Those of torchvision.
+RESNETS = (
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "resnext50_32x4d",
+    "resnext101_32x8d",
+    "resnext101_64x4d",
+    "wide_resnet50_2",
+    "wide_resnet101_2",
+)
 
 
 class DataConfig(Settings):
     """Which pictures, and what is done to them before the model sees them."""
 
     root: Path | None = Field(
-        default=None, description="folder with a folder of pictures for each class; a share of each class is held out"
+        default=None,
+        description="folder with a folder of pictures for each class; a share of each class is held out, unless eval "
+        "is given",
     )
     train: Path | None = Field(
         default=None, description="instead of root: class folders to train on, or a CSV file of path,label"
     )
-    eval: Path | None = Field(default=None, description="instead of root: class folders held out, or such a CSV file")
+    eval: Path | None = Field(
+        default=None, description="with root or train: class folders that are held out, or such a CSV file"
+    )
     eval_share: float = Field(default=0.2, gt=0, lt=1, description="share of each class that is held out of root")
     classes: tuple[str, ...] | None = Field(
         default=None, description="the classes, in the model's order; null: all that are found, by name"
@@ -42,10 +62,10 @@ class DataConfig(Settings):
         default=(0.75, 1.3333), description="least and largest width / height of that part"
     )
     flip: Share = Field(default=0.5, description="probability that a training picture is mirrored left to right")
-    mean: tuple[float, float, float] = Field(
+    mean: tuple[Share, Share, Share] = Field(
         default=(0.485, 0.456, 0.406), description="taken off red, green and blue, with full brightness as 1"
     )
-    std: tuple[Positive, Positive, Positive] = Field(
+    std: tuple[PositiveShare, PositiveShare, PositiveShare] = Field(
         default=(0.229, 0.224, 0.225), description="by which they are divided then"
     )
     scaled_decode: bool = Field(
@@ -58,10 +78,12 @@ class DataConfig(Settings):
 
     @model_validator(mode="after")
     def _settings_fit_together(self) -> DataConfig:
-        if self.root is not None and (self.train is not None or self.eval is not None):
-            raise ValueError("root is split by itself: give either root, or train and eval")
-        if (self.train is None) != (self.eval is None):
-            raise ValueError("train and eval belong together: give both, or root")
+        if self.root is not None and self.train is not None:
+            raise ValueError("root and train both say what is trained on: give one of them")
+        if self.train is not None and self.eval is None:
+            raise ValueError("train needs eval, which says what is held out; a share is held out of root only")
+        if self.eval is not None and self.train is None and self.root is None:
+            raise ValueError("eval needs train or root, which say what is trained on")
         for name in ("crop_area", "crop_ratio"):
             low, high = getattr(self, name)
             if low > high:
@@ -78,7 +100,10 @@ class DataConfig(Settings):
 class ModelConfig(Settings):
     """Which network, and what it starts from."""
 
-    name: str = Field(default="resnet34", description="a ResNet of torchvision, or timm/NAME where timm is installed")
+    name: str = Field(
+        default="resnet34",
+        description=f"torchvision's {', '.join(RESNETS)}; or timm/NAME where timm is installed",
+    )
     weights: Path | None = Field(
         default=None,
         description="file to start from: .pth, .pt, .pth.tar or .safetensors; the head may be of other size",
@@ -90,6 +115,14 @@ class ModelConfig(Settings):
     zero_init_residual: bool = Field(
         default=False, description="start with each residual branch at zero, which helps large batches (ResNets)"
     )
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name in RESNETS or name.startswith("timm/"):
+            return name
+        near = difflib.get_close_matches(name, RESNETS, n=1)
+        raise ValueError(f"must be {near[0] if near else RESNETS[0]} or another of those below")
 
 
 class LossConfig(Settings):

@@ -20,6 +20,8 @@ ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".
 # What people call the parts of a split to train and to evaluate on; of several, the first is taken.
 _HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
 
+_CSV_COLUMNS = "a picture's path, a comma, its class; path,label as the first line, or none that names columns"
+
 # Class -> files, relative to the folder in which they were listed.
 Files = dict[str, list[str]]
 
@@ -58,20 +60,21 @@ def find_pictures(config: DataConfig, seed: int, choose: Choose = take_all) -> L
     Raises:
         DataError: There is nothing, or it does not fit together; the path, and the line of a CSV file, are named.
     """
-    if config.root is not None:
-        everything = _chosen(list_folder(config.root, "data.root"), config.classes, config.root)
-        train, held_out = split(choose(everything, config.root, 2), config.eval_share, seed)
-        return Listing(list(everything), train, held_out)
-    if config.train is None or config.eval is None:
+    path = config.root or config.train
+    if path is None:
         raise DataError(
             "it is not said where the pictures are",
             do="data.root=DIR, with a folder of pictures for each class\n"
             "or data.train=DIR data.eval=DIR, or CSV files of path,label\n"
             "to try without: lockstep data make classify --out DIR",
         )
-    train = _chosen(list_either(config.train, "data.train"), config.classes, config.train)
-    held_out = list_held_out(config.eval, list(train), restrict=config.classes is not None)
-    return Listing(list(train), choose(train, config.train, 1), choose(held_out, config.eval, 0))
+    listed = list_either(path, "data.train") if config.root is None else list_folder(path, "data.root")
+    found = _chosen(listed, config.classes, path)
+    if config.eval is None:
+        train, held_out = split(choose(found, path, 2), config.eval_share, seed)
+        return Listing(list(found), train, held_out)
+    held_out = list_held_out(config.eval, list(found), restrict=config.classes is not None)
+    return Listing(list(found), choose(found, path, 1), choose(held_out, config.eval, 0))
 
 
 def list_held_out(path: Path, classes: Sequence[str], *, restrict: bool = False) -> Files:
@@ -107,6 +110,12 @@ def list_folder(folder: Path, setting: str) -> Files:
         DataError: There are no class folders, or one is empty.
     """
     root = folder.expanduser()
+    if root.is_file():
+        raise DataError(
+            f"{root} is a file, not a folder of class folders",
+            given=f"{setting}={folder}",
+            do="unpack it, if it is an archive\nlists of path,label: data.train=train.csv data.eval=eval.csv",
+        )
     try:
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
@@ -127,6 +136,7 @@ def list_folder(folder: Path, setting: str) -> Files:
         )
     files = {name: sorted(_walk(root, name)) for name in names}
     _check_names(root, [*names, *(file for found in files.values() for file in found)])
+    _check_classes(root, names)
     for name, found in files.items():
         if not found:
             raise DataError(
@@ -148,20 +158,31 @@ def read_csv(path: Path) -> Files:
     files: Files = {}
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            for row in (reader := csv.reader(file)):
+            for row in (reader := csv.reader(file, skipinitialspace=True)):
                 where = f"{path}:{reader.line_num}"
                 if not row or (reader.line_num == 1 and [cell.strip().lower() for cell in row] == ["path", "label"]):
                     continue
                 if len(row) != 2 or not all(cell.strip() for cell in row):
-                    raise DataError(f"{where} is not of the form path,label", given=",".join(row) or "an empty line")
+                    raise DataError(
+                        f"{where} is not of the form path,label",
+                        given=",".join(row) or "an empty line",
+                        expected=_CSV_COLUMNS,
+                    )
                 name, label = (cell.strip() for cell in row)
                 if not (path.parent / name).is_file():
-                    raise DataError(f"{where} names a picture that is not there: {path.parent / name}")
+                    raise DataError(
+                        f"{where} names a picture that is not there: {path.parent / name}",
+                        expected=_CSV_COLUMNS if reader.line_num == 1 else None,
+                    )
                 files.setdefault(label, []).append(name)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} can't be read: {error}", expected="a CSV file of path,label, in UTF-8") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no text in UTF-8", expected="a folder, or a CSV file of path,label") from error
+    except (OSError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} can't be read: {reason}", expected="a CSV file of path,label") from error
     if not files:
         raise DataError(f"{path} names no pictures", expected="lines such as daisy/a.jpg,daisy")
+    _check_classes(path, files)
     return {label: sorted(files[label]) for label in sorted(files)}
 
 
@@ -218,6 +239,13 @@ def _check_names(root: Path, names: Iterable[str]) -> None:
         except UnicodeEncodeError:
             shown = os.fsencode(name).decode("utf-8", "backslashreplace")
             raise DataError(f"a name in {root} is not UTF-8: {shown}", do="rename it") from None
+
+
+def _check_classes(place: Path, names: Iterable[str]) -> None:
+    """Refuse names of several lines: tables and pictures have one for a class."""
+    for name in names:
+        if name.splitlines() != [name]:
+            raise DataError(f"the name of a class in {place} has a line break in it: {name!r}", do="rename it")
 
 
 def _walk(root: Path, name: str) -> list[str]:

@@ -7,47 +7,29 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from pathlib import Path
 
 import torchvision.models as zoo
 from torch import nn
 
+from lockstep.config.explain import wrapped
 from lockstep.engine.freeze import freeze
-from lockstep.errors import ConfigError
+from lockstep.engine.pretrained import read_state
+from lockstep.errors import CheckpointError, ConfigError
 from lockstep.recipes.classify.config import ModelConfig
-
-RESNETS = (
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "resnext50_32x4d",
-    "resnext101_32x8d",
-    "resnext101_64x4d",
-    "wide_resnet50_2",
-    "wide_resnet101_2",
-)
 
 
 def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
     """The network that the settings ask for, freshly initialised, on the CPU: (N, 3, H, W) -> (N, C) logits.
 
     Raises:
-        ConfigError: There is no network of that name, or what shall be frozen is no part of it.
+        ConfigError: timm has no network of that name, or what shall be frozen is no part of it.
     """
     name = config.name
     if name.startswith("timm/"):
         model = _from_timm(name.removeprefix("timm/"), num_classes)
-    elif name in RESNETS:
-        model = getattr(zoo, name)(num_classes=num_classes, zero_init_residual=config.zero_init_residual)
     else:
-        near = difflib.get_close_matches(name, RESNETS, n=1)
-        raise ConfigError(
-            f"there is no network called {name}",
-            given=f"model.name={name}",
-            nearest=near[0] if near else None,
-            allowed=", ".join(RESNETS) + ",\nand timm/NAME where timm is installed",
-        )
+        model = getattr(zoo, name)(num_classes=num_classes, zero_init_residual=config.zero_init_residual)
     if config.freeze:
         freeze(model, backbone_of(model) if config.freeze == "backbone" else config.freeze)
     return model
@@ -89,8 +71,38 @@ def _from_timm(name: str, num_classes: int) -> nn.Module:
     return model
 
 
-def frozen_row(model: nn.Module) -> str:
-    """For the head of a run: how much stays as it is; empty if nothing."""
+def check_frozen(model: nn.Module, path: Path) -> None:
+    """Refuse weights that lack a part that is frozen: it would stay as random as it began.
+
+    Args:
+        model: Some of its parameters may be frozen.
+        path: The file that it starts from.
+
+    Raises:
+        CheckpointError: A frozen parameter is not in the file, or has another shape there.
+    """
+    frozen = {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    if not frozen:
+        return
+    state = read_state(path)
+    lacking = [name for name, own in frozen.items() if name not in state or state[name].shape != own.shape]
+    if lacking:
+        shown = ", ".join(lacking[:4]) + (", …" if len(lacking) > 4 else "")
+        raise CheckpointError(
+            f"{path} lacks {len(lacking)} of the {len(frozen)} tensors that model.freeze keeps as they are",
+            lacking=wrapped(shown),
+            likely="it is of another network, and what is missing would stay random",
+            do="name the file's own network by model.name, or freeze less",
+        )
+
+
+def frozen_row(model: nn.Module, *, weights: Path | None) -> str:
+    """For the head of a run: how much stays as it is; empty if nothing.
+
+    Args:
+        model: Some of its parameters may be frozen.
+        weights: The file that it starts from, if any.
+    """
     total = sum(parameter.numel() for parameter in model.parameters())
     frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
     if not frozen:
@@ -101,5 +113,9 @@ def frozen_row(model: nn.Module) -> str:
     shown = ", ".join(list(trained)[:4]) + (" …" if len(trained) > 4 else "")
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     still = sum(not module.training for module in norms)
-    text = f"{frozen:,} of {total:,} parameters; trained: {shown}"
-    return text + (f"\n{still} of {len(norms)} batch norms keep their statistics" if still else "")
+    lines = [f"{frozen:,} of {total:,} parameters; trained: {shown}"]
+    if still:
+        lines.append(f"{still} of {len(norms)} batch norms keep their statistics")
+    if weights is None:
+        lines.append("what is frozen stays random: there is no model.weights")
+    return "\n".join(wrapped(line) for line in lines)

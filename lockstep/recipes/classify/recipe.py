@@ -18,7 +18,7 @@ from lockstep.recipes.classify.data import PictureFiles, open_files, read_input
 from lockstep.recipes.classify.drawing import draw_answer, draw_pictures
 from lockstep.recipes.classify.listing import Files, find_pictures, list_held_out, take_all
 from lockstep.recipes.classify.loss import cross_entropy
-from lockstep.recipes.classify.model import build_model, frozen_row
+from lockstep.recipes.classify.model import build_model, check_frozen, frozen_row
 
 NUM_TOP = 5
 
@@ -59,7 +59,7 @@ def build(config: Config, facts: Mapping[str, Any]) -> Parts:
     rows = {
         "data": f"{len(classes):,} classes in {place}",
         "model": config.model.name,
-        "frozen": frozen_row(model),
+        "frozen": frozen_row(model, weights=config.model.weights),
         "skipped": skipped_row(list(facts["skipped"])),
     }
     return Parts(
@@ -92,7 +92,9 @@ def answer(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:
 
 
 def _start(model: nn.Module, path: Path) -> Mapping[str, str]:
-    return load_pretrained(model, path)
+    rows = load_pretrained(model, path)
+    check_frozen(model, path)
+    return rows
 
 
 def _open(config: Config, facts: Mapping[str, Any], *, train: bool) -> PictureFiles:
@@ -107,7 +109,8 @@ def _open(config: Config, facts: Mapping[str, Any], *, train: bool) -> PictureFi
 
 
 def _base(config: Config, *, train: bool) -> Path:
-    base = config.data.root or (config.data.train if train else config.data.eval)
+    data = config.data
+    base = data.root or data.train if train else data.eval or data.root
     assert base is not None
     return base
 

@@ -1,0 +1,57 @@
+"""Settings of classify that can't be are refused where they are given: before torch is imported or a file is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torchvision
+
+from lockstep.config.load import load, mapping_layer
+from lockstep.errors import ConfigError
+from lockstep.recipes.classify.config import RESNETS, Config
+
+
+def refused(*settings: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(Config, [mapping_layer({"recipe": "classify/classify"}, "preset", is_preset=True)], settings)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["resnet-34", "resnet43", "efficientnet_b0", "resnet34.pth"])
+def test_a_network_that_is_not_there_is_refused_with_those_that_are(name: str) -> None:
+    said = refused(f"model.name={name}")
+    assert f'model.name can\'t be "{name}"' in said
+    assert all(each in said for each in (*RESNETS, "timm/NAME"))
+    assert max(map(len, said.splitlines())) <= 80
+    assert "allowed  resnet34 or another" in refused("model.name=resnet-34")
+
+
+def test_every_network_that_is_named_is_torchvisions() -> None:
+    assert all(callable(getattr(torchvision.models, name)) for name in RESNETS)
+
+
+@pytest.mark.parametrize("setting", ["data.mean=[123.7,116.3,103.5]", "data.std=[58.4,57.1,57.4]"])
+def test_means_of_bytes_are_refused(setting: str) -> None:
+    said = refused(setting)
+    assert "with full brightness as 1" in said or "by which they are divided" in said
+    assert "1" in said.partition("allowed")[2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["data.root=a", "data.train=b", "data.eval=c"], "give one of them"),
+        (["data.train=b"], "train needs eval"),
+        (["data.eval=c"], "eval needs train or root"),
+    ],
+)
+def test_places_that_do_not_fit_together_are_explained(settings: list[str], said: str) -> None:
+    assert said in refused(*settings)
+
+
+def test_what_is_held_out_can_be_named_beside_what_is_trained_on() -> None:
+    for first in ("root", "train"):
+        layer = mapping_layer({"recipe": "classify/classify"}, "preset", is_preset=True)
+        data = load(Config, [layer], [f"data.{first}=a", "data.eval=b"]).config.data
+        assert (data.root or data.train, data.eval) == (Path("a"), Path("b"))
