@@ -6,13 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lockstep.data.decoded import DecodedPictures
 from lockstep.data.images import read_rgb
 from lockstep.errors import DataError
-from lockstep.recipes.classify.config import Config, MakeConfig
-from lockstep.recipes.classify.listing import list_folder
+from lockstep.recipes.classify.config import Config, DataConfig, MakeConfig
+from lockstep.recipes.classify.data import open_files
+from lockstep.recipes.classify.listing import list_folder, read_csv
 from lockstep.recipes.classify.make import make
 from lockstep.recipes.classify.recipe import facts
 
@@ -59,6 +61,74 @@ def test_half_a_split_is_not_given_as_a_whole_one(tmp_path: Path, halves: list[s
     with pytest.raises(DataError, match="look like parts of a split") as error:
         list_folder(tmp_path, "data.root")
     assert "do" not in error.value.facts
+
+
+def test_a_file_where_a_folder_should_be_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "flowers.zip").write_bytes(b"PK\3\4\xff")
+    with pytest.raises(DataError, match=r"flowers\.zip is a file, not a folder of class folders") as error:
+        found(root=tmp_path / "flowers.zip")
+    assert "unpack it" in error.value.facts["do"]
+    assert "data.train=train.csv" in error.value.facts["do"]
+    with pytest.raises(DataError, match=r"flowers\.zip is no text in UTF-8"):
+        found(train=tmp_path / "flowers.zip", eval=tmp_path)
+
+
+def test_all_of_a_folder_is_trained_on_where_it_is_said_what_is_held_out(tmp_path: Path) -> None:
+    train, held_out = shapes(tmp_path / "a"), shapes(tmp_path / "b")
+    (held_out / "stars/0001.jpg").unlink()
+    known = found(root=train, eval=held_out)
+    assert {name: len(files) for name, files in known["train"].items()} == dict.fromkeys(known["classes"], 4)
+    assert sum(map(len, known["held_out"].values())) == 19
+    assert known["train"] == found(train=train, eval=held_out)["train"]
+    assert known["held_out_from"] == str(held_out)
+
+
+def test_a_class_of_two_lines_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "b\nc/1.jpg", "a/2\n3.jpg")
+    with pytest.raises(DataError, match=r"line break in it: 'b\\nc'"):
+        list_folder(tmp_path, "data.root")
+    (tmp_path / "list.csv").write_text('a/1.jpg,a\n"a/2\n3.jpg","b\nc"\n')
+    with pytest.raises(DataError, match=r"line break in it: 'b\\nc'"):
+        read_csv(tmp_path / "list.csv")
+
+
+def test_a_csv_file_may_have_quotes_and_spaces(tmp_path: Path) -> None:
+    touch(tmp_path, "a, b.jpg", "c.jpg")
+    (tmp_path / "list.csv").write_text('"a, b.jpg", "wild rose"\r\nc.jpg , tulips \r\n\r\n')
+    assert read_csv(tmp_path / "list.csv") == {"tulips": ["c.jpg"], "wild rose": ["a, b.jpg"]}
+
+
+@pytest.mark.parametrize("first", ["filename,class", "a.jpg;a", "a.jpg\ta", "path,label,split"])
+def test_a_csv_file_of_another_form_is_told_which_it_should_be(tmp_path: Path, first: str) -> None:
+    touch(tmp_path, "a.jpg")
+    (tmp_path / "list.csv").write_text(f"{first}\na.jpg,a\n")
+    with pytest.raises(DataError, match=r"list\.csv:1 ") as error:
+        read_csv(tmp_path / "list.csv")
+    assert "path,label" in error.value.facts["expected"]
+
+
+def test_a_link_to_nowhere_is_called_that(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "a/2.jpg")
+    (tmp_path / "a/2.jpg").unlink()
+    (tmp_path / "a/2.jpg").symlink_to("gone.jpg")
+    files = list_folder(tmp_path, "data.root")
+    with pytest.raises(DataError, match=r"2\.jpg is not there") as error:
+        open_files(tmp_path, files, ["a"], DataConfig(root=tmp_path), train=True)
+    assert error.value.facts["link"] == "it leads to gone.jpg"
+    assert "likely" not in error.value.facts
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_damaged_picture_stops_and_says_how_to_go_on_without(tmp_path: Path, train: bool) -> None:
+    damage(shapes(tmp_path), "stars/0001.jpg")
+    files = list_folder(tmp_path, "data.root")
+    place = [file for name in files for file in files[name]].index("stars/0001.jpg")
+    for on_error in ("stop", "skip"):
+        config = DataConfig(root=tmp_path, size_px=32, on_error=on_error)
+        samples = open_files(tmp_path, files, list(files), config, train=train)
+        with pytest.raises(DataError, match=r"0001\.jpg is not a picture") as error:
+            samples.batch(np.array([place]), np.zeros(1, np.uint64))
+        assert ("data.on_error=skip" in str(error.value)) == (on_error == "stop")
 
 
 def test_a_link_that_leads_back_is_followed_once(tmp_path: Path) -> None:

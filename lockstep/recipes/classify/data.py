@@ -6,6 +6,7 @@ Legend: N pictures, H and W their height and width, S the side of the square tha
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from lockstep.recipes.classify.listing import Files
 _FLIP, _CROP = 0, 1
 # Pixels that are to be left for each of the result's, along a side, for a picture to be read smaller than it is.
 _TRAIN_MARGIN, _EVAL_MARGIN = 1.0, 2.0
+_CURES = "put a whole picture in its place,\nor begin anew with data.on_error=skip, which leaves out what can't be read"
 
 
 @dataclass(frozen=True)
@@ -70,24 +72,36 @@ class PictureFiles:
         return len(self.files)
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """Read, cut and resize: inputs (N, S, S, 3) bytes, targets (N,) int64."""
+        """Read, cut and resize: inputs (N, S, S, 3) bytes, targets (N,) int64.
+
+        Raises:
+            DataError: A picture can't be read.
+        """
         size_px = self._config.size_px
         images = torch.empty(len(indices), size_px, size_px, 3, dtype=torch.uint8)
-        if self._train:
-            boxes = RandomBoxes(keys, area=self._config.crop_area, ratio=self._config.crop_ratio, first_column=_CROP)
-            flips = (uniform(keys, _FLIP) < self._config.flip).tolist()
-            for place, index in enumerate(indices.tolist()):
-                pixels, box = self._random_part(index, boxes, place)
-                resize_into(images[place], pixels, box, mirrored=flips[place])
-        else:
-            for place, index in enumerate(indices.tolist()):
-                images[place] = self._middle(index)
+        try:
+            if self._train:
+                self._read_random_parts(images, indices, keys)
+            else:
+                for place, index in enumerate(indices.tolist()):
+                    images[place] = self._middle(index)
+        except DataError as error:
+            if self._config.on_error == "stop":
+                raise DataError(error.what, **{**error.facts, "do": _CURES}) from error
+            raise
         places = torch.from_numpy(indices)
         return Batch(images, self._labels.index_select(0, places), places)
 
     def finish(self, batch: Batch) -> Batch:
         """On the device: inputs become (N, 3, S, S) float32, normalised, with the channels last in memory."""
         return dataclasses.replace(batch, inputs=self._normalise(batch.inputs))
+
+    def _read_random_parts(self, images: Tensor, indices: IntArray, keys: KeyArray) -> None:
+        boxes = RandomBoxes(keys, area=self._config.crop_area, ratio=self._config.crop_ratio, first_column=_CROP)
+        flips = (uniform(keys, _FLIP) < self._config.flip).tolist()
+        for place, index in enumerate(indices.tolist()):
+            pixels, box = self._random_part(index, boxes, place)
+            resize_into(images[place], pixels, box, mirrored=flips[place])
 
     def _random_part(self, index: int, boxes: RandomBoxes, place: int) -> tuple[ByteArray, Box]:
         head, picture = self._look(index)
@@ -196,9 +210,11 @@ def open_files(base: Path, files: Files, classes: Sequence[str], config: DataCon
     paths = [base / file for name in classes for file in files.get(name, [])]
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:
+        is_link = missing.is_symlink()
         raise DataError(
             f"the picture {missing} is not there",
-            likely="it was there when the run began, or the data lies elsewhere now",
+            link=f"it leads to {os.readlink(missing)}" if is_link else None,
+            likely=None if is_link else "it was there when the run began, or the data lies elsewhere now",
             do="put it back, or give the place where the pictures are: data.root=DIR",
         )
     labels = torch.tensor([label for label, name in enumerate(classes) for _ in files.get(name, [])], dtype=torch.int64)
