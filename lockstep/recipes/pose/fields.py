@@ -102,7 +102,7 @@ class Fields:
 
 def shown(value: Any) -> str:
     """A value of the file as one sees it there, its beginning if it is long."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
