@@ -28,8 +28,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from peers import pose_plain as plain
-from peers.pose_work import SIZE_PX, crowd, make_coco, maps_of, peers_stats
 
 from lockstep.data.keyed import keys
 from lockstep.recipes.pose.config import DataConfig
@@ -39,6 +37,14 @@ from lockstep.recipes.pose.group import Grouping
 from lockstep.recipes.pose.metric import CROWDPOSE_AREA, CROWDPOSE_GROUPS, keypoint_scores
 from lockstep.recipes.pose.skeletons import COCO, CROWDPOSE
 from lockstep.recipes.pose.targets import draw_heatmaps, index_joints
+
+try:
+    from peers import pose_plain as plain
+    from peers.pose_work import SIZE_PX, crowd, make_coco, maps_of, peers_stats
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error.name} is missing: pip install -c constraints.txt -e '.[dev]', or make bench-pose"
+    ) from None
 
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data" / "pose"
 
