@@ -116,6 +116,12 @@ def test_the_data_that_is_made_is_read_as_coco(tmp_path: Path) -> None:
         assert path.read_bytes() == (again / "annotations" / path.name).read_bytes()
 
 
+def test_a_folder_that_figures_do_not_read_is_told(tmp_path: Path) -> None:
+    assert "data.name=coco" in _parts(data={"root": str(tmp_path)}).describe["data"]
+    assert "data.root" not in _parts().describe["data"]
+    assert "data.root" not in _parts(data={"root": str(tmp_path), "name": "coco"}).describe["data"]
+
+
 @pytest.mark.parametrize(
     ("preset", "num_joints"),
     [("pose/crowdpose_w32_512", 14), ("pose/coco_w32_512", 17), ("pose/coco_w48_640", 17)],

@@ -10,7 +10,7 @@ from torch import nn
 
 from lockstep.engine.parts import Parts
 from lockstep.engine.pretrained import load_pretrained
-from lockstep.recipes.pose.config import Config
+from lockstep.recipes.pose.config import Config, DataConfig
 from lockstep.recipes.pose.data import EvalPictures, Source, TrainPictures
 from lockstep.recipes.pose.drawing import draw_answer, draw_pictures
 from lockstep.recipes.pose.figures import NUM_EVAL, NUM_TRAIN, Figures
@@ -21,6 +21,8 @@ from lockstep.recipes.pose.metric import PoseMetric
 from lockstep.recipes.pose.model import HigherHRNet
 from lockstep.recipes.pose.normalise import MEAN, STD
 
+# Else a folder that is given would be passed over without a word.
+NO_ROOT = " (data.root is not read: data.name=coco)"
 TITLES = {"figures": "made-up figures", "coco": "COCO keypoints", "crowdpose": "CrowdPose"}
 
 
@@ -28,6 +30,8 @@ def build(config: Config) -> Parts:
     """Join data, model, loss and metric. Reads no data yet."""
     skeleton = config.skeleton
     model = HigherHRNet(config.model, skeleton.num_joints)
+    is_left_out = config.data.name == "figures" and config.data.root != DataConfig().root
+    title = TITLES[config.data.name] + NO_ROOT * is_left_out
     return Parts(
         model=model,
         loss=partial(pose_loss, config=config.loss),
@@ -44,7 +48,7 @@ def build(config: Config) -> Parts:
         input_shape=(3, config.data.size_px, config.data.size_px),
         meaning={"skeleton": {"joints": skeleton.joints, "limbs": skeleton.limbs}, "mean": MEAN, "std": STD},
         describe={
-            "data": f"{TITLES[config.data.name]}, {skeleton.num_joints} joints, {config.data.size_px} px",
+            "data": f"{title}, {skeleton.num_joints} joints, {config.data.size_px} px",
             "model": f"HigherHRNet-W{config.model.width}",
         },
     )
