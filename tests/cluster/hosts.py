@@ -62,7 +62,7 @@ class Host:
 
     def run(self, *command: object, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command there to its end."""
-        options = {"capture_output": True, "text": True, "timeout": 55, "check": False, **options}
+        options = {"capture_output": True, "text": True, "timeout": 110, "check": False, **options}
         return subprocess.run(self.command(command), **options)
 
     def cut(self) -> None:

@@ -22,7 +22,7 @@ SETTINGS = ("digits", "epochs=1", "report.tensorboard=false")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/lab/" in item.nodeid:
-            item.add_marker(pytest.mark.timeout(180))
+            item.add_marker(pytest.mark.timeout(400))
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ class Slurm:
         """Variables with which Slurm's commands find it."""
         return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
-    def run(self, *command: object, timeout: float = 55, **more: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: object, timeout: float = 110, **more: str) -> subprocess.CompletedProcess[str]:
         """Run one of Slurm's commands, or anything else, with the cluster known."""
         return subprocess.run(
             list(map(str, command)),
@@ -132,7 +132,7 @@ def _daemon(command: list[str], cluster: Slurm, name: str) -> subprocess.Popen[A
 
 
 def _wait_until_idle(cluster: Slurm) -> None:
-    end = time.monotonic() + 40
+    end = time.monotonic() + 120
     while True:
         told = cluster.run("sinfo", "-h", "-o", "%T %D").stdout.split()
         if told == ["idle", str(len(cluster.hosts))]:

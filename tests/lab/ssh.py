@@ -49,7 +49,7 @@ def servers(hosts: Sequence[Host], folder: Path) -> Iterator[Path]:
 
 
 def _wait_until_open(hosts: Sequence[Host], place: Path) -> None:
-    end = time.monotonic() + 15
+    end = time.monotonic() + 90
     for host in hosts:
         # From the first host: there the names are known.
         while hosts[0].run(place / "ssh", host.name, "true").returncode:

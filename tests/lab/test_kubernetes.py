@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.cluster.hosts import Host
-from tests.runs import weights
+from tests.runs import LONG_S, weights
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"
 VERSION = "1.29"
@@ -68,6 +68,6 @@ def test_the_variables_of_a_pytorchjobs_pods_start_a_world(
         host.start(*command(), env={**common, "RANK": str(rank), "PET_NODE_RANK": str(rank)}, cwd=tmp_path)
         for rank, host in enumerate(three[:2])
     ]
-    said = [pod.communicate(timeout=60)[0] for pod in pods]
+    said = [pod.communicate(timeout=LONG_S)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], said
     assert weights(tmp_path / "run") == wanted

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Host
-from tests.runs import ROOT, weights
+from tests.runs import LONG_S, ROOT, weights
 
 MPIRUN = {
     "open mpi": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n"],
@@ -26,7 +26,7 @@ def test_mpirun_starts_a_world(
     if shutil.which(MPIRUN[kind][0]) is None:
         pytest.skip(f"needs {MPIRUN[kind][0]}")
     done = subprocess.run(
-        [*MPIRUN[kind], "3", *command()], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [*MPIRUN[kind], "3", *command()], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=LONG_S
     )
     assert done.returncode == 0, done.stderr
     assert weights(tmp_path / "run") == wanted

@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.hosts import Host
 from tests.lab import ssh
 from tests.lab.conftest import SETTINGS
-from tests.runs import LOCKSTEP, processes_with, records, wait_until, weights
+from tests.runs import LOCKSTEP, LONG_S, processes_with, records, wait_until, weights
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_two_machines_train_from_one_and_the_logs_come_back(
     three: list[Host], variables: dict[str, str], wanted: str, tmp_path: Path
 ) -> None:
     command = [*LOCKSTEP, "train", *SETTINGS, "--hosts", "n1:2,n2:1", "--run-dir", tmp_path / "run"]
-    done = three[0].run(*command, env=variables, cwd=tmp_path, timeout=100)
+    done = three[0].run(*command, env=variables, cwd=tmp_path, timeout=LONG_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 processes on 2 hosts" in done.stdout
     assert "done in" in done.stdout
@@ -47,12 +47,12 @@ def test_ctrl_c_and_a_kill_here_end_both_sides(
 ) -> None:
     more = ["epochs=2000", "report.every_steps=1", "--hosts", "n1:1,n2:1", "--run-dir", tmp_path / "run"]
     running = three[0].start(*LOCKSTEP, "train", *SETTINGS, *more, env=variables, cwd=tmp_path)
-    wait_until(lambda: records(tmp_path / "run", "train"), timeout_s=90)
+    wait_until(lambda: records(tmp_path / "run", "train"), timeout_s=LONG_S)
     (here,) = [pid for pid in processes_with(f"{tmp_path}/run") if _is_ours(pid)]
     os.kill(here, number)
-    said, _ = running.communicate(timeout=60)
+    said, _ = running.communicate(timeout=LONG_S)
     assert running.returncode == (130 if number == signal.SIGINT else -9)
-    wait_until(lambda: not processes_with(f"{tmp_path}/run"), timeout_s=60)
+    wait_until(lambda: not processes_with(f"{tmp_path}/run"), timeout_s=LONG_S)
     assert "stopped after step" in said or number == signal.SIGKILL
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
@@ -64,50 +64,57 @@ def test_a_doctor_that_waits_over_there_ends_with_the_one_here(
     running = three[0].start(
         *LOCKSTEP, "doctor", "--hosts", "n1,n2", "--run-dir", tmp_path / "run", env=variables, cwd=tmp_path
     )
-    there = wait_until(lambda: [pid for pid in processes_with(f"{tmp_path}/run") if _has(pid, b"1")], timeout_s=90)
+    there = wait_until(lambda: [pid for pid in processes_with(f"{tmp_path}/run") if _has(pid, b"1")], timeout_s=LONG_S)
     for pid in there:  # the one on n1 now waits for it, for minutes
         os.kill(pid, signal.SIGSTOP)
     try:
-        here = wait_until(lambda: [pid for pid in processes_with(f"{tmp_path}/run") if _has(pid, b"0")], timeout_s=90)
+        here = wait_until(
+            lambda: [pid for pid in processes_with(f"{tmp_path}/run") if _has(pid, b"0")], timeout_s=LONG_S
+        )
         (command,) = [pid for pid in processes_with(f"{tmp_path}/run") if _is_ours(pid)]
         os.kill(command, number)
-        wait_until(lambda: not set(here) & set(processes_with(f"{tmp_path}/run")), timeout_s=30)
+        wait_until(lambda: not set(here) & set(processes_with(f"{tmp_path}/run")), timeout_s=LONG_S)
     finally:
         for pid in there:
             os.kill(pid, signal.SIGCONT)
-    said, _ = running.communicate(timeout=60)
+    said, _ = running.communicate(timeout=LONG_S)
     assert running.returncode == (130 if number == signal.SIGINT else -9)
     assert "2 processes" not in said
-    wait_until(lambda: not processes_with(f"{tmp_path}/run"), timeout_s=30)
+    wait_until(lambda: not processes_with(f"{tmp_path}/run"), timeout_s=LONG_S)
 
 
 def _has(pid: int, rank: bytes) -> bool:
     """Whether a process is a rank over there, and not the ssh or the shell that took the command to it."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:  # gone since it was listed
-        return False
+    words = _words(pid)
     return words[:1] == [sys.executable.encode()] and b"--rank" in words and words[words.index(b"--rank") + 1] == rank
 
 
 def _is_ours(pid: int) -> bool:
     """Whether a process is the command that was typed, and not what took it to its host, or what it started."""
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    words = _words(pid)
     return b"--hosts" in words and b"nsenter" not in words
+
+
+def _words(pid: int) -> list[bytes]:
+    """What was typed for a process; nothing if it has gone since it was listed."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def test_a_machine_that_ssh_cannot_reach_is_named_and_the_other_is_stopped(
     three: list[Host], variables: dict[str, str], tmp_path: Path
 ) -> None:
     command = [*LOCKSTEP, "train", *SETTINGS, "--hosts", "n1,n3", "--run-dir", tmp_path / "run"]
-    done = three[0].run(*command, env=variables, cwd=tmp_path, timeout=100)
+    done = three[0].run(*command, env=variables, cwd=tmp_path, timeout=LONG_S)
     assert done.returncode == 255
     assert "n3: ssh could not connect" in done.stderr
-    wait_until(lambda: not processes_with(f"{tmp_path}/run"), timeout_s=60)
+    wait_until(lambda: not processes_with(f"{tmp_path}/run"), timeout_s=LONG_S)
 
 
 def test_the_doctor_compares_machines_through_ssh(three: list[Host], variables: dict[str, str], tmp_path: Path) -> None:
-    done = three[0].run(*LOCKSTEP, "doctor", "--hosts", "n1,n2", env=variables, cwd=tmp_path, timeout=100)
+    done = three[0].run(*LOCKSTEP, "doctor", "--hosts", "n1,n2", env=variables, cwd=tmp_path, timeout=LONG_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 processes on 2 hosts" in done.stdout
     assert done.stdout.rstrip().endswith("all well")

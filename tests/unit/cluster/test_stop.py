@@ -60,7 +60,7 @@ def test_a_second_signal_later_ends_the_process_at_once() -> None:
     code = (
         "import time\nfrom lockstep.cluster.stop import StopSignal\n"
         "def say(text): print(text, flush=True)\n"
-        "with StopSignal(patience_s=0.2, on_stop=say):\n    say('ready')\n    time.sleep(1000)\n    time.sleep(1000)\n"
+        "with StopSignal(patience_s=0.2, on_stop=say):\n    say('ready')\n    time.sleep(200)\n    time.sleep(200)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -69,4 +69,7 @@ def test_a_second_signal_later_ends_the_process_at_once() -> None:
         assert process.stdout.readline() == "SIGTERM\n"
         time.sleep(0.4)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(LONG_S) == 128 + signal.SIGTERM
+        try:
+            assert process.wait(LONG_S) == 128 + signal.SIGTERM
+        finally:
+            process.kill()

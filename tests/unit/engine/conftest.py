@@ -12,7 +12,7 @@ import pytest
 
 def _mount(*arguments: str) -> None:
     try:
-        subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=10)
+        subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=100)
     except (OSError, subprocess.SubprocessError) as error:
         pytest.skip(f"can't mount a disk for the test, which only root may: {error}")
 

@@ -32,7 +32,7 @@ def owner(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         sys.stdin.readline()
         folder.close()
         print("closed", flush=True)
-        time.sleep(60)
+        time.sleep(1000)
         """
     )
     process = subprocess.Popen(

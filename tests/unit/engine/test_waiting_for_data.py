@@ -14,13 +14,13 @@ from tests.runs import records, result
 
 def test_a_run_says_how_much_of_its_time_waited_for_data_and_that_it_is_the_bottleneck(tmp_path: Path) -> None:
     with patch.object(bottleneck, "WINDOW_S", 0.2):
-        answer = carry_out(alone("cpu"), tmp_path / "run", "never", {"read_s": 0.06})
+        answer = carry_out(alone("cpu"), tmp_path / "run", "never", {"read_s": 0.12})
     assert answer["said"].count("data is the bottleneck: ") == 1
     rows = [record["data_wait"] for record in records(tmp_path / "run", "train")]
     assert len(rows) == 4
     assert all(0.2 < share <= 1 for share in rows)
     seconds = result(tmp_path / "run")["seconds"]
-    assert 16 * 0.06 <= seconds["data_wait"] <= seconds["training"]
+    assert 16 * 0.12 <= seconds["data_wait"] <= seconds["training"]
     (line,) = [line for line in answer["said"].splitlines() if "of the training time waited for data" in line]
     assert float(line.split()[1].rstrip("%")) == pytest.approx(
         100 * seconds["data_wait"] / seconds["training"], abs=0.1
