@@ -28,7 +28,7 @@ from lockstep.recipes.classify.listing import Files
 _FLIP, _CROP = 0, 1
 # Pixels that are to be left for each of the result's, along a side, for a picture to be read smaller than it is.
 _TRAIN_MARGIN, _EVAL_MARGIN = 1.0, 2.0
-_CURES = "put a whole picture in its place,\nor begin anew with data.on_error=skip, which leaves out what can't be read"
+_CURES = "put a whole picture in its place,\nor begin anew with data.on_error=skip: such pictures are left out"
 
 
 @dataclass(frozen=True)

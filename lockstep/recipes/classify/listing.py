@@ -20,7 +20,7 @@ ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".
 # What people call the parts of a split to train and to evaluate on; of several, the first is taken.
 _HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
 
-_CSV_COLUMNS = "a picture's path, a comma, its class; path,label as the first line, or none that names columns"
+_CSV_COLUMNS = "a picture's path, a comma, its class;\na first line that names columns is path,label"
 
 # Class -> files, relative to the folder in which they were listed.
 Files = dict[str, list[str]]
