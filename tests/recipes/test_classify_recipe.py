@@ -1,9 +1,10 @@
-"""The classify recipe: networks held to the reference's numbers, weights, frozen parts, answers, pictures."""
+"""The classify recipe: networks held to the reference's numbers, learning, answers, pictures."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from lockstep.data.samples import Batch
 from lockstep.engine.parts import Parts
 from lockstep.errors import ConfigError
 from lockstep.optim.build import optimizer
+from lockstep.recipes.catalog import presets
 from lockstep.recipes.classify.config import Config, MakeConfig, ModelConfig
 from lockstep.recipes.classify.make import make
 from lockstep.recipes.classify.model import build_model
@@ -240,3 +242,11 @@ def test_skipped_pictures_are_counted_and_kept_with_the_run(tmp_path: Path) -> N
     parts = build(config, known)
     assert len(parts.train_data()) + len(parts.eval_data()) == 19
     assert parts.describe["skipped"] == "1 picture that can't be read: stars/0001.jpg"
+
+
+def test_made_up_pictures_are_trained_on_by_the_command_that_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "my shapes"
+    said = make(MakeConfig(num_per_class=2, size_px=40), out)
+    *_, preset, root = shlex.split(said.partition("train with")[2])
+    assert preset.partition("/")[2] in [each.name for each in presets("classify")]
+    assert root == f"data.root={out}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def make(config: MakeConfig, out: Path) -> str:
             random = np.random.default_rng([config.seed, number, place])
             draw_shape(outline, config.size_px, random).save(folder / f"{place:04}.jpg", quality=88)
     total = len(SHAPES) * config.num_per_class
-    return f"{total:,} pictures of {len(SHAPES)} shapes; train with   lockstep train classify data.root={out}"
+    command = shlex.join(["lockstep", "train", "classify/shapes", f"data.root={out}"])
+    return f"{total:,} pictures of {len(SHAPES)} shapes; train with   {command}"
 
 
 def draw_shape(outline: Callable[[float], Points], size_px: int, random: np.random.Generator) -> Image.Image:
