@@ -1,7 +1,7 @@
 """How many pictures a second one core brings from files to what the model sees: Lockstep against what people use.
 
-    python benchmarks/images.py --data ../shared/data/flower_photos
-    python benchmarks/images.py --data ../shared/data/flower_photos --rounds 21 --batch 32
+    python benchmarks/images.py --data flower_photos
+    python benchmarks/images.py --data flower_photos --rounds 21 --batch 32
 
 Compared, each with a random part of the picture at 224 px, mirrored or not, normalised and in batches:
 
@@ -14,15 +14,17 @@ Compared, each with a random part of the picture at 224 px, mirrored or not, nor
 They take turns on one core, a few batches each, so that a machine that grows slower slows all. Printed: the median over
 the rounds, and the median of the rounds' ratios. Large pictures are made from the small ones: 12 of them enlarged, side
 by side, 4000x3000, with the noise of a sensor. Quality: PSNR of Lockstep's bytes against the exact antialiased resize
-of the same part in float64, from the whole decoded picture.
+of the same part in float64, from the whole decoded picture; of each large picture three parts.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +41,7 @@ from torchvision.transforms import v2
 from lockstep.data.crop import RandomBoxes, fitting_scale
 from lockstep.data.images import read_rgb
 from lockstep.data.keyed import keys
+from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
 from lockstep.recipes.classify.data import PictureFiles, open_files
 from lockstep.recipes.classify.listing import list_folder
@@ -132,13 +135,13 @@ def exact_resize(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.einsum("yh,hwc,xw->yxc", rows, pixels.astype(np.float64), columns, optimize=True)
 
 
-def quality(folder: Path, indices: list[int]) -> None:
-    """PSNR of what the train transform gives, by how the file was read."""
+def quality(folder: Path, indices: list[int], num_parts: int = 1) -> None:
+    """PSNR of what the train transform gives, by how the file was read; so many random parts of each picture."""
     files = samples(folder, flip=0.0)
     found: dict[int, list[float]] = {}
-    for index in indices:
+    for epoch, index in itertools.product(range(num_parts), indices):
         chosen = np.array([index])
-        own = keys(0, 0, chosen)
+        own = keys(0, epoch, chosen)
         ours = files.batch(chosen, own).inputs[0].numpy()
         pixels = read_rgb(files.files[index])
         box = RandomBoxes(own, area=(0.08, 1.0), ratio=(0.75, 1.3333), first_column=1).box(0, pixels.shape[1::-1])
@@ -151,7 +154,7 @@ def quality(folder: Path, indices: list[int]) -> None:
     for scale in sorted(found):
         values = found[scale]
         low, middle = min(values), statistics.median(values)
-        print(f"  read at 1/{scale}: PSNR {middle:.1f} dB in the middle, {low:.1f} dB at least, {len(values)} pictures")
+        print(f"  read at 1/{scale}: PSNR {middle:.1f} dB in the middle, {low:.1f} dB at least, {len(values)} parts")
 
 
 def make_large(folder: Path, out: Path, *, noise: float, jpeg_quality: int, count: int = 8) -> int:
@@ -190,21 +193,31 @@ def large(folder: Path, arguments: argparse.Namespace) -> Iterator[None]:
                 "Lockstep, scaled_decode=false": lockstep(root, 4, scaled_decode=False),
             }
             measure(ways, spread(8, 8), max(3, arguments.rounds // 2))
-            quality(root, spread(8, 8) * 3)
+            quality(root, spread(8, 8), num_parts=3)
         yield
+
+
+def count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="class folders of JPEG pictures")
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--pictures", type=int, default=128)
+    parser.add_argument("--rounds", type=count, default=11, help="how often they take turns (%(default)s)")
+    parser.add_argument("--batch", type=count, default=16, help="pictures read together (%(default)s)")
+    parser.add_argument("--pictures", type=count, default=128, help="how many are read in a round (%(default)s)")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, torchvision {torchvision.__version__}, Pillow {Image.__version__}, one core")
-    total = sum(map(len, list_folder(arguments.data, "data.root").values()))
+    try:
+        total = sum(map(len, list_folder(arguments.data, "--data").values()))
+    except DataError as error:
+        sys.exit(str(error))
     indices = spread(total, arguments.pictures)
     with tempfile.TemporaryDirectory() as place:
         cached = lockstep(arguments.data, arguments.batch, cache=Path(place))
