@@ -16,7 +16,7 @@ from lockstep.recipes.classify.config import Config, DataConfig, MakeConfig
 from lockstep.recipes.classify.data import open_files
 from lockstep.recipes.classify.listing import list_folder, read_csv
 from lockstep.recipes.classify.make import make
-from lockstep.recipes.classify.recipe import facts
+from lockstep.recipes.classify.recipe import build, facts
 
 
 def touch(root: Path, *names: str) -> None:
@@ -81,6 +81,25 @@ def test_all_of_a_folder_is_trained_on_where_it_is_said_what_is_held_out(tmp_pat
     assert sum(map(len, known["held_out"].values())) == 19
     assert known["train"] == found(train=train, eval=held_out)["train"]
     assert known["held_out_from"] == str(held_out)
+
+
+def test_held_out_pictures_that_are_trained_on_too_are_counted(tmp_path: Path) -> None:
+    train, held_out = shapes(tmp_path / "a"), shapes(tmp_path / "b")
+    (tmp_path / "a.csv").write_text("a/stars/0000.jpg,stars\na/stars/0001.jpg,stars\na/circles/0000.jpg,circles\n")
+    (tmp_path / "c.csv").write_text(
+        f"b/../a/stars/0001.jpg,stars\n{train}/circles/0000.jpg,circles\nb/stars/0002.jpg,stars\n"
+    )
+    assert found(root=train)["num_in_both"] == found(root=train, eval=held_out)["num_in_both"] == 0
+    assert found(train=train, eval=train)["num_in_both"] == 20
+    lists = {"train": tmp_path / "a.csv", "eval": tmp_path / "c.csv"}
+    known = found(**lists)
+    assert known["num_in_both"] == 2
+    parts = build(Config.model_validate({"recipe": "classify", "data": lists}), known)
+    assert parts.describe["held out"].startswith("2 of 3 are trained on too")
+    assert (
+        "held out"
+        not in build(Config.model_validate({"recipe": "classify", "data": lists}), {**known, "num_in_both": 0}).describe
+    )
 
 
 def test_a_class_of_two_lines_is_refused(tmp_path: Path) -> None:

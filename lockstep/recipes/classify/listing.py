@@ -9,7 +9,7 @@ import csv
 import difflib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -207,6 +207,21 @@ def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[
         train[name] = [file for file in found if file not in chosen]
         held_out[name] = [file for file in found if file in chosen]
     return train, held_out
+
+
+def num_in_both(listing: Listing, config: DataConfig) -> int:
+    """How many held-out pictures are trained on too: the same files, in a split of a person's own."""
+    base = config.root or config.train
+    if config.eval is None or base is None:
+        return 0
+    trained = set(_whole_paths(base, listing.train))
+    return sum(path in trained for path in _whole_paths(config.eval, listing.held_out))
+
+
+def _whole_paths(path: Path, files: Files) -> Iterator[str]:
+    path = path.expanduser()
+    base = os.path.abspath(path.parent if path.is_file() else path)
+    return (os.path.normpath(os.path.join(base, file)) for found in files.values() for file in found)
 
 
 def _chosen(files: Files, classes: Sequence[str] | None, path: Path) -> Files:

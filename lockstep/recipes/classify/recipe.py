@@ -16,7 +16,7 @@ from lockstep.recipes.classify.checking import drop_unreadable, skipped_row
 from lockstep.recipes.classify.config import Config
 from lockstep.recipes.classify.data import PictureFiles, open_files, read_input
 from lockstep.recipes.classify.drawing import draw_answer, draw_pictures
-from lockstep.recipes.classify.listing import Files, find_pictures, list_held_out, take_all
+from lockstep.recipes.classify.listing import Files, find_pictures, list_held_out, num_in_both, take_all
 from lockstep.recipes.classify.loss import cross_entropy
 from lockstep.recipes.classify.model import build_model, check_frozen, frozen_row
 
@@ -42,6 +42,7 @@ def facts(config: Config) -> Mapping[str, Any]:
         "classes": found.classes,
         "held_out_from": None if data.eval is None else _whole(data.eval),
         "skipped": skipped,
+        "num_in_both": num_in_both(found, data),
         "train": found.train,
         "held_out": found.held_out,
     }
@@ -61,6 +62,7 @@ def build(config: Config, facts: Mapping[str, Any]) -> Parts:
         "model": config.model.name,
         "frozen": frozen_row(model, weights=config.model.weights),
         "skipped": skipped_row(list(facts["skipped"])),
+        "held out": _in_both_row(facts),
     }
     return Parts(
         model=model,
@@ -89,6 +91,13 @@ def answer(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:
         for place, value in zip(places.tolist(), values.tolist(), strict=True)
     ]
     return {**top[0], "top": top}
+
+
+def _in_both_row(facts: Mapping[str, Any]) -> str:
+    """For the head of a run: whether it is measured on what it trains on; empty if not."""
+    num_in_both = facts.get("num_in_both", 0)  # runs from before it was counted don't have it
+    total = sum(map(len, facts["held_out"].values()))
+    return f"{num_in_both:,} of {total:,} are trained on too, so figures flatter" if num_in_both else ""
 
 
 def _start(model: nn.Module, path: Path) -> Mapping[str, str]:
