@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from lockstep.errors import ConfigError, cannot_write_result
+from lockstep.report.fonts import Font, font_for
 
 ByteArray = npt.NDArray[np.uint8]
 Colour = tuple[int, int, int]
@@ -18,6 +19,7 @@ _PAPER, _INK, _FAINT = (255, 255, 255), (34, 34, 34), (150, 150, 150)
 _EMPTY = (245, 245, 245)
 _RIGHT, _WRONG = (33, 102, 172), (178, 24, 43)
 _MARGIN_PX, _CELL_PX, _TEXT_PX = 24, 44, 14
+_MOST_NAME_PX = 220
 
 
 def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path) -> None:
@@ -31,21 +33,29 @@ def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], 
         class_names: The classes' names, in order.
         path: Where the PNG goes.
     """
-    font, small = ImageFont.load_default(_TEXT_PX), ImageFont.load_default(_TEXT_PX - 2)
-    name_px = max(int(font.getlength(name)) for name in class_names) + 10
-    left, top = _MARGIN_PX + name_px, _MARGIN_PX + 44
-    size = len(class_names) * _CELL_PX
-    image = Image.new("RGB", (left + size + _MARGIN_PX + 60, top + size + _MARGIN_PX), _PAPER)
-    draw = ImageDraw.Draw(image)
+    font, small = _fonts(class_names)
+    names = [_cut(name, font, _MOST_NAME_PX) for name in class_names]
+    name_px = max(int(font.getlength(name)) for name in names) + 10
+    is_upright = name_px - 10 > _CELL_PX
     num_right, num_samples = sum(row[place] for place, row in enumerate(counts)), sum(map(sum, counts))
-    draw.text((_MARGIN_PX, _MARGIN_PX - 10), f"{num_right:,} of {num_samples:,} right", _INK, font)
-    draw.text((left + size, _MARGIN_PX - 10), "rows: label, columns: answer", _FAINT, small, anchor="ra")
+    title, legend = f"{num_right:,} of {num_samples:,} right", "rows: label, columns: answer"
+    left, top = _MARGIN_PX + name_px, _MARGIN_PX + (name_px + 20 if is_upright else 44)
+    size = len(names) * _CELL_PX
+    head_px = int(font.getlength(title) + small.getlength(legend)) + 3 * _MARGIN_PX
+    image = Image.new("RGB", (max(left + size + _MARGIN_PX + 60, head_px), top + size + _MARGIN_PX), _PAPER)
+    draw = ImageDraw.Draw(image)
+    draw.text((_MARGIN_PX, _MARGIN_PX - 10), title, _INK, font)
+    draw.text((image.width - _MARGIN_PX, _MARGIN_PX - 10), legend, _FAINT, small, anchor="ra")
     draw.text((left + size + 8, top - 8), "right", _FAINT, small, anchor="ls")
-    for label, (name, row) in enumerate(zip(class_names, counts, strict=True)):
+    for label, (name, row) in enumerate(zip(names, counts, strict=True)):
         y = top + label * _CELL_PX
         total = sum(row)
         draw.text((left - 10, y + _CELL_PX // 2), name, _INK, font, anchor="rm")
-        draw.text((left + label * _CELL_PX + _CELL_PX // 2, top - 8), _cut(name, font), _INK, font, anchor="ms")
+        middle = left + label * _CELL_PX + _CELL_PX // 2
+        if is_upright:
+            _draw_upright(image, (middle, top - 6), name, font)
+        else:
+            draw.text((middle, top - 8), name, _INK, font, anchor="ms")
         share = f"{row[label] / total:.1%}" if total else "-"
         draw.text((left + size + 8, y + _CELL_PX // 2), share, _INK, small, anchor="lm")
         for answer, count in enumerate(row):
@@ -71,15 +81,17 @@ def draw_sheet(
         path: Where the PNG goes.
         num_columns: Tiles in a row.
     """
-    font, small = ImageFont.load_default(_TEXT_PX), ImageFont.load_default(_TEXT_PX - 2)
-    tile_px, gap_px, caption_px = 112, 12, 22
+    font, small = _fonts([title, *captions])
+    tile_px, gap_px, line_px = 112, 12, 16
+    lines = [_in_lines(caption, small, tile_px + gap_px - 4) for caption in captions]
+    caption_px = 6 + line_px * max(map(len, lines), default=1)
     num_rows = max(1, -(-len(tiles) // num_columns))
     width = 2 * _MARGIN_PX + num_columns * (tile_px + gap_px) - gap_px
     top = _MARGIN_PX + 26
     image = Image.new("RGB", (width, top + num_rows * (tile_px + caption_px + gap_px) + _MARGIN_PX - gap_px), _PAPER)
     draw = ImageDraw.Draw(image)
     draw.text((_MARGIN_PX, _MARGIN_PX - 10), title, _INK, font)
-    for place, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
+    for place, (tile, caption) in enumerate(zip(tiles, lines, strict=True)):
         row, column = divmod(place, num_columns)
         x, y = _MARGIN_PX + column * (tile_px + gap_px), top + row * (tile_px + caption_px + gap_px)
         picture = Image.fromarray(tile)
@@ -88,7 +100,8 @@ def draw_sheet(
         # Small pictures are shown pixel by pixel, as the model sees them.
         resample = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS
         image.paste(picture.resize(size, resample), (x + (tile_px - size[0]) // 2, y + (tile_px - size[1]) // 2))
-        draw.text((x + tile_px // 2, y + tile_px + 4), caption, _INK, small, anchor="ma")
+        for number, line in enumerate(caption):
+            draw.text((x + tile_px // 2, y + tile_px + 4 + number * line_px), line, _INK, small, anchor="ma")
     _save(image, path)
 
 
@@ -98,11 +111,37 @@ def _blend(colour: Colour, strength: float) -> Colour:
     return red, green, blue
 
 
-def _cut(name: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """A name that fits above a cell."""
-    while len(name) > 1 and font.getlength(name) > _CELL_PX:
-        name = name[:-1]
-    return name
+def _fonts(texts: Sequence[str]) -> tuple[Font, Font]:
+    """For names and for what is small; with all characters of some texts, if the machine has such a font."""
+    text = "".join(texts)
+    return font_for(text, _TEXT_PX), font_for(text, _TEXT_PX - 2)
+
+
+def _cut(text: str, font: Font, most_px: float) -> str:
+    """A text that is no wider than that; … stands for what does not fit."""
+    if font.getlength(text) <= most_px:
+        return text
+    while len(text) > 1 and font.getlength(f"{text}…") > most_px:
+        text = text[:-1]
+    return f"{text.rstrip()}…"
+
+
+def _in_lines(text: str, font: Font, most_px: float) -> list[str]:
+    """A text in one line, or in two, broken at a space."""
+    if font.getlength(text) <= most_px:
+        return [text]
+    words = text.split(" ")
+    count = max((n for n in range(1, len(words)) if font.getlength(" ".join(words[:n])) <= most_px), default=1)
+    lines = [" ".join(words[:count]), " ".join(words[count:])]
+    return [_cut(line, font, most_px) for line in lines if line]
+
+
+def _draw_upright(image: Image.Image, foot: tuple[int, int], text: str, font: Font) -> None:
+    """Draw a text that reads from below to above and begins at `foot`, the middle of its lower end."""
+    strip = Image.new("RGB", (int(font.getlength(text)) + 1, 2 * _TEXT_PX), _PAPER)
+    ImageDraw.Draw(strip).text((0, _TEXT_PX), text, _INK, font, anchor="lm")
+    strip = strip.transpose(Image.Transpose.ROTATE_90)
+    image.paste(strip, (foot[0] - strip.width // 2, foot[1] - strip.height))
 
 
 def _save(image: Image.Image, path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from lockstep.errors import DataError
 from lockstep.recipes.text.config import LATIN, StyleConfig
-from lockstep.recipes.text.fonts import Font, check_fonts, covered, find_fonts, hold_out
+from lockstep.recipes.text.fonts import Font, check_fonts, find_fonts, hold_out
 from lockstep.recipes.text.lines import LineMaker
+from lockstep.report.fonts import covered
 
 
 def maker(fonts: list[Font], **more: Any) -> LineMaker:

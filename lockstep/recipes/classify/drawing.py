@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from lockstep.data.images import read_rgb
 from lockstep.data.samples import Samples
 from lockstep.metrics.classification import Top1
+from lockstep.report.fonts import font_for
 from lockstep.report.pictures import draw_confusion, draw_sheet
 
 # A matrix of more classes is too large to look at.
@@ -76,8 +77,8 @@ def draw_answer(path: Path, answer: Mapping[str, Any]) -> Image.Image:
     picture = Image.fromarray(read_rgb(path))
     picture.thumbnail((720, 720))
     width, line_px, margin_px = max(picture.width, 360), 26, 12
-    font = ImageFont.load_default(15)
     top = answer["top"]
+    font = font_for("".join(entry["class"] for entry in top), 15)
     canvas = Image.new("RGB", (width, picture.height + line_px * len(top) + 2 * margin_px), "white")
     canvas.paste(picture, ((width - picture.width) // 2, 0))
     draw = ImageDraw.Draw(canvas)

@@ -17,9 +17,9 @@ from lockstep.errors import DataError
 from lockstep.recipes.text.alphabet import Alphabet
 from lockstep.recipes.text.config import Config, DecodeConfig
 from lockstep.recipes.text.decode import read
-from lockstep.recipes.text.fonts import font_for
 from lockstep.recipes.text.loss import ctc_loss
 from lockstep.recipes.text.pictures import GreyArray, nearest, normalise, read_grey, stretched
+from lockstep.report.fonts import font_for
 
 _TURNED = 2  # times as sure has an answer to a picture turned round to be: nearly all pictures are upright
 _TALL = 1.5  # height over width from which on a picture is taken for a line on its side

@@ -11,7 +11,7 @@ from lockstep.data.keyed import keys
 from lockstep.data.samples import Samples
 from lockstep.metrics.text import Lines
 from lockstep.recipes.text.config import HEIGHT_PX, DataConfig
-from lockstep.recipes.text.fonts import font_for
+from lockstep.report.fonts import font_for
 
 _ZOOM, _TEXT_PX, _MARGIN_PX, _NUM_COLUMNS = 2, 15, 16, 3
 _PAPER, _INK, _FAINT, _WRONG = (255, 255, 255), (34, 34, 34), (150, 150, 150), (178, 24, 43)

@@ -1,10 +1,8 @@
-"""Fonts found on the machine: which there are, and which characters each can draw."""
+"""Fonts that made-up lines are drawn with: those of the machine that have the characters, and the lines' ink."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from lockstep.errors import DataError
 from lockstep.recipes.text.alphabet import named
-
-_ENDINGS = {".ttf", ".otf", ".ttc"}
-_PLACES = (
-    ["/System/Library/Fonts", "/Library/Fonts", "~/Library/Fonts"]
-    if sys.platform == "darwin"
-    else ["/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts"]
-)
-# A code point that will never be a character: what a font draws for it, it draws for all that it lacks.
-_NOTHING = "\uffff"
-_LOOK_PX = 24
+from lockstep.report.fonts import covered, family_of, font_files, font_places
 
 
 @dataclass(frozen=True)
@@ -51,12 +40,12 @@ def find_fonts(folder: Path | None, characters: str) -> list[Font]:
     Raises:
         DataError: There is none, or a character that none of them can draw.
     """
-    places = [Path(place).expanduser() for place in _PLACES] if folder is None else [folder]
-    files = {file for place in places for file in place.rglob("*") if file.suffix.lower() in _ENDINGS}
+    places = font_places() if folder is None else [folder]
+    files = font_files(places)
     fonts = []
     drawn: set[str] = set()
     for file in files:
-        family = _family(file)
+        family = family_of(file)
         can = covered(str(file), characters) if family is not None else ""
         if family is not None and 2 * len(can) >= len(characters):
             fonts.append(Font(str(file), family, hashlib.sha256(file.read_bytes()).hexdigest()[:16]))
@@ -115,62 +104,6 @@ def check_fonts(fonts: Iterable[Font]) -> None:
             ) from error
         if now != font.sha256:
             raise DataError(f"the font {font.path} is another one than when this run began", do="begin a new run")
-
-
-@functools.lru_cache(maxsize=512)
-def load_font(path: str, size_px: int) -> ImageFont.FreeTypeFont:
-    """A font at a size, with Pillow's own layout: what is drawn then needs no other library."""
-    return ImageFont.truetype(path, size_px, layout_engine=ImageFont.Layout.BASIC)
-
-
-@functools.lru_cache(maxsize=512)
-def covered(path: str, characters: str) -> str:
-    """Those of some characters that a font can draw, blank ones left out."""
-    font = load_font(path, _LOOK_PX)
-    try:
-        nothing = _ink(font, _NOTHING)
-        inks = {character: _ink(font, character) for character in characters}
-    except (OSError, ValueError):  # a damaged font
-        return ""
-    return "".join(character for character, ink in inks.items() if ink[1] and ink != nothing)
-
-
-def font_for(text: str, size_px: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """A font that has all characters of a text, or the one that comes with Pillow if none has."""
-    wanted = "".join(sorted(set(text) - set(" ")))
-    if not wanted.isascii():
-        best, most = "", 0
-        for path in _system_files():
-            num_drawn = len(covered(path, wanted))
-            if num_drawn > most:
-                best, most = path, num_drawn
-            if most == len(wanted):
-                break
-        if best:
-            return load_font(best, size_px)
-    return ImageFont.load_default(size_px)
-
-
-@functools.cache
-def _system_files() -> list[str]:
-    files = [
-        file for place in _PLACES for file in Path(place).expanduser().rglob("*") if file.suffix.lower() in _ENDINGS
-    ]
-    return sorted(str(file) for file in files if _family(file) is not None)
-
-
-def _family(file: Path) -> str | None:
-    try:
-        return str(load_font(str(file), _LOOK_PX).getname()[0])
-    except (OSError, ValueError):  # a damaged file, or one with nothing but pictures of a fixed size
-        return None
-
-
-def _ink(font: ImageFont.FreeTypeFont, character: str) -> tuple[tuple[int, int], bytes]:
-    """Size of a character's picture, and its bytes if there is any ink."""
-    mask = font.getmask(character)
-    content = bytes(mask)
-    return mask.size, content if any(content) else b""
 
 
 def draw_text(

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.recipes.text.config import HEIGHT_PX, StyleConfig
-from lockstep.recipes.text.fonts import Font, covered, draw_text, load_font
+from lockstep.recipes.text.fonts import Font, draw_text
 from lockstep.recipes.text.pictures import GreyArray
+from lockstep.report.fonts import covered, load_font
 
 _FloatArray = npt.NDArray[np.float32]
 

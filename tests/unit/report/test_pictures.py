@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from lockstep.report.pictures import draw_confusion, draw_sheet
@@ -37,3 +39,36 @@ def test_a_sheet_shows_small_grey_and_large_coloured_samples(tmp_path: Path) -> 
 def test_a_sheet_without_samples_can_be_drawn(tmp_path: Path) -> None:
     draw_sheet("worst", [], [], tmp_path / "worst.png")
     assert (tmp_path / "worst.png").exists()
+
+
+def _has_ink(path: Path, box: tuple[int, int, int, int]) -> bool:
+    with Image.open(path) as image:
+        return image.crop(box).getcolors() != [((box[2] - box[0]) * (box[3] - box[1]), (255, 255, 255))]
+
+
+@pytest.mark.parametrize("caption", ["crosses, not triangles", "a_name_without_a_space_in_it, not_another_one"])
+def test_a_caption_stays_below_its_own_sample(caption: str, tmp_path: Path) -> None:
+    tiles = [np.full((8, 8), 77, np.uint8)] * 2
+    draw_sheet("worst", tiles, [caption] * 2, tmp_path / "worst.png")
+    tile_px, gap_px, margin_px = 112, 12, 24
+    middle = margin_px + tile_px + gap_px // 2
+    assert not _has_ink(tmp_path / "worst.png", (middle - 1, 60, middle + 1, 200))
+    assert _has_ink(tmp_path / "worst.png", (margin_px, 163, margin_px + tile_px, 200))
+
+
+def test_a_long_name_of_a_class_is_whole_above_its_column_too(tmp_path: Path) -> None:
+    counts = [[1, 0], [0, 1]]
+    for name in ("rose", "chrysanthemum"):
+        draw_confusion(counts, [name, "b"], tmp_path / f"{name}.png")
+    with Image.open(tmp_path / "rose.png") as short, Image.open(tmp_path / "chrysanthemum.png") as long:
+        assert long.height - short.height > 50
+    draw_confusion(counts, ["x" * 500, "b"], tmp_path / "endless.png")
+    with Image.open(tmp_path / "endless.png") as image:
+        assert max(image.size) < 500
+
+
+def test_title_and_legend_of_a_small_matrix_lie_side_by_side(tmp_path: Path) -> None:
+    draw_confusion([[10, 0], [5, 5]], ["a", "b"], tmp_path / "c.png")
+    with Image.open(tmp_path / "c.png") as image:
+        inked = [x for x in range(image.width) if _has_ink(tmp_path / "c.png", (x, 0, x + 1, 36))]
+    assert max(right - left for left, right in itertools.pairwise(inked)) > 15

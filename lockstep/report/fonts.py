@@ -1,0 +1,86 @@
+"""Fonts of the machine: where they are, what each can draw, and one for a text in any script."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from PIL import ImageFont
+
+_ENDINGS = {".ttf", ".otf", ".ttc"}
+_PLACES = (
+    ["/System/Library/Fonts", "/Library/Fonts", "~/Library/Fonts"]
+    if sys.platform == "darwin"
+    else ["/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts"]
+)
+# A code point that will never be a character: what a font draws for it, it draws for all that it lacks.
+_NOTHING = "\uffff"
+_LOOK_PX = 24
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+def font_places() -> list[Path]:
+    """Where systems keep fonts."""
+    return [Path(place).expanduser() for place in _PLACES]
+
+
+def font_files(places: Iterable[Path]) -> set[Path]:
+    """The font files in some folders and below."""
+    return {file for place in places for file in place.rglob("*") if file.suffix.lower() in _ENDINGS}
+
+
+@functools.lru_cache(maxsize=512)
+def load_font(path: str, size_px: int) -> ImageFont.FreeTypeFont:
+    """A font at a size, with Pillow's own layout: what is drawn then needs no other library."""
+    return ImageFont.truetype(path, size_px, layout_engine=ImageFont.Layout.BASIC)
+
+
+@functools.lru_cache(maxsize=512)
+def covered(path: str, characters: str) -> str:
+    """Those of some characters that a font can draw, blank ones left out."""
+    font = load_font(path, _LOOK_PX)
+    try:
+        nothing = _ink(font, _NOTHING)
+        inks = {character: _ink(font, character) for character in characters}
+    except (OSError, ValueError):  # a damaged font
+        return ""
+    return "".join(character for character, ink in inks.items() if ink[1] and ink != nothing)
+
+
+def font_for(text: str, size_px: int) -> Font:
+    """A font that has all characters of a text, or the one that comes with Pillow if none has."""
+    wanted = "".join(sorted(set(text) - set(" ")))
+    if not wanted.isascii():
+        best, most = "", 0
+        for path in _system_files():
+            num_drawn = len(covered(path, wanted))
+            if num_drawn > most:
+                best, most = path, num_drawn
+            if most == len(wanted):
+                break
+        if best:
+            return load_font(best, size_px)
+    return ImageFont.load_default(size_px)
+
+
+@functools.cache
+def _system_files() -> list[str]:
+    return sorted(str(file) for file in font_files(font_places()) if family_of(file) is not None)
+
+
+def family_of(file: Path) -> str | None:
+    """Such as "DejaVu Sans"; None for a damaged file, or one with nothing but pictures of a fixed size."""
+    try:
+        return str(load_font(str(file), _LOOK_PX).getname()[0])
+    except (OSError, ValueError):
+        return None
+
+
+def _ink(font: ImageFont.FreeTypeFont, character: str) -> tuple[tuple[int, int], bytes]:
+    """Size of a character's picture, and its bytes if there is any ink."""
+    mask = font.getmask(character)
+    content = bytes(mask)
+    return mask.size, content if any(content) else b""
