@@ -6,7 +6,7 @@ import json
 import signal
 from pathlib import Path
 
-from tests.runs import kill_session, lockstep, start, wait_until
+from tests.runs import LONG_S, kill_session, lockstep, start, wait_until
 
 TELLS = """
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_ctrl_c_promises_no_checkpoint_where_none_is_made(tmp_path: Path) -> Non
     try:
         wait_until((tmp_path / "building").exists)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=LONG_S)
     finally:
         kill_session(process)
     assert process.returncode == 130
