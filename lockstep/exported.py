@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import CheckpointError, ConfigError, cannot_write_result
-from lockstep.trained import Subject
+from lockstep.subject import Subject
 from lockstep.version import __version__
 
 if TYPE_CHECKING:

@@ -11,90 +11,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.cluster import forkserver
 from lockstep.cluster.env import ALONE, Placement, placement
 from lockstep.cluster.size import Size, parse_size
 from lockstep.cluster.stopped import raise_if_stopped
 from lockstep.config.given import as_overrides
-from lockstep.config.load import load
-from lockstep.config.schema import RunConfig
-from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError
-from lockstep.recipes.catalog import Source, find
+from lockstep.errors import ConfigError, DataError, LaunchError
 from lockstep.report.console import Console
 from lockstep.start import PRELOAD, join_world, launch_here, place_of
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from lockstep.cluster.world import World
-    from lockstep.engine.parts import Parts
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A trained model, as a person names it.
-
-    Attributes:
-        path: A run folder, or a file of weights from elsewhere.
-        overrides: Settings that differ from the run's, or from the preset's.
-        checkpoint: Of a run: "last" for the final weights, "best", or a checkpoint's name.
-        preset: Of a file: the recipe, preset or YAML file that says which model it is.
-    """
-
-    path: Path
-    overrides: Sequence[str] = ()
-    checkpoint: str = "last"
-    preset: str | None = None
-
-    @property
-    def log_dir(self) -> Path:
-        """Where the stacks go if a rank hangs."""
-        return self.path / "logs" if self.preset is None else Path(tempfile.gettempdir())
-
-    def settings(self) -> tuple[Source, RunConfig]:
-        """The recipe and the settings.
-
-        Raises:
-            CheckpointError: There is no such run folder or file.
-            ConfigError: What was given does not fit together.
-        """
-        if self.path.is_file():
-            if self.preset is None:
-                raise ConfigError(
-                    f"{self.path} is a file, and nothing says of which model",
-                    do="add --preset NAME: a recipe, a preset or a YAML file; or name a run folder",
-                )
-            found = find(self.preset)
-        elif self.preset is not None and self.path.is_dir():
-            raise ConfigError("--preset was given with a run folder, which has its settings in it", do="leave it out")
-        elif not self.path.exists():
-            raise CheckpointError(f"{self.path} does not exist")
-        elif not (self.path / "config.yaml").is_file():
-            raise CheckpointError(f"{self.path} is not a run folder: it has no config.yaml")
-        else:
-            found = find(str(self.path / "config.yaml"))
-        return found, load(found.config_class, found.layers, self.overrides).config
-
-    def open(self, found: Source, config: RunConfig, world: World) -> tuple[Parts, nn.Module]:
-        """The parts, and the model with its weights, in evaluation mode, on the world's device."""
-        from lockstep.engine.build import build_parts, lay_out
-        from lockstep.engine.checkpoint import weights_of
-        from lockstep.engine.determinism import configure
-        from lockstep.engine.facts import facts_for
-        from lockstep.engine.pretrained import load_whole
-        from lockstep.engine.weights import load_into
-
-        configure(config, world.device)
-        facts = facts_for(found, config, world, self.path if self.preset is None else None)
-        parts = build_parts(config, lambda: found.build(config, facts))
-        if self.preset is not None:
-            load_whole(parts.model, self.path)
-        else:
-            path, state = weights_of(self.path, self.checkpoint)
-            load_into(parts.model, state, path)
-        return parts, lay_out(parts.model, config, world.device).eval()
+from lockstep.subject import Subject
 
 
 def evaluate(
@@ -198,15 +125,19 @@ def predict(
     run: str | Path,
     files: Sequence[str | Path],
     overrides: Mapping[str, Any] | Sequence[str] = (),
+    checkpoint: str = "last",
     *,
+    preset: str | None = None,
     keep_errors: bool = False,
 ) -> list[dict[str, Any]]:
-    """Ask a run's model about files.
+    """Ask a trained model about files.
 
     Args:
-        run: The run folder; nothing else is needed.
+        run: The run folder, and nothing else is needed; or with `preset` a file of weights from elsewhere.
         files: What to look at, in the recipe's form: pictures. A folder stands for all files in it.
         overrides: Settings that differ from the run's, as for `evaluate`.
+        checkpoint: As for `evaluate`.
+        preset: As for `evaluate`.
         keep_errors: Give `{"error": text}` for a file that can't be read, instead of raising.
 
     Returns:
@@ -217,7 +148,7 @@ def predict(
         DataError: A file can't be read.
     """
     answers = []
-    for answer in predictions(run, files, overrides):
+    for answer in predictions(Subject(Path(run), tuple(as_overrides(overrides)), checkpoint, preset), files):
         if answer.error is not None and not keep_errors:
             raise answer.error
         answers.append(answer.facts)
@@ -225,24 +156,21 @@ def predict(
 
 
 def predictions(
-    run: str | Path,
+    subject: Subject,
     files: Sequence[str | Path],
-    overrides: Mapping[str, Any] | Sequence[str] = (),
     draw: Path | None = None,
 ) -> Iterator[Answer]:
     """As `predict`, one answer after another.
 
     Args:
-        run: The run folder.
+        subject: The model.
         files: Files, and folders of them.
-        overrides: Settings that differ from the run's.
         draw: Where a picture of each answer goes: a file if one file was asked about, a folder for several.
 
     Raises:
         ConfigError: The recipe can't predict, or can't draw.
         DataError: There is no such file, or a folder is empty.
     """
-    subject = Subject(Path(run), tuple(as_overrides(overrides)))
     found, config = subject.settings()
     paths = expand(files)
     from lockstep.engine.run_folder import check_place

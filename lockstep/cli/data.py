@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.cli.options import Debug, path_of
-from lockstep.errors import ConfigError, cannot_write
+from lockstep.errors import ConfigError, cannot_write_result
 
 if TYPE_CHECKING:
     from lockstep.recipes.makers import Maker
@@ -111,5 +111,5 @@ def _new_folder(out: Path) -> Iterator[None]:
         if was_there:
             out.mkdir(exist_ok=True)
         if isinstance(error, OSError):
-            raise cannot_write(out, error) from None
+            raise cannot_write_result(out, error) from None
         raise

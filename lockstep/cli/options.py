@@ -31,7 +31,6 @@ def path_of(option: str) -> Callable[[str], Path]:
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="key=value", help="Settings, such as epochs=3 optim.lr=0.1.")
 ]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/digits-0007.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Debug = Annotated[
     bool, typer.Option("--debug", callback=_switch_on_debug, help="Show the traceback of an error.", is_eager=True)

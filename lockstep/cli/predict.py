@@ -1,4 +1,4 @@
-"""`lockstep predict`: what a model says of a person's files. Needs only the run folder."""
+"""`lockstep predict`: what a model says of a person's files. Needs only the run folder, or a file of weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import Debug, Json, Run, path_of
+from lockstep.cli.evaluate import Checkpoint, Model, Preset
+from lockstep.cli.options import Debug, Json, path_of
 from lockstep.errors import DataError
 
 Arguments = Annotated[
@@ -33,9 +34,18 @@ _MOST_TABLES = 10  # with more files, a line for each says more
 _WIDEST_NAME = 40
 
 
-def predict(run: Run, files: Arguments, draw: Draw = None, as_json: Json = False, debug: Debug = False) -> int:
-    """Ask a run's model about files. A file that can't be read is named, and the others are answered."""
+def predict(
+    run: Model,
+    files: Arguments,
+    draw: Draw = None,
+    preset: Preset = None,
+    checkpoint: Checkpoint = "last",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Ask a model about files. A file that can't be read is named, and the others are answered."""
     from lockstep import trained
+    from lockstep.subject import Subject
 
     paths = [Path(file) for file in files if not _is_setting(file)]
     settings = [file for file in files if _is_setting(file)]
@@ -44,7 +54,7 @@ def predict(run: Run, files: Arguments, draw: Draw = None, as_json: Json = False
     files_asked = trained.expand(paths)
     width = min(max(len(str(file)) for file in files_asked), _WIDEST_NAME)
     num_bad = 0
-    for answer in trained.predictions(run, files_asked, settings, draw):
+    for answer in trained.predictions(Subject(run, settings, checkpoint, preset), files_asked, draw):
         num_bad += answer.error is not None
         if as_json:
             print(json.dumps({"file": str(answer.file), **answer.facts}, ensure_ascii=False), flush=True)
@@ -68,7 +78,7 @@ def answer_lines(file: str, facts: Mapping[str, Any], *, tables: bool) -> Iterat
     What lies deeper than that is for programs; here it is only counted.
     """
     plain = [f"{name} {_figure(name, value)}" for name, value in facts.items() if _is_plain(value)]
-    deep = [f"{len(value)} {name}" for name, value in facts.items() if not _is_plain(value) and not _is_table(value)]
+    deep = [f"{name} {len(value)}" for name, value in facts.items() if not _is_plain(value) and not _is_table(value)]
     yield "  ".join([file, *plain, *deep])
     for value in facts.values():
         if tables and _is_table(value):

@@ -158,7 +158,10 @@ class Watch:
         self._told |= pids
         if time.monotonic() - self._stop_since > self.stop_timeout_s and not self._overdue:
             self._overdue = True
-            self.say(f"killed: they did not stop within {self.stop_timeout_s:.0f} s (cluster.stop_timeout_s)")
+            self.say(
+                f"killed: they did not stop within {self.stop_timeout_s:.0f} s; "
+                "a step that takes longer needs a larger cluster.stop_timeout_s"
+            )
             kill(pids, signal.SIGKILL)
 
     def _note_deaths(self, processes: Processes, restart: int) -> None:

@@ -170,8 +170,18 @@ def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
         draw: A file, for one of them; a folder for several, or where it is one or has no ending.
 
     Raises:
-        ConfigError: Several pictures can't go into one file; or the ending is not that of a picture.
+        ConfigError: Several pictures can't go into one file; the ending is not that of a picture; or a file would be
+            drawn over.
     """
+    places = _places_for(paths, draw)
+    originals = {path.resolve() for path in paths}
+    for place in places.values():
+        if place.resolve() in originals:
+            raise ConfigError(f"--draw {draw} would write over {place}, which is to be looked at", do="name a folder")
+    return places
+
+
+def _places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
     is_folder = draw.is_dir() or not draw.suffix
     if not is_folder:
         if len(paths) > 1:

@@ -14,6 +14,7 @@ import lockstep
 from lockstep import trained
 from lockstep.cli.main import run
 from lockstep.errors import DataError
+from lockstep.subject import Subject
 
 
 class FakeTrained(SimpleNamespace):
@@ -52,11 +53,14 @@ def test_eval_prints_the_figures(fake: FakeTrained, capsys: pytest.CaptureFixtur
 
 def test_predict_prints_a_line_for_each_file(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["predict", "runs/a", "a.png", "longer.png", "test.flip=true", "--draw", "out"]) == 0
-    assert fake.calls == [(Path("runs/a"), [Path("a.png"), Path("longer.png")], ["test.flip=true"], Path("out"))]
+    subject = Subject(Path("runs/a"), ["test.flip=true"])
+    assert fake.calls == [(subject, [Path("a.png"), Path("longer.png")], Path("out"))]
     lines = ["a.png       class 7  probability 99.12%", "longer.png  class 7  probability 99.12%"]
     assert capsys.readouterr().out.splitlines() == lines
     assert run(["predict", "runs/a", "a.png", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"file": "a.png", "class": 7, "probability": 0.99123}
+    assert run(["predict", "a.pth", "a.png", "--preset", "digits", "--checkpoint", "best"]) == 0
+    assert fake.calls[-1][0] == Subject(Path("a.pth"), [], "best", "digits")
 
 
 def test_predict_goes_on_after_a_file_that_is_no_picture(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +83,7 @@ def test_predict_shows_the_likeliest_as_a_table_and_only_counts_what_lies_deeper
     }
     assert run(["predict", "runs/a", "a.png"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "a.png  class tulips  3 people",
+        "a.png  class tulips  people 3",
         "    tulips           90.00%",
         "    roses and so on   5.00%",
     ]
@@ -93,7 +97,7 @@ def test_an_equals_sign_in_the_name_of_a_file_that_is_there_is_no_setting(
     monkeypatch.chdir(tmp_path)
     Path("lr=0.1").touch()
     assert run(["predict", "runs/a", "lr=0.1", "other=0.1"]) == 0
-    assert fake.calls == [(Path("runs/a"), [Path("lr=0.1")], ["other=0.1"], None)]
+    assert fake.calls == [(Subject(Path("runs/a"), ["other=0.1"]), [Path("lr=0.1")], None)]
 
 
 def test_predict_without_a_file_says_what_is_missing(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:

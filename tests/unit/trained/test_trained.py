@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from lockstep.config.document import to_yaml
 from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError
 from lockstep.recipes.catalog import find
 from lockstep.report.pictures import places_for
-from lockstep.trained import Subject, evaluate, expand, predict, predictions
+from lockstep.subject import Subject
+from lockstep.trained import evaluate, expand, predict, predictions
 
 RECIPE = Path(__file__).with_name("recipe_of_dots.py")
 
@@ -66,7 +68,7 @@ def pictures() -> Path:
 def test_predict_answers_with_the_names_that_the_run_kept_for_every_file_of_a_folder_in_order(
     run: Path, pictures: Path
 ) -> None:
-    answers = list(predictions(run, [pictures, pictures / "a.png"]))
+    answers = list(predictions(Subject(run), [pictures, pictures / "a.png"]))
     assert [str(answer.file.relative_to(pictures)) for answer in answers] == ["a.png", "b.png", "more/b.png"]
     assert [answer.facts["class"] for answer in answers] == ["dark", "bright", "bright"]
 
@@ -80,7 +82,7 @@ def test_a_file_that_can_not_be_read_has_its_error_and_the_others_their_answers(
     (pictures / "notes.txt").write_text("no picture")
     (pictures / "torn.png").write_bytes((pictures / "a.png").read_bytes()[:30])
     files = [pictures, pictures / "gone.png"]
-    answers = list(predictions(run, files))
+    answers = list(predictions(Subject(run), files))
     errors = {answer.file.name: answer.facts["error"] for answer in answers if answer.error}
     assert set(errors) == {"notes.txt", "torn.png", "gone.png"}
     assert all(name in text and "\n" not in text for name, text in errors.items())
@@ -101,9 +103,9 @@ def test_an_evaluation_of_pictures_of_any_size_goes_one_by_one_and_has_no_loss_w
 
 
 def test_answers_are_drawn_into_a_folder_without_writing_over_each_other(run: Path, pictures: Path) -> None:
-    list(predictions(run, [pictures], draw=Path("drawn")))
+    list(predictions(Subject(run), [pictures], draw=Path("drawn")))
     assert sorted(path.name for path in Path("drawn").iterdir()) == ["a.png", "b-2.png", "b.png"]
-    list(predictions(run, [pictures / "a.png"], draw=Path("one/a.jpg")))
+    list(predictions(Subject(run), [pictures / "a.png"], draw=Path("one/a.jpg")))
     with Image.open("one/a.jpg") as image:
         assert image.format == "JPEG"
     assert image.size == (5, 5)
@@ -111,7 +113,12 @@ def test_answers_are_drawn_into_a_folder_without_writing_over_each_other(run: Pa
 
 @pytest.mark.parametrize(
     ("num_files", "draw", "text"),
-    [(2, "out.png", "one file for 2 pictures"), (1, "out.docx", "can't be written as .docx")],
+    [
+        (2, "out.png", "one file for 2 pictures"),
+        (1, "out.docx", "can't be written as .docx"),
+        (1, "0.png", "would write over 0.png"),
+        (2, ".", "would write over 0.png"),
+    ],
 )
 def test_a_place_for_drawings_that_can_not_be_is_refused_before_the_model_is_opened(
     num_files: int, draw: str, text: str
@@ -126,7 +133,7 @@ def test_a_place_that_can_not_be_written_to_is_found_before_the_model_is_opened(
 ) -> None:
     monkeypatch.setattr(Subject, "open", lambda *_: pytest.fail("the model was opened"))
     with pytest.raises(CheckpointError, match=r"can't write .*a\.png is no folder"):
-        next(predictions(run, [pictures / "a.png"], draw=Path(draw)))
+        next(predictions(Subject(run), [pictures / "a.png"], draw=Path(draw)))
 
 
 def test_an_empty_folder_is_an_error() -> None:
@@ -135,13 +142,17 @@ def test_an_empty_folder_is_an_error() -> None:
         expand(["empty"])
 
 
-def test_a_file_of_weights_is_evaluated_as_the_model_of_a_preset(run: Path, weights: dict[str, torch.Tensor]) -> None:
+def test_a_file_of_weights_is_asked_as_the_model_of_a_preset(
+    run: Path, pictures: Path, weights: dict[str, torch.Tensor]
+) -> None:
     Path("data").mkdir()
     Path("data/classes.txt").write_text("dark bright")
     wrapped = {f"module.{name}": tensor for name, tensor in weights.items()} | {"module.aux": torch.zeros(2)}
     torch.save({"epoch": 3, "state_dict": wrapped}, "official.pth.tar")
     settings = ["data.root=data", "eval_batch=1", "device=cpu"]
     assert evaluate("official.pth.tar", settings, preset=str(RECIPE)) == evaluate(run)
+    (answer,) = predict("official.pth.tar", [pictures / "a.png"], settings, preset=str(RECIPE))
+    assert answer["class"] == "dark"
     Path("data/classes.txt").write_text("dark bright grey")
     with pytest.raises(CheckpointError, match="is of another model") as caught:
         evaluate("official.pth.tar", settings, preset=str(RECIPE))
@@ -161,6 +172,18 @@ def test_a_file_of_weights_is_evaluated_as_the_model_of_a_preset(run: Path, weig
 def test_what_does_not_fit_together_is_said(run: Path, pictures: Path, path: str, preset: str, text: str) -> None:
     with pytest.raises((ConfigError, CheckpointError), match=text):
         evaluate(path, preset=preset)
+
+
+def test_a_run_that_is_not_there_is_told_with_the_newest_that_are() -> None:
+    for number in range(1, 8):
+        Path(f"runs/digits-000{number}").mkdir(parents=True)
+        config = Path(f"runs/digits-000{number}/config.yaml")
+        config.touch()
+        os.utime(config, (number, number))
+    for name in ("digits-0009", "runs/digits-0009"):
+        with pytest.raises(CheckpointError) as caught:
+            evaluate(name)
+        assert caught.value.facts["runs"] == ", ".join(f"runs/digits-000{number}" for number in range(3, 8))
 
 
 def test_settings_may_be_given_by_name_as_for_train(run: Path, pictures: Path) -> None:
