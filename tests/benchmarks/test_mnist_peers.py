@@ -17,7 +17,7 @@ def _compare(repo: Path, tmp_path: Path, data: Path, *arguments: str) -> subproc
     script = str(repo / "benchmarks" / "mnist_peers.py")
     command = [sys.executable, script, "--data", str(data), "--rounds", "1", "--steps", "25", *arguments]
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
-    return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=55)
+    return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110)
 
 
 def test_two_processes_train_and_the_figures_are_written(repo: Path, tmp_path: Path, mnist_folder: Path) -> None:

@@ -17,7 +17,7 @@ COMMAND = f"{sys.executable} -m lockstep"
 
 def shell(line: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["sh", "-c", line], cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=55
+        ["sh", "-c", line], cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=110
     )
 
 

@@ -66,7 +66,7 @@ def test_weights_and_activations_are_those_of_a_real_pass_to_a_sixth() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=110,
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
     )  # what is freed is gone
     weights, activations = json.loads(done.stdout)
@@ -209,6 +209,77 @@ def test_the_command_gives_a_table_of_80_columns_and_json(capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["ways"]["ddp"]["memory"]["weights"] == 4 * 70586
 
 
-def test_a_recipe_whose_data_is_not_there_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_needs_no_data_where_the_recipe_gives_its_inputs_shape(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    smaller = ["model.width=8", "data.size_px=128", "micro_batch=2"]
+    planned = []
+    for settings in ([f"data.root={tmp_path}/empty"], ["data.name=figures"]):
+        assert run(["plan", "pose/coco_w32_512", "--json", *settings, *smaller]) == 0
+        planned.append(json.loads(capsys.readouterr().out))
+    # Figures have COCO's joints.
+    assert planned[0] == planned[1]
+    assert planned[0]["ways"]["ddp"]["memory"]["activations"] > 0
+
+
+RECIPE_WITHOUT_SHAPE = """
+import numpy as np
+import torch
+
+from lockstep.data.samples import Batch
+from lockstep.engine.parts import Parts
+from lockstep.errors import DataError
+
+
+class Samples:
+    def __len__(self):
+        return 9
+
+    def batch(self, indices, keys):
+        return Batch(indices, torch.zeros(len(indices), 5), torch.zeros(len(indices)))
+
+
+def gone():
+    raise DataError("there are no samples")
+
+
+def build(config):
+    return Parts(model=torch.nn.Linear(5, 3), loss=None, train_data=OPENER, eval_data=gone, metric=None)
+"""
+
+
+def test_without_a_shape_a_training_sample_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there, gone = tmp_path / "there_recipe.py", tmp_path / "gone_recipe.py"
+    there.write_text(RECIPE_WITHOUT_SHAPE.replace("OPENER", "Samples"))
+    gone.write_text(RECIPE_WITHOUT_SHAPE.replace("OPENER", "gone"))
+    assert run(["plan", str(there), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 18
+    assert run(["plan", str(gone)]) == 3
+    assert "there are no samples" in capsys.readouterr().err
+
+
+def test_a_plan_says_that_processes_are_idle(capsys: pytest.CaptureFixture[str]) -> None:
+    many = ["plan", "digits", "--procs", "8", "global_batch=48", "micro_batch=12"]
+    assert run(many) == 0
+    assert capsys.readouterr().out.splitlines()[1:5] == [
+        "a step: 4 micro-batches of 12, 0.1 GFLOP, 8 processes",
+        "4 of 8 processes have nothing to do: 4 are enough",
+        "micro_batch=6 gives all of them work (another run: its bits differ)",
+        "",
+    ]
+    assert run([*many, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["idle_procs"] == 4
+    assert run([*many, "micro_batch=6", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["idle_procs"] == 0
+
+
+def test_a_model_that_follows_from_data_that_is_not_there_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["plan", "classify", f"data.root={tmp_path}/nowhere"]) == 3
-    assert "nowhere" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "nowhere" in told
+    assert "lockstep data make classify --out DIR" in told
+    assert run(["data", "make", "classify", "--out", f"{tmp_path}/made", "num_per_class=2"]) == 0
+    assert run(["plan", "classify", f"data.root={tmp_path}/made", "model.name=resnet18", "data.size_px=32"]) == 0
