@@ -34,7 +34,8 @@ def _script(path: Path, text: str) -> Path:
 def _run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     hidden = ("PYTEST_", "MAKE", "MFLAGS", "PYTHON")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-    return subprocess.run(command, cwd=folder, env={**environ, **variables}, capture_output=True, text=True, timeout=110)
+    environ |= variables
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=110)
 
 
 def _old_python(folder: Path) -> Path:
