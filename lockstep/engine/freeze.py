@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lockstep.config.explain import wrapped
 from lockstep.errors import ConfigError
 
 
@@ -55,8 +56,9 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
 def _unknown(pattern: str, names: Sequence[str]) -> ConfigError:
     near = difflib.get_close_matches(pattern, names, n=3)
     tops = list(dict.fromkeys(name.partition(".")[0] for name in names if name))
+    shown = f"{', '.join(tops[:12])}{', …' if len(tops) > 12 else ''}"
     return ConfigError(
         f"{pattern} is no part of the model",
-        nearest=", ".join(near),
-        allowed=f"{', '.join(tops[:12])}{', …' if len(tops) > 12 else ''}, what is in them, and * for any text",
+        nearest=wrapped(", ".join(near)),
+        allowed=wrapped(f"{shown}, what is in them, and * for any text"),
     )

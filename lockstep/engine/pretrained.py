@@ -6,7 +6,7 @@ import argparse
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,6 +24,10 @@ from lockstep.errors import CheckpointError
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "best_state_dict", "net", "weights")
 # What wraps a module puts this before each name: DataParallel and DDP, torch.compile.
 _PREFIXES = ("module.", "_orig_mod.")
+# A zip, or the pickle of torch before 1.6. Of its protocols, torch reads no others without running code.
+_TORCH_STARTS = (b"PK", b"\x80\x02", b"\x80\x03")
+_FETCH = "copy or download it again, or name a file that torch.save or\nsafetensors wrote"
+_NAME_IT = "name the model or the preset that the file was made with"
 _SHOWN = 4
 
 # What torch's reader raises of files that were cut off or altered; those of its old form can end it anywhere.
@@ -37,11 +41,14 @@ def read_state(path: Path) -> dict[str, Tensor]:
     Takes a state_dict or a training script's checkpoint around one (.pth, .pt, .pth.tar, .bin), and .safetensors.
 
     Raises:
-        CheckpointError: The file is missing, damaged, holds no weights, or could run code when it is read.
+        CheckpointError: The file is missing, empty, damaged, holds no weights, or could run code when it is read.
     """
     path = Path(path).expanduser()
+    start = _start_of(path)
     if path.suffix == ".safetensors":
         return _unprefixed(read(path))
+    if start not in _TORCH_STARTS:
+        raise CheckpointError(f"{path} is not a file of weights, or is damaged", do=_FETCH)
     content = _read_torch(path)
     found = _state_in(content)
     if found is None:
@@ -58,6 +65,10 @@ def load_pretrained(
     model: nn.Module, path: Path, *, skip: Sequence[str] = (), rename: Callable[[str], str] | None = None
 ) -> dict[str, str]:
     """Give a model what fits of a file's weights: of one name and one shape. The rest of the model stays as it is.
+
+    Where nothing fits, what all names of the file begin with, up to a dot, is taken off them if they fit without it.
+    Batch norms' counters (`num_batches_tracked`) are loaded too, and are in none of the figures: files from before
+    torch 0.4.1 lack them, and nothing is computed from them.
 
     Args:
         model: Changed in place.
@@ -76,21 +87,28 @@ def load_pretrained(
     if rename is not None:
         state = {rename(name): tensor for name, tensor in state.items()}
     ours = model.state_dict()
-    skipped = [name for name in ours if any(fnmatchcase(name, pattern) for pattern in skip)]
-    other = [name for name in ours if name in state and name not in skipped and state[name].shape != ours[name].shape]
-    fits = [name for name in ours if name in state and name not in skipped and name not in other]
-    if not any(_counts(name) for name in fits):
-        raise _fits_nothing(path, ours, state, other)
+    wanted = {name: own for name, own in ours.items() if not any(fnmatchcase(name, pattern) for pattern in skip)}
+    prefix = _prefix_in_the_way(wanted, state)
+    state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    fits = _fitting(wanted, state)
+    shapes = [
+        f"{name} {_shape(state[name])} in the file, {_shape(own)} here"
+        for name, own in wanted.items()
+        if name in state and state[name].shape != own.shape
+    ]
+    if not _counted(fits):
+        raise _fits_nothing(path, ours, state, shapes)
     with torch.no_grad():
         for name in fits:
             ours[name].copy_(state[name])
-    # Files from before torch 0.4.1 lack these counters, and nothing is computed from them.
-    missing = [name for name in ours if name not in state and name not in skipped and _counts(name)]
-    left_out = [name for name in state if name not in ours]
-    num_values = sum(ours[name].numel() for name in fits)
-    shapes = [f"{name} {_shape(state[name])} in the file, {_shape(ours[name])} here" for name in other]
+    counted, loaded = _counted(ours), _counted(fits)
+    skipped = [name for name in counted if name not in wanted]
+    missing = [name for name in counted if name in wanted and name not in state]
+    left_out = [name for name in _counted(state) if name not in ours]
+    num_values = sum(ours[name].numel() for name in loaded)
+    taken_off = f', its names without "{prefix}"' if prefix else ""
     rows = {
-        "weights": f"{len(fits)} of {len(ours)} tensors, {num_values:,} values, from {path}",
+        "weights": f"{len(loaded)} of {len(counted)} tensors, {num_values:,} values, from {path}{taken_off}",
         "other shape": _some(shapes, len(shapes), "\n"),
         "skipped": wrapped(_some(_grouped(skipped), len(skipped))),
         "missing": wrapped(_some(_grouped(missing), len(missing))),
@@ -137,35 +155,46 @@ def load_whole(model: nn.Module, path: Path) -> None:
     rows = load_pretrained(model, path)
     lacking = {name: text for name, text in rows.items() if name in ("other shape", "missing")}
     if lacking:
-        raise CheckpointError(f"{path} is of another model", **lacking, do="name the model that the file is of")
+        raise CheckpointError(f"{path} is of another model", **lacking, do=_NAME_IT)
+
+
+def _start_of(path: Path) -> bytes:
+    """The first two bytes of a file, by which one of weights is known."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(2)
+    except FileNotFoundError:
+        where = f"looked for in {path.absolute().parent}"
+        do = "see that the path is right, in model.weights or where else it is given"
+        raise CheckpointError(f"{path} does not exist", where=where, do=do) from None
+    except IsADirectoryError:
+        raise CheckpointError(f"{path} is a folder", do="name the file of weights in it") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read", reason=error.strerror or error) from None
+    if not start:
+        raise CheckpointError(f"{path} is empty", do=_FETCH)
+    return start
 
 
 def _read_torch(path: Path) -> Any:
     try:
         with torch.serialization.safe_globals(_HARMLESS):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist") from None
-    except IsADirectoryError:
-        raise CheckpointError(f"{path} is a folder") from None
     except pickle.UnpicklingError as error:
-        if not _is_torch_file(path):
-            raise CheckpointError(f"{path} is not a file of weights, or is damaged") from None
         raise CheckpointError(
             f"{path} holds more than tensors and plain values, so reading it could run code from it",
             found=_unknown_kind(str(error)),
-            do="where it comes from a source that you trust, write its weights alone to a new file:\n"
-            "torch.save(torch.load(FILE, weights_only=False)['state_dict'], NEW)",
+            do="where you trust its source, write its weights alone to a new file:\n"
+            "held = torch.load(FILE, weights_only=False)\n"
+            "torch.save(held['state_dict'], NEW)\n"
+            "or, where it holds a whole model:\n"
+            "torch.save(held.state_dict(), NEW)",
         ) from None
     except _DAMAGED as error:
-        first, *_ = str(error).splitlines() or [type(error).__name__]
-        raise CheckpointError(f"{path} can't be read as weights", reason=first) from None
-
-
-def _is_torch_file(path: Path) -> bool:
-    """Whether it looks like one: a zip, or the pickle of torch before 1.6."""
-    with path.open("rb") as file:
-        return file.read(2) in (b"PK", b"\x80\x02")
+        first = next(iter(str(error).splitlines()), "")
+        # One word is the key or the value that a reader stumbled over: `101`.
+        reason = first if " " in first else f"{type(error).__name__} {first}"
+        raise CheckpointError(f"{path} can't be read as weights", reason=wrapped(reason), do=_FETCH) from None
 
 
 def _unknown_kind(text: str) -> str | None:
@@ -200,22 +229,36 @@ def _unprefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(names, state.values(), strict=True))
 
 
+def _fitting(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+    """The model's names that the file has too, in the same shape."""
+    return [name for name, own in ours.items() if name in state and state[name].shape == own.shape]
+
+
+def _prefix_in_the_way(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
+    """The shortest prefix of all names of a file, up to a dot, without which some fit; empty if some do with it."""
+    first = next(iter(state), "")
+    for end in (0, *(place + 1 for place, letter in enumerate(first) if letter == ".")):
+        bare = {name[end:]: tensor for name, tensor in state.items() if name.startswith(first[:end])}
+        if len(bare) == len(state) and _counted(_fitting(ours, bare)):
+            return first[:end]
+    return ""
+
+
 def _fits_nothing(
-    path: Path, ours: Mapping[str, Tensor], state: Mapping[str, Tensor], other: list[str]
+    path: Path, ours: Mapping[str, Tensor], state: Mapping[str, Tensor], shapes: Sequence[str]
 ) -> CheckpointError:
     return CheckpointError(
         f"nothing in {path} fits the model",
         file=wrapped(_some([f"{name} {_shape(state[name])}" for name in state], len(state))),
         model=wrapped(_some([f"{name} {_shape(ours[name])}" for name in ours], len(ours))),
-        shapes=_some(
-            [f"{name} {_shape(state[name])} in the file, {_shape(ours[name])} here" for name in other], len(other), "\n"
-        ),
-        do="name the model that the file was made with (model.name=...)",
+        shapes=_some(shapes, len(shapes), "\n"),
+        do=_NAME_IT,
     )
 
 
-def _counts(name: str) -> bool:
-    return not name.endswith("num_batches_tracked")
+def _counted(names: Iterable[str]) -> list[str]:
+    """Those of tensors that are in the figures: all but batch norms' counters."""
+    return [name for name in names if not name.endswith("num_batches_tracked")]
 
 
 def _grouped(names: Sequence[str]) -> list[str]:

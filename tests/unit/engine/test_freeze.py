@@ -66,6 +66,14 @@ def test_an_unknown_part_is_named_with_the_nearest() -> None:
     assert caught.value.facts["allowed"].startswith("stem, body, fc, ")
 
 
+def test_the_parts_of_a_large_model_are_named_within_80_columns() -> None:
+    model = nn.ModuleDict({f"transition_of_stage_{i}": nn.Linear(2, 2) for i in range(13)})
+    with pytest.raises(ConfigError, match="stage_9") as caught:
+        freeze(model, ["stage_9"])
+    assert all(len(line) <= 80 for line in str(caught.value).splitlines())
+    assert caught.value.facts["allowed"].endswith("…, what is in them, and * for any text")
+
+
 def test_freezing_everything_is_refused() -> None:
     with pytest.raises(ConfigError, match="nothing to train"):
         freeze(Net(), ["*"])
