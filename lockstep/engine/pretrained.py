@@ -80,7 +80,8 @@ def load_pretrained(
         Rows for a run's head: what was loaded, left out and missing.
 
     Raises:
-        CheckpointError: The file can't be read, or nothing of it fits. The model is then as it was.
+        CheckpointError: The file can't be read, nothing of it fits, or it lacks a parameter that is frozen
+            (`engine.freeze`), which would stay random. The model is then as it was.
     """
     path = Path(path).expanduser()
     state = read_state(path)
@@ -98,6 +99,9 @@ def load_pretrained(
     ]
     if not _counted(fits):
         raise _fits_nothing(path, ours, state, shapes)
+    frozen = [name for name, own in model.named_parameters() if name in wanted and not own.requires_grad]
+    if not set(fits).issuperset(frozen):
+        raise _lacks_frozen(path, [name for name in frozen if name not in fits], len(frozen))
     with torch.no_grad():
         for name in fits:
             ours[name].copy_(state[name])
@@ -253,6 +257,15 @@ def _fits_nothing(
         model=wrapped(_some([f"{name} {_shape(ours[name])}" for name in ours], len(ours))),
         shapes=_some(shapes, len(shapes), "\n"),
         do=_NAME_IT,
+    )
+
+
+def _lacks_frozen(path: Path, lacking: list[str], num_frozen: int) -> CheckpointError:
+    return CheckpointError(
+        f"{path} lacks {len(lacking)} of the {num_frozen} tensors that are frozen",
+        lacking=wrapped(_some(_grouped(lacking), len(lacking))),
+        likely="it is of another network, and what is missing would stay random",
+        do=f"{_NAME_IT}, or freeze less",
     )
 
 

@@ -14,8 +14,7 @@ from torch import nn
 
 from lockstep.config.explain import wrapped
 from lockstep.engine.freeze import freeze
-from lockstep.engine.pretrained import read_state
-from lockstep.errors import CheckpointError, ConfigError
+from lockstep.errors import ConfigError
 from lockstep.recipes.classify.config import ModelConfig
 
 
@@ -69,31 +68,6 @@ def _from_timm(name: str, num_classes: int) -> nn.Module:
         )
     model: nn.Module = timm.create_model(name, pretrained=False, num_classes=num_classes)
     return model
-
-
-def check_frozen(model: nn.Module, path: Path) -> None:
-    """Refuse weights that lack a part that is frozen: it would stay as random as it began.
-
-    Args:
-        model: Some of its parameters may be frozen.
-        path: The file that it starts from.
-
-    Raises:
-        CheckpointError: A frozen parameter is not in the file, or has another shape there.
-    """
-    frozen = {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    if not frozen:
-        return
-    state = read_state(path)
-    lacking = [name for name, own in frozen.items() if name not in state or state[name].shape != own.shape]
-    if lacking:
-        shown = ", ".join(lacking[:4]) + (", …" if len(lacking) > 4 else "")
-        raise CheckpointError(
-            f"{path} lacks {len(lacking)} of the {len(frozen)} tensors that model.freeze keeps as they are",
-            lacking=wrapped(shown),
-            likely="it is of another network, and what is missing would stay random",
-            do="name the file's own network by model.name, or freeze less",
-        )
 
 
 def frozen_row(model: nn.Module, *, weights: Path | None) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.engine.parts import Parts
 from lockstep.engine.pretrained import load_pretrained
@@ -18,7 +18,7 @@ from lockstep.recipes.classify.data import PictureFiles, open_files, read_input
 from lockstep.recipes.classify.drawing import draw_answer, draw_pictures
 from lockstep.recipes.classify.listing import Files, find_pictures, list_held_out, num_in_both, take_all
 from lockstep.recipes.classify.loss import cross_entropy
-from lockstep.recipes.classify.model import build_model, check_frozen, frozen_row
+from lockstep.recipes.classify.model import build_model, frozen_row
 
 NUM_TOP = 5
 
@@ -71,7 +71,7 @@ def build(config: Config, facts: Mapping[str, Any]) -> Parts:
         eval_data=partial(_open, config, facts, train=False),
         metric=partial(Top1, len(classes), num_top=NUM_TOP, classes=classes),
         best=("top1", "max"),
-        start=None if config.model.weights is None else partial(_start, path=config.model.weights),
+        start=None if config.model.weights is None else partial(load_pretrained, path=config.model.weights),
         read_input=partial(read_input, config=config.data),
         answer=partial(answer, classes=classes),
         draw=partial(draw_pictures, classes=classes),
@@ -98,12 +98,6 @@ def _in_both_row(facts: Mapping[str, Any]) -> str:
     num_in_both = facts.get("num_in_both", 0)  # runs from before it was counted don't have it
     total = sum(map(len, facts["held_out"].values()))
     return f"{num_in_both:,} of {total:,} are trained on too, so figures flatter" if num_in_both else ""
-
-
-def _start(model: nn.Module, path: Path) -> Mapping[str, str]:
-    rows = load_pretrained(model, path)
-    check_frozen(model, path)
-    return rows
 
 
 def _open(config: Config, facts: Mapping[str, Any], *, train: bool) -> PictureFiles:

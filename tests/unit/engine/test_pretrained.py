@@ -113,6 +113,20 @@ def test_batch_norms_counters_are_loaded_though_not_counted(tmp_path: Path) -> N
     assert model.bn.num_batches_tracked == 7
 
 
+def test_a_frozen_parameter_that_the_file_lacks_is_refused_and_nothing_loaded(tmp_path: Path) -> None:
+    model = net(fill=0.0)
+    next(model.parameters()).requires_grad_(False)
+    first, *_ = (name for name, _ in model.named_parameters())
+    state = {name: torch.ones_like(tensor) for name, tensor in model.state_dict().items()}
+    torch.save({f"backbone.{name}": tensor for name, tensor in state.items() if name != first}, tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match="lacks 1 of the 1 tensors that are frozen"):
+        load_pretrained(model, tmp_path / "a.pth")
+    assert not any(parameter.any() for parameter in model.parameters())
+    torch.save({f"backbone.{name}": tensor for name, tensor in state.items()}, tmp_path / "a.pth")
+    load_pretrained(model, tmp_path / "a.pth")
+    assert all(parameter.all() for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("prefix", ["1.", "backbone.", "model.net."])
 def test_a_prefix_of_all_names_without_which_they_fit_is_taken_off_and_said(tmp_path: Path, prefix: str) -> None:
     state = {f"module.{prefix}{name}": tensor for name, tensor in net(1000, fill=0.5).state_dict().items()}
