@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.options import Debug, Json, Overrides
+from lockstep.errors import DataError
 
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Procs = Annotated[int, typer.Option(min=1, metavar="N", help="Processes, one a GPU.")]
@@ -33,6 +34,19 @@ def plan(
     from lockstep.engine.facts import find_facts
     from lockstep.scaling.plan_table import figures, table
 
-    facts = find_facts(found, config)
+    try:
+        facts = find_facts(found, config)
+    except DataError as error:
+        raise DataError(error.what, **error.facts, plan=_why_data(found.recipe)) from error
     planned = figures(config, lambda: found.build(config, facts), procs, memory_gb)
     print(json.dumps(planned) if as_json else "\n".join(table(found.name, planned)))
+
+
+def _why_data(recipe: str) -> str:
+    """Why a plan looks at data, and what to plan with where there is none."""
+    from lockstep.recipes.makers import makers
+
+    why = "the model's size follows from the data (its classes, say)"
+    if recipe not in (maker.recipe for maker in makers()):
+        return why
+    return f"{why}\nmade-up data will do: lockstep data make {recipe} --out DIR"

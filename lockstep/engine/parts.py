@@ -43,7 +43,7 @@ class Parts:
         draw: Draws pictures of an evaluation: (the merged metric, the held-out samples, the folder for them).
         draw_answer: Draws what was found in a file of a person's: (path, the answer's facts) -> a picture.
         input_shape: Shape of the model's input for one sample, without the batch dimension; None: that of the first
-            held-out one. For `export`.
+            held-out one for `export`, of the first training one for `plan`.
         meaning: What others have to know of the model's inputs and outputs: classes, alphabet, skeleton, mean and
             standard deviation; plain JSON. Exported files have it with them.
         describe: Lines for the head of a run: `{"data": "UCI digits (scikit-learn)", "model": "cnn"}`.

@@ -15,7 +15,8 @@ from lockstep.engine.request import Request
 from lockstep.engine.run_folder import RunFolder
 from lockstep.engine.weights import weights_sha256, write_weights
 from lockstep.parallel.reduce import Reducer
-from lockstep.report.words import duration, metric_name, metric_value
+from lockstep.report.idle import idle_row
+from lockstep.report.words import duration, fitted, metric_name, metric_value
 from lockstep.version import __version__
 
 
@@ -54,11 +55,10 @@ def head(request: Request, job: Job, started: Mapping[str, str]) -> tuple[str, d
         rows["parallel"] = f"fsdp: parameters, gradients and optimizer state in {world.size} parts, one a process"
     if optim.ema is not None:
         rows["ema"] = f"the weights' moving average (decay {optim.ema:g}) is evaluated and kept"
-    if num_micro < world.size:
-        rows["idle"] = f"{world.size - num_micro} of {world.size} processes have nothing to do: {num_micro} are enough"
+    rows["idle"] = idle_row(world.size, batch, config.micro_batch)
     if job.progress.step:
         rows["resume"] = f"from step {job.progress.step:,} of {job.num_steps:,}"
-    return f"lockstep {__version__}  {request.name}  run {request.folder}", rows
+    return f"lockstep {__version__}  {request.name}  run {request.folder}", fitted(rows)
 
 
 def finish(
@@ -114,19 +114,22 @@ def finish(
     reports.block(
         f"done in {duration(seconds)}: {metric_name(name)} {metric_value(name, progress.metrics[name])} "
         f"({len(job.eval_data):,} samples, each once)",
-        {
-            "first step": _first_step(job, result["seconds"]["first_step"]),
-            "sums": _sums_row(waits),
-            "data": f"{share:.1%} of the training time waited for data" if share is not None else "",
-            "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
-            "next": "\n".join(
-                [
-                    f"lockstep eval {path}",
-                    *([f"lockstep predict {path} FILE"] if job.parts.read_input is not None else []),
-                    *([f"tensorboard --logdir {path}"] if job.config.report.tensorboard else []),
-                ]
-            ),
-        },
+        fitted(
+            {
+                "first step": _first_step(job, result["seconds"]["first_step"]),
+                "sums": _sums_row(waits),
+                "data": f"{share:.1%} of the training time waited for data" if share is not None else "",
+                "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
+                "next": "\n".join(
+                    [
+                        f"lockstep eval {path}",
+                        *([f"lockstep predict {path} FILE"] if job.parts.read_input is not None else []),
+                        *([f"tensorboard --logdir {path}"] if job.config.report.tensorboard else []),
+                    ]
+                ),
+            },
+            whole=("weights", "next"),
+        ),
     )
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from lockstep.report.words import block, clock, metric_name, metric_value
+from lockstep.report.words import block, clock, metric_name, metric_value, metric_width
 
 _REDRAW_S = 0.1
 # In a log file: a line for each tenth of an epoch, but not in quick epochs, and at least one a minute.
@@ -88,7 +88,10 @@ class Console:
             self._said_at, self._said_step = now, step
             head = f"epoch {epoch}/{num_epochs}"
             rate = f"{samples_per_s:,.0f} samples/s"
-            tail = f"{step:,}/{num_steps:,}  loss {metric_value('loss', loss)}  {rate}  {clock(left_s)} left"
+            figure = metric_value("loss", loss)
+            if not self._interactive:  # lines stand one below the other
+                figure = f"{figure:<{metric_width('loss')}}"
+            tail = f"{step:,}/{num_steps:,}  loss {figure}  {rate}  {clock(left_s)} left"
             if self._interactive:
                 self._line = self._bar(head, tail, step / num_steps)
                 self._write(f"{_TO_LINE_START}{self._line}")
@@ -117,13 +120,13 @@ class Console:
         figures = {metric_name(name): metric_value(name, value) for name, value in values.items() if "/" not in name}
         if not self._interactive:
             # Progress stands between the rows of a log file, so each row names its figures.
-            named = "  ".join(f"{name} {figure}" for name, figure in figures.items())
+            named = "  ".join(f"{name} {figure:<{metric_width(name)}}" for name, figure in figures.items())
             self.say(f"evaluation after epoch {when}  {named}  {num_samples:,} samples")
             return
         cells = {"epoch": when, **figures, "samples": f"{num_samples:,}"}
         lines = []
         if list(cells) != list(self._columns):
-            self._columns = {name: max(len(name), len(cell), 6) for name, cell in cells.items()}
+            self._columns = {name: max(len(name), len(cell), metric_width(name)) for name, cell in cells.items()}
             lines.append(self._styled(_row({name: name for name in cells}, self._columns), "2"))
         lines.append(_row(cells, self._columns))
         self.say("\n".join(lines))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Collection, Mapping
 
+COLUMNS = 80
 # Metrics that are shares of 1, and are shown in percent.
 _SHARES = ("top", "accuracy", "precision", "recall")
 
@@ -19,6 +21,27 @@ def block(title: str, rows: Mapping[str, str]) -> str:
         lines.append(f"  {name:<{width}}  {first}")
         lines.extend(f"  {'':<{width}}  {line}" for line in rest)
     return "\n".join(lines)
+
+
+def fitted(rows: Mapping[str, str], whole: Collection[str] = ()) -> dict[str, str]:
+    """The facts of a block with their lines cut between words, so that it is no wider than 80 columns.
+
+    Of a fact of several lines, what goes on from one that was cut is indented. Empty facts are left out.
+
+    Args:
+        rows: The facts by name.
+        whole: Names of those that stay as they are, as they are there to be copied.
+    """
+    rows = {name: value for name, value in rows.items() if value}
+    room = COLUMNS - 4 - max(map(len, rows), default=0)
+    return {name: value if name in whole else _cut(value, room) for name, value in rows.items()}
+
+
+def _cut(text: str, width: int) -> str:
+    lines = text.splitlines()
+    indent = "  " if len(lines) > 1 else ""
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
+    return "\n".join(piece for line in lines for piece in wrapper.wrap(line))
 
 
 def duration(seconds: float) -> str:
@@ -48,9 +71,31 @@ def metric_name(name: str) -> str:
 
 
 def metric_value(name: str, value: float) -> str:
-    """A metric's value: shares in percent, all else with 3 decimals or, if small or large, 4 digits."""
+    """A metric's value: shares in percent, losses with 4 digits, all else with 3 or 4 decimals.
+
+    Powers of ten are written only from 10,000 on and below 0.0001.
+    """
     if not math.isfinite(value):
         return str(value)
-    if name.startswith(_SHARES) or name.endswith(_SHARES):
+    if _is_share(name):
         return f"{value:.2%}"
-    return f"{value:.3f}" if value == 0 or 0.01 <= abs(value) < 10_000 else f"{value:.3e}"
+    if abs(value) >= 10_000:
+        return f"{value:.3e}"
+    if _is_loss(name):
+        return f"{value:#.4g}".rstrip(".")  # itself turns to powers of ten below 0.0001
+    if value == 0 or abs(value) >= 0.001:
+        return f"{value:.3f}"
+    return f"{value:.4f}" if abs(value) >= 0.0001 else f"{value:.1e}"
+
+
+def metric_width(name: str) -> int:
+    """Columns that a metric's values take at most: from 0.0001 to 10,000, losses also below."""
+    return 9 if _is_loss(name) else 7 if _is_share(name) else 6
+
+
+def _is_share(name: str) -> bool:
+    return name.startswith(_SHARES) or name.endswith(_SHARES)
+
+
+def _is_loss(name: str) -> bool:
+    return "loss" in name

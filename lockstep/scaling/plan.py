@@ -12,17 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lockstep.config.schema import RunConfig
-from lockstep.data.keyed import keys, seeded
+from lockstep.data.keyed import seeded
 from lockstep.data.order import part
-from lockstep.data.samples import Batch
-from lockstep.engine.build import open_data
 from lockstep.engine.parts import Parts
 from lockstep.engine.precision import use_precision
 from lockstep.engine.recompute import choose_parts
@@ -81,19 +78,6 @@ def sizes_of(model: nn.Module) -> Sizes:
         groups=tuple(sum(each.numel() for each in one) for one in group(trained[::-1], BUCKET_BYTES)),
         block=min(total, total - sum(blocks) + 2 * max(blocks, default=0)),  # one in use, the next on its way
     )
-
-
-def example(config: RunConfig, parts: Parts) -> Batch:
-    """The first training sample.
-
-    Raises:
-        DataError: The recipe's own: there is no data.
-    """
-    samples = open_data(config, parts, train=True)
-    place = np.zeros(1, np.int64)
-    batch = samples.batch(place, keys(config.seed, 0, place))
-    finish: Callable[[Batch], Batch] | None = getattr(samples, "finish", None)
-    return batch if finish is None else finish(batch)
 
 
 def pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num_samples: int) -> tuple[Pass, Sizes]:

@@ -8,7 +8,9 @@ from typing import Any
 from lockstep.config.schema import RunConfig
 from lockstep.engine.build import build_parts
 from lockstep.engine.parts import Parts
-from lockstep.scaling.plan import Sizes, bytes_sent, example, memory, pass_through
+from lockstep.report.idle import idle_row
+from lockstep.scaling.example import example
+from lockstep.scaling.plan import Sizes, bytes_sent, memory, pass_through
 
 GB = 1e9
 
@@ -23,9 +25,9 @@ def figures(config: RunConfig, build: Callable[[], Parts], num_procs: int, memor
         memory_gb: What each may hold, GB; None: nothing is said of what fits.
 
     Raises:
-        DataError: The recipe has to look at its data, and there is none.
+        DataError: The recipe gives no shape of its input, and there is no data to take it from.
     """
-    inputs = example(config, build_parts(config, build)).inputs
+    inputs = example(config, build_parts(config, build))
     one, sizes = pass_through(config, build, inputs, config.micro_batch)
     without = _never_with_fsdp(config)
     num_micro = -(-config.global_batch // config.micro_batch)
@@ -47,6 +49,7 @@ def figures(config: RunConfig, build: Callable[[], Parts], num_procs: int, memor
         "micro_batch": config.micro_batch,
         "micro_batches": num_micro,
         "procs": num_procs,
+        "idle_procs": max(0, num_procs - num_micro),
         "flops_a_step": one.flops * config.global_batch // config.micro_batch,
         "memory_gb": memory_gb,
         "ways": ways,
@@ -80,6 +83,7 @@ def table(name: str, planned: Mapping[str, Any]) -> list[str]:
         f"{name}: {planned['parameters']:,} parameters, {planned['trained']:,} of them trained",
         f"a step: {planned['micro_batches']} micro-batches of {planned['micro_batch']}, "
         f"{planned['flops_a_step'] / 1e9:,.1f} GFLOP, {procs} process{'es' if procs > 1 else ''}",
+        *idle_row(procs, planned["global_batch"], planned["micro_batch"]).splitlines(),
         "",
         f"{'MB of a process':<16}" + "".join(f"{way:>12}" for way in names),
     ]

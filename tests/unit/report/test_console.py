@@ -39,7 +39,7 @@ def test_a_log_file_gets_a_line_for_each_tenth_of_an_epoch() -> None:
     out, clock = io.StringIO(), Clock()
     _train(Console(out, False, clock), clock, num_epochs=2, epoch_steps=1000, step_s=0.1)
     lines = out.getvalue().splitlines()
-    assert lines[0] == "epoch 1/2  step 1/2,000  loss 1.000  9,812 samples/s  3:20 left"
+    assert lines[0] == "epoch 1/2  step 1/2,000  loss 1.000      9,812 samples/s  3:20 left"
     assert 19 <= len(lines) <= 21
     assert not any("\x1b" in line or "\r" in line for line in lines)
 
@@ -105,16 +105,27 @@ def test_the_table_on_a_terminal_has_its_head_once(monkeypatch: pytest.MonkeyPat
     console.evaluation(1, {"loss": 0.8721, "top1": 0.91944}, 360)
     console.evaluation(2, {"loss": 0.2144, "top1": 1.0}, 360)
     assert out.getvalue().splitlines() == [
-        " epoch    loss   top-1  samples",
-        "     1   0.872  91.94%      360",
-        "     2   0.214  100.00%      360",
+        " epoch       loss    top-1  samples",
+        "     1     0.8721   91.94%      360",
+        "     2     0.2144  100.00%      360",
     ]
 
 
 def test_an_evaluation_in_a_log_file_names_its_figures() -> None:
     out = io.StringIO()
     Console(out, False).evaluation(2.5, {"loss": float("nan"), "top1": 0.5}, 10_000)
-    assert out.getvalue() == "evaluation after epoch 2.50  loss nan  top-1 50.00%  10,000 samples\n"
+    assert out.getvalue() == "evaluation after epoch 2.50  loss nan        top-1 50.00%   10,000 samples\n"
+
+
+def test_figures_of_a_log_file_stand_below_each_other() -> None:
+    out = io.StringIO()
+    console = Console(out, False)
+    rows = [(2.302585, 0.0), (0.8721, 0.009902), (0.009902, 0.91), (0.00012345, 1.0), (0.0000012345, 0.00042)]
+    for loss, precision in rows:
+        console.evaluation(1, {"loss": loss, "AP": precision, "top1": precision}, 360)
+    lines = out.getvalue().splitlines()
+    assert lines[2] == "evaluation after epoch 1  loss 0.009902   AP 0.910   top-1 91.00%   360 samples"
+    assert {(line.index("AP"), line.index("top-1"), len(line)) for line in lines} == {(42, 53, len(lines[0]))}
 
 
 def test_a_block_has_its_facts_aligned() -> None:

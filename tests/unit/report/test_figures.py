@@ -5,7 +5,7 @@ import math
 import pytest
 
 from lockstep.report.rate import Rate
-from lockstep.report.words import clock, duration, metric_name, metric_value
+from lockstep.report.words import block, clock, duration, fitted, metric_name, metric_value, metric_width
 
 
 @pytest.mark.parametrize(
@@ -26,16 +26,54 @@ def test_time_left_reads_like_a_clock(seconds: float | None, text: str) -> None:
     ("name", "value", "text"),
     [
         ("top1", 0.98611, "98.61%"),
-        ("loss", 0.11312, "0.113"),
+        ("loss", 1234.5678, "1235"),
+        ("loss", 2.302585, "2.303"),
+        ("loss", 0.11312, "0.1131"),
+        ("loss", 0.009902, "0.009902"),
+        ("loss", 0.0001, "0.0001000"),
         ("loss", 0.0, "0.000"),
         ("loss", 0.0000123, "1.230e-05"),
+        ("loss", -0.25, "-0.2500"),
+        ("loss", 123456.0, "1.235e+05"),
         ("loss", math.nan, "nan"),
+        ("AP", 0.009902, "0.010"),
+        ("AP", 1.0, "1.000"),
+        ("AP", 0.00042, "0.0004"),
+        ("AP", 0.0, "0.000"),
+        ("squared_error", 0.0000123, "1.2e-05"),
         ("edit_distance", 2.5, "2.500"),
         ("mean_accuracy", 0.5, "50.00%"),
     ],
 )
 def test_a_share_is_shown_in_percent_and_all_else_as_a_number(name: str, value: float, text: str) -> None:
     assert metric_value(name, value) == text
+
+
+@pytest.mark.parametrize("name", ["loss", "AP", "top1"])
+def test_no_figure_below_10_000_is_wider_than_its_column(name: str) -> None:
+    values = [10.0**power * digits for power in range(-9, 4) for digits in (1, 1.2345678, 9.99)]
+    values = [value for value in values if name == "loss" or 0.0001 <= value <= 1] + [0.0]
+    assert max(len(metric_value(name, value)) for value in values) == metric_width(name)
+
+
+def test_long_facts_are_cut_to_80_columns_and_short_ones_are_as_they_were() -> None:
+    prose, entries = "so many words " * 12, f"short  one\n{'a longer one ' * 8}\nlast"
+    rows = fitted({"sums": prose, "other shape": entries, "compute": "fp32,  two blanks", "gradients": ""})
+    assert rows["compute"] == "fp32,  two blanks"
+    assert rows["sums"].split() == prose.split()
+    first, second, third, fourth = rows["other shape"].splitlines()
+    assert (first, second[:8], third[:4], fourth) == ("short  one", "a longer", "  a ", "last")
+    widths = [len(line) for line in block("head", rows).splitlines()]
+    assert 75 < max(widths) <= 80
+
+
+def test_a_word_that_is_too_long_is_left_whole() -> None:
+    assert fitted({"file": f"in {'x' * 90}"})["file"] == f"in\n{'x' * 90}"
+
+
+def test_what_is_there_to_be_copied_is_in_one_line() -> None:
+    rows = {"next": f"lockstep eval {'x' * 90}", "data": "word " * 30}
+    assert fitted(rows, whole=["next"])["next"] == rows["next"]
 
 
 def test_a_metric_has_a_readable_name() -> None:

@@ -1,0 +1,30 @@
+"""An input for a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from lockstep.config.schema import RunConfig
+from lockstep.data.keyed import keys
+from lockstep.data.samples import Batch
+from lockstep.engine.build import open_data
+from lockstep.engine.parts import Parts
+
+
+def example(config: RunConfig, parts: Parts) -> Any:
+    """The model's input for one sample: of the shape that the recipe gives, else that of the first training sample.
+
+    Raises:
+        DataError: The recipe's own: it gives no shape, and there is no data.
+    """
+    if parts.input_shape is not None:
+        return torch.zeros(1, *parts.input_shape)
+    samples = open_data(config, parts, train=True)
+    place = np.zeros(1, np.int64)
+    batch = samples.batch(place, keys(config.seed, 0, place))
+    finish: Callable[[Batch], Batch] | None = getattr(samples, "finish", None)
+    return (batch if finish is None else finish(batch)).inputs

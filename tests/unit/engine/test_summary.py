@@ -1,0 +1,98 @@
+"""What a run says at its beginning and its end, in 80 columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lockstep.cluster.world import alone
+from lockstep.config.schema import RunConfig
+from lockstep.data.keyed import IntArray, KeyArray
+from lockstep.data.samples import Batch
+from lockstep.engine.job import Job
+from lockstep.engine.parts import Parts
+from lockstep.engine.reports import Reports
+from lockstep.engine.request import Request
+from lockstep.engine.run import make_job
+from lockstep.engine.run_folder import RunFolder
+from lockstep.engine.summary import finish, head
+from lockstep.metrics.classification import Top1
+from lockstep.report.words import block
+
+NUM_SAMPLES = 64
+
+
+@pytest.fixture(autouse=True)
+def switches() -> Iterator[None]:
+    """What a job sets for its process is set back."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+class Samples:
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        return Batch(torch.zeros(len(indices), 4), torch.zeros(len(indices)), torch.from_numpy(indices))
+
+
+def loss(outputs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
+    return {"loss": outputs.mean()}
+
+
+def build() -> Parts:
+    return Parts(model=nn.Linear(4, 2), loss=loss, train_data=Samples, eval_data=Samples, metric=lambda: Top1(2))
+
+
+def job_of(num_procs: int, **settings: object) -> tuple[Request, Job]:
+    config = RunConfig(recipe="test", device="cpu", **settings)  # type: ignore[arg-type]  # pydantic looks at them
+    job = make_job(config, build, alone("cpu"))
+    job.world = replace(job.world, size=num_procs)
+    request = Request("test", config, {}, Path("run"), resume="never", is_restart=False, started_at=0.0)
+    return request, job
+
+
+def test_the_head_says_which_micro_batch_gives_all_processes_work() -> None:
+    _, rows = head(*job_of(8, global_batch=48, micro_batch=12), {})
+    assert rows["idle"].splitlines() == [
+        "4 of 8 processes have nothing to do: 4 are enough",
+        "micro_batch=6 gives all of them work (another run: other bits)",
+    ]
+    assert "idle" not in head(*job_of(8, global_batch=48, micro_batch=6), {})[1]
+
+
+def test_the_head_counts_with_a_data_set_that_is_smaller_than_a_batch() -> None:
+    _, rows = head(*job_of(4, global_batch=128, micro_batch=32), {})
+    assert rows["idle"].splitlines()[1].startswith("micro_batch=21 ")  # 64 samples
+
+
+@pytest.mark.parametrize("name", ["other shape", "sums"])
+def test_the_head_is_80_columns_wide(name: str) -> None:
+    shapes = [f"stages.{place}.blocks.0.convolution.weight (64, 64, 3, 3) in the file, (5, 4) here" for place in (1, 2)]
+    title, rows = head(*job_of(8, global_batch=48, micro_batch=12), {name: "\n".join(shapes)})
+    lines = block(title, rows).splitlines()
+    assert 70 < max(map(len, lines)) <= 80
+    assert " ".join(rows[name].split()) == " ".join(shapes)
+
+
+def test_the_end_is_80_columns_wide_but_for_what_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request, job = job_of(2, global_batch=32, micro_batch=8)
+    folder = RunFolder(tmp_path / ("long_" * 20))
+    folder.path.mkdir()
+    job.progress.metrics = {"top1": 1 / 3}
+    reports = Reports(job, folder)
+    finish(request, job, folder, reports, job.final_weights(), [(1.0, 2.0), (2.0, 1.0)])
+    reports.close()
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].endswith("top-1 33.33% (64 samples, each once)")
+    assert told[1] == "  sums     33.3% of the steps' time sent gradients that backward did not hide,"
+    assert told[2] == "           16.7% waited for slower processes"
+    assert f"  next     lockstep eval {folder.path}" in told
+    assert json.loads((folder.path / "result.json").read_text())["metrics"] == {"top1": 1 / 3}
