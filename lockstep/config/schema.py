@@ -273,6 +273,6 @@ class RunConfig(Settings):
         if self.optim.warmup_epochs > self.epochs:
             raise ValueError(
                 f"optim.warmup_epochs ({self.optim.warmup_epochs:g}) is more than epochs ({self.epochs}): "
-                "the learning rate would never reach its peak"
+                "the learning rate would never reach its peak; optim.warmup_epochs=0 leaves the warm-up out"
             )
         return self

@@ -114,9 +114,9 @@ def load_pretrained(
     rows = {
         "weights": f"{len(loaded)} of {len(counted)} tensors, {num_values:,} values, from {path}{taken_off}",
         "other shape": _some(shapes, len(shapes), "\n"),
-        "skipped": wrapped(_some(_grouped(skipped), len(skipped))),
-        "missing": wrapped(_some(_grouped(missing), len(missing))),
-        "not used": wrapped(_some(_grouped(left_out), len(left_out))),
+        "skipped": _some(_grouped(skipped), len(skipped)),
+        "missing": _some(_grouped(missing), len(missing)),
+        "not used": _some(_grouped(left_out), len(left_out)),
     }
     return {name: text for name, text in rows.items() if text}
 

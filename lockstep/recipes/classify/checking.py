@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lockstep.config.explain import wrapped
 from lockstep.data.images import read_rgb
 from lockstep.errors import DataError
 from lockstep.recipes.classify.listing import Files
@@ -62,4 +61,4 @@ def skipped_row(skipped: Sequence[str]) -> str:
     if not skipped:
         return ""
     shown = ", ".join(list(skipped)[:3]) + (" …" if len(skipped) > 3 else "")
-    return wrapped(f"{len(skipped):,} picture{'s' if len(skipped) > 1 else ''} that can't be read: {shown}")
+    return f"{len(skipped):,} picture{'s' if len(skipped) > 1 else ''} that can't be read: {shown}"

@@ -12,7 +12,6 @@ from pathlib import Path
 import torchvision.models as zoo
 from torch import nn
 
-from lockstep.config.explain import wrapped
 from lockstep.engine.freeze import freeze
 from lockstep.errors import ConfigError
 from lockstep.recipes.classify.config import ModelConfig
@@ -92,4 +91,4 @@ def frozen_row(model: nn.Module, *, weights: Path | None) -> str:
         lines.append(f"{still} of {len(norms)} batch norms keep their statistics")
     if weights is None:
         lines.append("what is frozen stays random: there is no model.weights")
-    return "\n".join(wrapped(line) for line in lines)
+    return "\n".join(lines)
