@@ -182,6 +182,15 @@ def machine_paths(root: Path) -> list[str]:
     return problems
 
 
+def twin_tests(root: Path) -> list[str]:
+    """Files of tests with one name, which pytest can't collect in one run."""
+    places: dict[str, list[str]] = {}
+    for name, path in sources(root, "tests"):
+        if path.name.startswith("test_"):
+            places.setdefault(path.name, []).append(name)
+    return [f"one name for two: {' '.join(names)}" for names in places.values() if len(names) > 1]
+
+
 ALL = (
     long_files,
     long_functions,
@@ -195,6 +204,7 @@ ALL = (
     missing_docstrings,
     old_words,
     machine_paths,
+    twin_tests,
 )
 
 

@@ -60,6 +60,7 @@ BROKEN: dict[Rule, list[tuple[str, str, str]]] = {
         ("docs/x.md", f"see /{'tmp'}/x\n", "docs/x.md:1"),
         ("notes.txt", f"/{'root'}/x\n", "notes.txt:1"),
     ],
+    rules.twin_tests: [("tests/e2e/test_x.py", "", "tests/e2e/test_x.py tests/unit/test_x.py")],
 }
 
 # What looks like a breach and is none.
@@ -108,6 +109,7 @@ def house(tmp_path: Path) -> Path:
         "lockstep/errors.py": '"""E."""\nfrom typing import ClassVar\nclass LockstepError(Exception):\n    """E."""\n',
         "lockstep/engine/loop.py": '"""L."""\n',
         "lockstep/engine/step.py": '"""S."""\n',
+        "tests/unit/test_x.py": "",
     }.items():
         _write(tmp_path / name, text)
     for rule in rules.ALL:

@@ -23,7 +23,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"procs": 0}, "procs is '0'"),
         ({"procs": "2:1"}, "procs is '2:1'"),
         ({"procs": True}, "procs is 'True'"),
-        ({"run_dir": ""}, "run-dir is empty"),
+        ({"run_dir": ""}, "run_dir is empty"),
         ({"resume": "auto"}, "without --run-dir"),
         ({"resume": "nowhere"}, "is no checkpoint"),
     ],
