@@ -19,6 +19,9 @@ from torch import Tensor
 from lockstep.data.images import SCALES, ByteArray
 from lockstep.data.keyed import KeyArray, uniforms
 
+# A pool of threads in each loader process would only be in its own way, and does not survive a fork.
+cv2.setNumThreads(0)
+
 _NUM_TRIES = 10
 
 

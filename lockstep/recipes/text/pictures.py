@@ -20,6 +20,9 @@ from lockstep.errors import DataError
 from lockstep.recipes.text import packed_lmdb
 from lockstep.recipes.text.config import HEIGHT_PX
 
+# A pool of threads in each loader process would only be in its own way, and does not survive a fork.
+cv2.setNumThreads(0)
+
 GreyArray = npt.NDArray[np.uint8]
 
 # Wide text lines are small; what is larger than this in a set was not made for it.
