@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -18,9 +17,7 @@ from torch import Tensor
 
 from lockstep.data.images import SCALES, ByteArray
 from lockstep.data.keyed import KeyArray, uniforms
-
-# A pool of threads in each loader process would only be in its own way, and does not survive a fork.
-cv2.setNumThreads(0)
+from lockstep.data.opencv import cv2
 
 _NUM_TRIES = 10
 

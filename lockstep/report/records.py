@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
-
 from lockstep.errors import cannot_write
 
 if TYPE_CHECKING:
@@ -64,14 +62,12 @@ class Records:
         """Put the PNG files of a folder into TensorBoard, under their names."""
         if self._tensorboard_folder is None:
             return
-        from PIL import Image
+        from lockstep.data.images import read_rgb
 
         with _writing(self._tensorboard_folder):
             writer = self._open_tensorboard(self._tensorboard_folder)
             for path in sorted(folder.glob("*.png")):
-                with Image.open(path) as image:
-                    pixels = np.asarray(image.convert("RGB"))
-                writer.add_image(path.stem, pixels, step, dataformats="HWC")
+                writer.add_image(path.stem, read_rgb(path), step, dataformats="HWC")
 
     def truncate_after(self, step: int, *, last_eval: int | None = None) -> None:
         """Take away records of later steps, which will be done again, and a last line that was cut off by a crash.

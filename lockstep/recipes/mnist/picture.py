@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from lockstep.errors import DataError
@@ -19,10 +19,12 @@ GreyArray = npt.NDArray[np.float32]
 
 # Ink fainter than this share of the darkest is taken for paper.
 _FAINT = 0.2
+# A picture of one digit: as floats, it is copied several times.
+_MAX_PIXELS = 25_000_000
 
 
 def read_picture(path: Path, scale: Scale) -> Tensor:
-    """Read a picture of one digit in any form that Pillow knows: (1, H, W) float32, as the model takes it.
+    """Read a picture of one digit: (1, H, W) float32, as the model takes it.
 
     A picture of the training pictures' size is taken as it is. Any other is cut to its ink, scaled so that the ink
     fills the box that it fills in the training pictures, and laid with its centre of mass in the middle. Where the
@@ -50,14 +52,9 @@ def answer(logits: Tensor, num_top: int = 3) -> Mapping[str, Any]:
 
 def _ink(path: Path) -> GreyArray:
     """(H, W), 0 where nothing is written, 1 for full ink."""
-    try:
-        with Image.open(path) as image:
-            image.load()
-            grey = _grey(image)
-    except UnidentifiedImageError as error:
-        raise DataError(f"{path} is not a picture", expected="PNG, JPEG or another form that Pillow reads") from error
-    except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}") from error
+    from lockstep.data.images import Picture  # training does not need it, and would start later
+
+    grey = _grey(Picture(path, max_pixels=_MAX_PIXELS).image())
     border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
     ink = 1 - grey if np.median(border) > 0.5 else grey
     if ink.max() - ink.min() < 0.05:
@@ -72,9 +69,9 @@ def _grey(image: Image.Image) -> GreyArray:
         wide = np.asarray(image, dtype=np.float32)
         bright: GreyArray = np.clip(wide / max(float(wide.max()), 1.0), 0, 1, dtype=np.float32)
         return bright
-    turned = ImageOps.exif_transpose(image).convert("RGBA")
-    paper = Image.new("RGBA", turned.size, "white")
-    grey = Image.alpha_composite(paper, turned).convert("L")
+    image = image.convert("RGBA")
+    paper = Image.new("RGBA", image.size, "white")
+    grey = Image.alpha_composite(paper, image).convert("L")
     return np.asarray(grey, dtype=np.float32) / np.float32(255)
 
 

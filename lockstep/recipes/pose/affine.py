@@ -10,20 +10,17 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
 from lockstep.data.keyed import uniform
+from lockstep.data.opencv import cv2
 from lockstep.recipes.pose.config import DataConfig
 from lockstep.recipes.pose.skeletons import Skeleton
 
 Floats = npt.NDArray[np.float64]
 Pixels = npt.NDArray[np.uint8]
 UNIT_PX = 200.0
-
-# A pool of threads in each loader process would only be in its own way, and does not survive a fork.
-cv2.setNumThreads(0)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import cv2
 import numpy as np
 from faster_coco_eval.core import mask as coco_mask
 
+from lockstep.data.opencv import cv2
 from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Floats, Pixels
 from lockstep.recipes.pose.annotations import Annotations, Outlines, Runs

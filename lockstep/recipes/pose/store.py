@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import os
-import warnings
 import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-import numpy as np
-from PIL import Image, UnidentifiedImageError
-
-from lockstep.data.images import JpegHead, decode_plain_jpeg
+from lockstep.data.images import Picture
+from lockstep.data.picture_file import MAX_FILE_BYTES, read_content, too_large
 from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Pixels
 
-END_OF_JPEG = b"\xff\xd9"
-_ZIP_FAULTS = (OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+# Others have decoders whose memory the file decides on.
+_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Store(Protocol):
@@ -58,10 +53,7 @@ class Folder:
 
     def read(self, name: str) -> bytes:
         """A picture's file."""
-        try:
-            return (self._path / name).read_bytes()
-        except OSError as error:
-            raise DataError(f"{self._path / name} can't be read: {error.strerror or error}") from error
+        return read_content(self._path / name)
 
 
 class Zip:
@@ -85,9 +77,18 @@ class Zip:
 
     def read(self, name: str) -> bytes:
         """A picture's file."""
+        file = self._opened()
         try:
-            return self._opened().read(self._names[str(PurePosixPath(name))])
-        except _ZIP_FAULTS as error:
+            member = file.getinfo(self._names[str(PurePosixPath(name))])
+            # What is read is never more than the size given here, whatever the member unpacks to.
+            if member.file_size > MAX_FILE_BYTES:
+                raise too_large(f"{name} in {self._path}", member.file_size)
+            if member.compress_type not in _PACKINGS:
+                raise DataError(f"{name} is packed in a way that is not read", where=self._path, do="pack it as a zip")
+            return file.read(member)
+        except DataError:
+            raise
+        except Exception as error:  # of a damaged file, zipfile raises whatever comes up
             raise DataError(f"{name} can't be read from {self._path}: {str(error) or type(error).__name__}") from error
 
     def _opened(self) -> zipfile.ZipFile:
@@ -95,7 +96,7 @@ class Zip:
         if self._file is None or self._pid != os.getpid():
             try:
                 self._file, self._pid = zipfile.ZipFile(self._path), os.getpid()
-            except (OSError, zipfile.BadZipFile) as error:
+            except Exception as error:
                 raise DataError(f"{self._path} can't be opened: {error}", expected="a zip file of pictures") from error
         return self._file
 
@@ -140,21 +141,6 @@ def decode(content: bytes, name: str, size: tuple[int, int]) -> Pixels:
     Raises:
         DataError: It is no picture, is damaged, or has another size.
     """
-    head = JpegHead.find(content)
-    try:
-        # The quick way says nothing of a file that is cut off: those have no end marker, and go to Pillow.
-        if head is not None and head.is_plain and content.endswith(END_OF_JPEG):
-            _check_size(name, head.size, size)
-            return decode_plain_jpeg(content)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice as large is an error
-            image = Image.open(io.BytesIO(content))
-        _check_size(name, image.size, size)
-        pixels = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-    except Image.DecompressionBombError as error:
-        raise DataError(f"the picture {name} claims to be enormous", reason=error) from error
-    except UnidentifiedImageError as error:
-        raise DataError(f"{name} is not a picture", expected="JPEG, PNG or another form that Pillow reads") from error
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise DataError(f"the picture {name} is damaged: {error}", do="put a whole one in its place") from error
-    return pixels
+    picture = Picture(name, content, upright=False)
+    _check_size(name, picture.size, size)
+    return picture.pixels()

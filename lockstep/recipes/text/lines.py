@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
+from lockstep.data.opencv import cv2
 from lockstep.recipes.text.config import HEIGHT_PX, StyleConfig
 from lockstep.recipes.text.fonts import Font, draw_text
 from lockstep.recipes.text.pictures import GreyArray

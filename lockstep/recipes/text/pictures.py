@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,12 +15,9 @@ from torch import Tensor
 
 from lockstep.data.images import Picture, read_rgb
 from lockstep.data.keyed import IntArray
-from lockstep.errors import DataError
+from lockstep.data.opencv import cv2
 from lockstep.recipes.text import packed_lmdb
 from lockstep.recipes.text.config import HEIGHT_PX
-
-# A pool of threads in each loader process would only be in its own way, and does not survive a fork.
-cv2.setNumThreads(0)
 
 GreyArray = npt.NDArray[np.uint8]
 
@@ -98,8 +94,5 @@ def _grey(rgb: npt.NDArray[np.uint8]) -> GreyArray:
 
 
 def _packed(folder: Path, number: int) -> Picture:
-    picture = Picture(f"image-{number:09d} of {folder}", packed_lmdb.read_picture(folder, number))
-    width, height = picture.size
-    if width * height > _MAX_PACKED_PIXELS:
-        raise DataError(f"{picture.path} is no line of text: {width} x {height} pixels")
-    return picture
+    content = packed_lmdb.read_picture(folder, number)
+    return Picture(f"image-{number:09d} of {folder}", content, max_pixels=_MAX_PACKED_PIXELS)

@@ -1,0 +1,194 @@
+"""Opens picture files of unknown origin: a fixed list of formats, and limits that are checked before decoding.
+
+Pillow knows some forty formats. One starts a program (EPS runs Ghostscript), several fail with any exception on a
+damaged file, and all of them are reached by a file's content, whatever its name is. docs/adr/0028 has the reasons.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import warnings
+from pathlib import Path
+
+# The import registers a format with Pillow, which otherwise imports all of its formats.
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    PpmImagePlugin,
+    TiffImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
+
+from lockstep.errors import DataError
+
+_PLUGINS = (
+    JpegImagePlugin.JpegImageFile, PngImagePlugin.PngImageFile, WebPImagePlugin.WebPImageFile,
+    BmpImagePlugin.BmpImageFile, GifImagePlugin.GifImageFile, TiffImagePlugin.TiffImageFile,
+    PpmImagePlugin.PpmImageFile,
+)  # fmt: skip
+FORMATS = tuple(plugin.format for plugin in _PLUGINS if plugin.format)
+FORMATS_TEXT = "JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
+
+# A file of a few bytes can claim any size. Pillow refuses from here on too.
+MAX_PIXELS = 178_956_970
+# What a picture may take in memory: its file, and what decoding needs at its peak.
+MAX_MEMORY_BYTES = 700_000_000
+MAX_FILE_BYTES = 256 * 1024 * 1024
+
+# Bytes that decoding and the conversion to RGB take per pixel at their peak, with Pillow's four bytes per pixel.
+# Measured by tests/unit/data/test_picture_limits.py. A progressive JPEG file keeps all coefficients until its end.
+_BYTES_PER_PIXEL = {"JPEG": 10, "MPO": 10, "WEBP": 17, "TIFF": 12}
+_OTHERS_BYTES_PER_PIXEL = 9
+# JPEG files decoded without Pillow.
+BASELINE_BYTES_PER_PIXEL, PROGRESSIVE_BYTES_PER_PIXEL = 3, 9
+# Of pixels over all scans of a progressive JPEG file. Usual files have about 10 scans, and each goes over the whole
+# picture, even if it takes a few bytes.
+_MAX_SCANNED_PIXELS, _MANY_SCANS = 2_000_000_000, 100
+
+_TILE_WIDTH, _TILE_LENGTH = 322, 323  # TIFF tags
+
+
+def read_content(path: Path | str) -> bytes:
+    """All of a regular file: as `Path.read_bytes`, without the file object, which takes longer than the reading.
+
+    Raises:
+        DataError: The file can't be read, is a FIFO or a device, or is too large for a picture.
+    """
+    try:
+        # Without O_NONBLOCK, opening a FIFO waits for a writer.
+        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(number)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
+            if status.st_size > MAX_FILE_BYTES:
+                raise too_large(path, status.st_size)
+            content = os.read(number, status.st_size + 1)
+            # A file may grow while it is read.
+            while len(content) <= MAX_FILE_BYTES and (more := os.read(number, 1 << 20)):
+                content += more
+            return content
+        finally:
+            os.close(number)
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise damaged(path, error) from error
+
+
+def open_image(content: bytes | bytearray, name: Path | str) -> Image.Image:
+    """Open a picture of one of the allowed formats. Its pixels are not decoded yet.
+
+    Args:
+        content: The file.
+        name: What errors call it.
+
+    Raises:
+        DataError: It is no picture of these formats, is damaged, or claims to be enormous.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS is our limit
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
+        is_small = image.width * image.height <= MAX_PIXELS and _tiles_are_small(image)
+    except Image.DecompressionBombError:
+        raise enormous(name) from None
+    except UnidentifiedImageError:
+        raise not_a_picture(name, content) from None
+    except Exception as error:  # the readers of formats raise whatever comes up
+        raise damaged(name, error) from error
+    if not is_small:
+        raise enormous(name)
+    return image
+
+
+def check_memory(name: Path | str, num_bytes: int, image: Image.Image) -> None:
+    """See that an opened picture can be decoded and converted within the limit on memory.
+
+    Args:
+        name: What errors call it.
+        num_bytes: The file's size.
+        image: The picture, at the scale at which it is to be decoded.
+
+    Raises:
+        DataError: It takes more than that.
+    """
+    per_pixel = _BYTES_PER_PIXEL.get(image.format or "", _OTHERS_BYTES_PER_PIXEL)
+    check_size(name, num_bytes, image.width * image.height, per_pixel, f" for a {image.format} file")
+
+
+def check_size(name: Path | str, num_bytes: int, num_pixels: int, bytes_per_pixel: int, kind: str = "") -> None:
+    """`check_memory` by numbers."""
+    if num_bytes + num_pixels * bytes_per_pixel > MAX_MEMORY_BYTES:
+        most = max(0, MAX_MEMORY_BYTES - num_bytes) // bytes_per_pixel
+        raise DataError(
+            f"the picture {name} has {num_pixels:,} pixels, too many to decode in memory",
+            allowed=f"up to {most:,} pixels{kind}",
+            do="make it smaller, or take it out",
+        )
+
+
+def check_scans(name: Path | str, content: bytes, size: tuple[int, int]) -> None:
+    """See that a progressive JPEG file does not go over its picture again and again.
+
+    Raises:
+        DataError: It has too many scans for its size.
+    """
+    num_scans = content.count(b"\xff\xda")
+    if num_scans > min(_MANY_SCANS, _MAX_SCANNED_PIXELS // (size[0] * size[1])):
+        raise DataError(
+            f"the picture {name} has {num_scans:,} scans, which would take long to decode",
+            likely="made to waste time, or a damaged file",
+            do="save it anew, or take it out",
+        )
+
+
+def _tiles_are_small(image: Image.Image) -> bool:
+    """Whether a TIFF file's tiles fit the picture: each is decoded whole, however little of it shows."""
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return True
+    width, height = image.tag_v2.get(_TILE_WIDTH, 0), image.tag_v2.get(_TILE_LENGTH, 0)
+    return int(width) * int(height) <= max(4 * image.width * image.height, 1 << 24)
+
+
+def enormous(name: Path | str, max_pixels: int = MAX_PIXELS) -> DataError:
+    """The error for a picture of more pixels than are allowed."""
+    return DataError(
+        f"{name} claims to be a picture of more than {max_pixels:,} pixels",
+        likely="a decompression bomb, or a damaged file",
+        do="make it smaller, or take it out",
+    )
+
+
+def too_large(name: Path | str, num_bytes: int) -> DataError:
+    """The error for a file that is larger than any picture is allowed to be."""
+    return DataError(
+        f"{name} has {num_bytes:,} bytes, too many for a picture",
+        allowed=f"up to {MAX_FILE_BYTES:,} bytes",
+        do="make it smaller, or take it out",
+    )
+
+
+def not_a_picture(name: Path | str, content: bytes | bytearray) -> DataError:
+    """The error for a file of another kind."""
+    if not content:
+        return DataError(f"{name} is empty", expected="a picture")
+    return DataError(f"{name} is not a picture", expected=FORMATS_TEXT)
+
+
+def damaged(name: Path | str, error: Exception) -> DataError:
+    """The error for a picture that can't be read or decoded."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return DataError(f"{name} can't be read: {error.strerror or error}")
+    return DataError(
+        f"the picture {name} is damaged",
+        reason=str(error) or type(error).__name__,
+        do="take it out, or put a whole one in its place",
+    )
