@@ -6,6 +6,7 @@ segmentation fault. In a reading process the pool would also compete with the ot
 
 from __future__ import annotations
 
-import cv2 as cv2
+import cv2 as _cv2
 
-cv2.setNumThreads(0)
+_cv2.setNumThreads(0)
+cv2 = _cv2

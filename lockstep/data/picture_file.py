@@ -44,7 +44,7 @@ MAX_FILE_BYTES = 256 * 1024 * 1024
 
 # Bytes that decoding and the conversion to RGB take per pixel at their peak, with Pillow's four bytes per pixel.
 # Measured by tests/unit/data/test_picture_limits.py. A progressive JPEG file keeps all coefficients until its end.
-_BYTES_PER_PIXEL = {"JPEG": 10, "MPO": 10, "WEBP": 17, "TIFF": 12}
+_BYTES_PER_PIXEL = {"progressive": 12, "WEBP": 17, "TIFF": 12}
 _OTHERS_BYTES_PER_PIXEL = 9
 # JPEG files decoded without Pillow.
 BASELINE_BYTES_PER_PIXEL, PROGRESSIVE_BYTES_PER_PIXEL = 3, 9
@@ -120,7 +120,8 @@ def check_memory(name: Path | str, num_bytes: int, image: Image.Image) -> None:
     Raises:
         DataError: It takes more than that.
     """
-    per_pixel = _BYTES_PER_PIXEL.get(image.format or "", _OTHERS_BYTES_PER_PIXEL)
+    kind = "progressive" if "progressive" in image.info else image.format or ""
+    per_pixel = _BYTES_PER_PIXEL.get(kind, _OTHERS_BYTES_PER_PIXEL)
     check_size(name, num_bytes, image.width * image.height, per_pixel, f" for a {image.format} file")
 
 

@@ -29,7 +29,7 @@ def font_places() -> list[Path]:
 
 def font_files(places: Iterable[Path]) -> set[Path]:
     """The font files in some folders and below."""
-    return {file for place in places for file in place.rglob("*") if file.suffix.lower() in _ENDINGS}
+    return {file for place in places for file in place.rglob("*") if file.suffix.lower() in _ENDINGS and file.is_file()}
 
 
 @functools.lru_cache(maxsize=512)

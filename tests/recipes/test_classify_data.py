@@ -109,7 +109,8 @@ def test_the_reference_split_can_be_given_as_csv_files(repo: Path, parity_folder
         parts["val"] += [f"{root / file},{name}" for file in files if file in val]
     for part, lines in parts.items():
         (tmp_path / f"{part}.csv").write_text("\n".join(["path,label", *lines]))
-    found = find_pictures(DataConfig(train=tmp_path / "train.csv", eval=tmp_path / "val.csv"), seed=0)
+    lists = {part: tmp_path / f"{part}.csv" for part in ("train", "val")}
+    found = find_pictures(DataConfig(train=lists["train"], eval=lists["val"], images=root), seed=0)
     assert {name: place for place, name in enumerate(found.classes)} == {
         name: int(place) for place, name in recorded["class_indices"].items()
     } or dict(zip(found.classes, range(5), strict=True)) == recorded["class_indices"]

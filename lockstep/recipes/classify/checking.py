@@ -9,16 +9,19 @@ from pathlib import Path
 
 from lockstep.data.images import read_rgb
 from lockstep.errors import DataError
-from lockstep.recipes.classify.listing import Files
+from lockstep.recipes.classify.listing import Files, folder_of
 
 
-def drop_unreadable(files: Files, base: Path, least: int = 1) -> tuple[Files, dict[str, str]]:
+def drop_unreadable(
+    files: Files, base: Path, least: int = 1, images: Path | None = None
+) -> tuple[Files, dict[str, str]]:
     """Read every picture whole, and leave out those that can't be.
 
     Args:
         files: By class, relative to the base.
         base: A folder, or a CSV file in it.
         least: How many of each class have to be left, of those that have so many.
+        images: What a CSV file's paths are relative to, if not its own folder.
 
     Returns:
         The files that can be read, and why each of the others can't.
@@ -26,8 +29,7 @@ def drop_unreadable(files: Files, base: Path, least: int = 1) -> tuple[Files, di
     Raises:
         DataError: Of a class too few are left, or nothing at all is.
     """
-    base = base.expanduser()
-    folder = base.parent if base.is_file() else base
+    folder = folder_of(base, images)
     names = [file for found in files.values() for file in found]
     # Decoding lets other threads run.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

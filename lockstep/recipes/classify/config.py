@@ -43,6 +43,9 @@ class DataConfig(Settings):
     eval: Path | None = Field(
         default=None, description="with root or train: class folders that are held out, or such a CSV file"
     )
+    images: Path | None = Field(
+        default=None, description="folder of the pictures that CSV files name; null: the folder of each CSV file"
+    )
     eval_share: float = Field(default=0.2, gt=0, lt=1, description="share of each class that is held out of root")
     classes: tuple[str, ...] | None = Field(
         default=None, description="the classes, in the model's order; null: all that are found, by name"

@@ -19,10 +19,11 @@ from lockstep.data.crop import Box, RandomBoxes, centre_square, fitting_scale, r
 from lockstep.data.decoded import DecodedPictures
 from lockstep.data.images import ByteArray, Picture
 from lockstep.data.keyed import IntArray, KeyArray, uniform
+from lockstep.data.names import first_outside, outside
 from lockstep.data.samples import Batch
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
-from lockstep.recipes.classify.listing import Files
+from lockstep.recipes.classify.listing import IMAGES_CURE, Files, folder_of
 
 # Of a sample's random numbers, the first says whether it is mirrored; the part that is taken uses those after it.
 _FLIP, _CROP = 0, 1
@@ -205,8 +206,10 @@ def open_files(base: Path, files: Files, classes: Sequence[str], config: DataCon
     Raises:
         DataError: One that was listed when the run began is not there.
     """
-    base = base.expanduser().absolute()
-    base = base.parent if base.is_file() else base
+    base = folder_of(base, config.images)
+    name = first_outside((file for found in files.values() for file in found), base, base)
+    if name is not None:
+        raise outside(name, base, where=None, do=IMAGES_CURE)
     paths = [base / file for name in classes for file in files.get(name, [])]
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import csv
 import difflib
 import hashlib
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.config.plain_file import read_plain
+from lockstep.data.names import first_outside, outside
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
 
@@ -21,6 +24,9 @@ ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".
 _HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
 
 _CSV_COLUMNS = "a picture's path, a comma, its class;\na first line that names columns is path,label"
+
+_MAX_CSV_BYTES = 1 << 30
+IMAGES_CURE = "correct the line, or give a folder that all pictures are in as data.images"
 
 # Class -> files, relative to the folder in which they were listed.
 Files = dict[str, list[str]]
@@ -68,24 +74,25 @@ def find_pictures(config: DataConfig, seed: int, choose: Choose = take_all) -> L
             "or data.train=DIR data.eval=DIR, or CSV files of path,label\n"
             "to try without: lockstep data make classify --out DIR",
         )
-    listed = list_either(path, "data.train") if config.root is None else list_folder(path, "data.root")
+    listed = list_folder(path, "data.root") if config.train is None else list_either(path, "data.train", config.images)
     found = _chosen(listed, config.classes, path)
     if config.eval is None:
         train, held_out = split(choose(found, path, 2), config.eval_share, seed)
         return Listing(list(found), train, held_out)
-    held_out = list_held_out(config.eval, list(found), restrict=config.classes is not None)
+    held_out = list_held_out(config.eval, list(found), config.images, restrict=config.classes is not None)
     return Listing(list(found), choose(found, path, 1), choose(held_out, config.eval, 0))
 
 
-def list_held_out(path: Path, classes: Sequence[str], *, restrict: bool = False) -> Files:
+def list_held_out(path: Path, classes: Sequence[str], images: Path | None = None, *, restrict: bool = False) -> Files:
     """The held-out pictures of a person's own split.
 
     Args:
         path: Class folders or a CSV file.
         classes: Those of the training pictures.
+        images: What a CSV file's paths are relative to, if not its own folder.
         restrict: Leave other classes out, instead of complaining.
     """
-    held_out = list_either(path, "data.eval")
+    held_out = list_either(path, "data.eval", images)
     unknown = [name for name in held_out if name not in classes]
     if unknown and not restrict:
         near = difflib.get_close_matches(unknown[0], classes, n=1)
@@ -98,9 +105,17 @@ def list_held_out(path: Path, classes: Sequence[str], *, restrict: bool = False)
     return {name: held_out[name] for name in classes if name in held_out}
 
 
-def list_either(path: Path, setting: str) -> Files:
+def list_either(path: Path, setting: str, images: Path | None = None) -> Files:
     """Class folders, or a CSV file."""
-    return read_csv(path.expanduser()) if path.expanduser().is_file() else list_folder(path, setting)
+    return read_csv(path.expanduser(), images) if path.expanduser().is_file() else list_folder(path, setting)
+
+
+def folder_of(path: Path, images: Path | None = None) -> Path:
+    """What listed files are relative to: the folder of classes; of a CSV file `images`, or its own folder."""
+    path = path.expanduser().absolute()
+    if not path.is_file():
+        return path
+    return path.parent if images is None else images.expanduser().absolute()
 
 
 def list_folder(folder: Path, setting: str) -> Files:
@@ -147,34 +162,37 @@ def list_folder(folder: Path, setting: str) -> Files:
     return files
 
 
-def read_csv(path: Path) -> Files:
+def read_csv(path: Path, images: Path | None = None) -> Files:
     """Pictures named by a CSV file of path,label, with or without that as its first line.
 
-    Paths are relative to the CSV file's folder, or absolute.
+    Paths are relative to `images`, or else to the CSV file's folder, and do not lead out of it.
 
     Raises:
         DataError: A line has another form, or names a file that isn't there.
     """
     files: Files = {}
+    folder = folder_of(path, images)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            for row in (reader := csv.reader(file, skipinitialspace=True)):
-                where = f"{path}:{reader.line_num}"
-                if not row or (reader.line_num == 1 and [cell.strip().lower() for cell in row] == ["path", "label"]):
-                    continue
-                if len(row) != 2 or not all(cell.strip() for cell in row):
-                    raise DataError(
-                        f"{where} is not of the form path,label",
-                        given=",".join(row) or "an empty line",
-                        expected=_CSV_COLUMNS,
-                    )
-                name, label = (cell.strip() for cell in row)
-                if not (path.parent / name).is_file():
-                    raise DataError(
-                        f"{where} names a picture that is not there: {path.parent / name}",
-                        expected=_CSV_COLUMNS if reader.line_num == 1 else None,
-                    )
-                files.setdefault(label, []).append(name)
+        text = read_plain(path, _MAX_CSV_BYTES).decode("utf-8-sig")
+        for row in (reader := csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)):
+            where = f"{path}:{reader.line_num}"
+            if not row or (reader.line_num == 1 and [cell.strip().lower() for cell in row] == ["path", "label"]):
+                continue
+            if len(row) != 2 or not all(cell.strip() for cell in row):
+                raise DataError(
+                    f"{where} is not of the form path,label",
+                    given=",".join(row) or "an empty line",
+                    expected=_CSV_COLUMNS,
+                )
+            name, label = (cell.strip() for cell in row)
+            if first_outside([name], folder, folder) is not None:
+                raise outside(name, folder, where=where, do=IMAGES_CURE)
+            if not (folder / name).is_file():
+                raise DataError(
+                    f"{where} names a picture that is not there: {folder / name}",
+                    expected=_CSV_COLUMNS if reader.line_num == 1 else None,
+                )
+            files.setdefault(label, []).append(name)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is no text in UTF-8", expected="a folder, or a CSV file of path,label") from error
     except (OSError, csv.Error) as error:
@@ -214,13 +232,12 @@ def num_in_both(listing: Listing, config: DataConfig) -> int:
     base = config.root or config.train
     if config.eval is None or base is None:
         return 0
-    trained = set(_whole_paths(base, listing.train))
-    return sum(path in trained for path in _whole_paths(config.eval, listing.held_out))
+    trained = set(_whole_paths(folder_of(base, config.images), listing.train))
+    return sum(path in trained for path in _whole_paths(folder_of(config.eval, config.images), listing.held_out))
 
 
-def _whole_paths(path: Path, files: Files) -> Iterator[str]:
-    path = path.expanduser()
-    base = os.path.abspath(path.parent if path.is_file() else path)
+def _whole_paths(folder: Path, files: Files) -> Iterator[str]:
+    base = os.path.abspath(folder)
     return (os.path.normpath(os.path.join(base, file)) for found in files.values() for file in found)
 
 

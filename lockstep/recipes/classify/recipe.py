@@ -33,7 +33,7 @@ def facts(config: Config) -> Mapping[str, Any]:
     skipped: dict[str, str] = {}
 
     def choose(files: Files, path: Path, least: int) -> Files:
-        kept, faults = drop_unreadable(files, path, least)
+        kept, faults = drop_unreadable(files, path, least, data.images)
         skipped.update(faults)
         return kept
 
@@ -105,9 +105,9 @@ def _open(config: Config, facts: Mapping[str, Any], *, train: bool) -> PictureFi
     other = config.data.eval
     if not train and other is not None and _whole(other) != facts["held_out_from"]:
         # The run's model is asked about other pictures than those that were held out from it.
-        files = list_held_out(other, facts["classes"], restrict=config.data.classes is not None)
+        files = list_held_out(other, facts["classes"], config.data.images, restrict=config.data.classes is not None)
         if config.data.on_error == "skip":
-            files, _ = drop_unreadable(files, other, least=0)
+            files, _ = drop_unreadable(files, other, 0, config.data.images)
     return open_files(_base(config, train=train), files, facts["classes"], config.data, train=train)
 
 

@@ -8,7 +8,9 @@ description on MNIST's own page (LeCun, Cortes and Burges).
 from __future__ import annotations
 
 import gzip
+import io
 import lzma
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -16,10 +18,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from lockstep.config.plain_file import read_plain
 from lockstep.errors import DataError
 
 ByteArray = npt.NDArray[np.uint8]
 ENDINGS = ("", ".gz", ".xz")
+# More than the largest published set of digits (EMNIST's, 188 MB). A megabyte of gzip can unpack to a gigabyte.
+MAX_BYTES = 1 << 28
+_XZ_MEMORY_BYTES = 1 << 28  # for the dictionary, whose size the file decides on
 
 
 def read_idx(path: Path, num_dims: int) -> ByteArray:
@@ -32,12 +38,13 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
     Raises:
         DataError: The file can't be read or unpacked, is empty or cut off, or is not such an IDX file.
     """
-    content = _unpacked(path)
+    head_bytes = 4 + 4 * num_dims
+    packed = _packed(path)
+    content = _unpacked(path, packed, head_bytes)
     expected = f"an IDX file of unsigned bytes with {num_dims} dimension{'s' if num_dims > 1 else ''}"
     again = "delete the file and fetch it again"
     if not content:
         raise DataError(f"{path} is empty", expected=expected, do=again)
-    head_bytes = 4 + 4 * num_dims
     magic = bytes((0, 0, 8, num_dims))
     if content[:4] != magic[: len(content)]:
         given = " ".join(f"{byte:02x}" for byte in content[:4])
@@ -52,32 +59,51 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
             do=again,
         )
     shape = struct.unpack_from(f">{num_dims}I", content, 4)
-    size = head_bytes + int(np.prod(shape, dtype=np.int64))
-    if len(content) != size:
-        fault = "is cut off" if len(content) < size else "goes on after its end"
-        wanted = " x ".join(f"{length:,}" for length in shape)
+    size = head_bytes + math.prod(shape)
+    wanted = " x ".join(f"{length:,}" for length in shape)
+    if size > MAX_BYTES:
         raise DataError(
-            f"{path} {fault}: {len(content):,} bytes",
+            f"{path} claims to hold {size:,} bytes",
+            given=f"its head promises {wanted}",
+            allowed=f"up to {MAX_BYTES:,} bytes",
+            do=again,
+        )
+    # One byte more than the head promises shows that the file goes on.
+    content = _unpacked(path, packed, size + 1)
+    if len(content) != size:
+        is_short = len(content) < size
+        fault = f"is cut off: {len(content):,} bytes" if is_short else f"goes on after its end: over {size:,} bytes"
+        raise DataError(
+            f"{path} {fault}",
             expected=f"{size:,} bytes: its head promises {wanted}",
             do=again,
         )
     return np.frombuffer(content, np.uint8, offset=head_bytes).reshape(shape)
 
 
-def _unpacked(path: Path) -> bytes:
+def _packed(path: Path) -> bytes:
     try:
-        packed = path.read_bytes()
+        return read_plain(path, MAX_BYTES)
     except OSError as error:
         raise DataError(
             f"{path} can't be read: {error.strerror or error}", do="check the path and its rights"
         ) from error
+
+
+def _unpacked(path: Path, packed: bytes, num_bytes: int) -> bytes:
+    """The first bytes of a file, unpacked."""
     if not packed:
         return b""
     try:
         if path.suffix == ".gz":
-            return gzip.decompress(packed)
+            with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
+                return file.read(num_bytes)
         if path.suffix == ".xz":
-            return lzma.decompress(packed)
+            unpacker = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
+            content = unpacker.decompress(packed, num_bytes)
+            if len(content) < num_bytes and not unpacker.eof:
+                raise EOFError("its end is missing")
+            return content
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(
             f"{path} can't be unpacked: {error}",
@@ -85,4 +111,4 @@ def _unpacked(path: Path) -> bytes:
             likely="cut off or damaged",
             do="delete the file and fetch it again",
         ) from error
-    return packed
+    return packed[:num_bytes]

@@ -129,7 +129,7 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
     category = _person(categories, skeleton, path)
     picture = Fields(images, "images", path)
     ids = picture.column("id", _is_64_bit, "a whole number of 64 bits")
-    names = picture.column("file_name", is_name, "a file name, without .. or a leading /")
+    names = picture.column("file_name", is_name, "a file name that can be printed, without .. or a leading /")
     sizes = f"a whole number of pixels, up to {MAX_PIXELS:,} in the picture"
     widths, heights = (picture.column(name, _is_side, sizes) for name in ("width", "height"))
     picture.unique("id", ids)

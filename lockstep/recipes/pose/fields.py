@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.config.plain_file import parse_json, read_plain
 from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Floats
 
 # No picture has so many pixels, and the square of this is still a number: what is larger is a slip.
 LARGEST = 1e9
 _SHOWN = 60
+MAX_JSON_BYTES = 1 << 31  # COCO's largest file of annotations has 450 MB
 
 
 class Fields:
@@ -102,7 +104,10 @@ class Fields:
 
 def shown(value: Any) -> str:
     """A value of the file as one sees it there, its beginning if it is long."""
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "lists or objects that are nested too deeply"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
@@ -117,11 +122,10 @@ def read_json(path: Path) -> dict[str, Any]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with path.open("rb") as file:
-            content = json.load(file)
+        content = parse_json(read_plain(path, MAX_JSON_BYTES))
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror or error}", expected=expected) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}", expected=expected) from error
     finally:
         if was_enabled:
@@ -186,4 +190,4 @@ def is_name(value: Any) -> bool:
     if not isinstance(value, str) or not value:
         return False
     name = PurePosixPath(value)
-    return not name.is_absolute() and ".." not in name.parts and "\\" not in value and "\0" not in value
+    return not name.is_absolute() and ".." not in name.parts and "\\" not in value and value.isprintable()

@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from lockstep.config.plain_file import read_plain
 from lockstep.data.keyed import IntArray
 from lockstep.errors import DataError
 
 BLANK = 0
 UNKNOWN = -1
+MAX_ALPHABET_BYTES = 1 << 24  # Unicode has a million characters of up to four bytes
 
 CodeArray = npt.NDArray[np.uint32]
 
@@ -100,7 +102,7 @@ def read_alphabet(path: Path) -> Alphabet:
         DataError: The file can't be read, or is neither.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_plain(path, MAX_ALPHABET_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -126,7 +128,7 @@ def read_chars(path: Path) -> list[str]:
         DataError: The file can't be read, or a line has several characters other than "blank" on line 0.
     """
     try:
-        content = path.read_bytes()
+        content = read_plain(path, MAX_ALPHABET_BYTES)
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror or error}") from error
     lines = content.removesuffix(b"\n").split(b"\n")

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from lockstep.config.load import short_path
 from lockstep.data.keyed import IntArray
+from lockstep.data.names import first_outside, outside
 from lockstep.errors import DataError
 from lockstep.recipes.text.alphabet import UNKNOWN, Alphabet, named, read_alphabet, read_chars, text_of
 from lockstep.recipes.text.config import LATIN, Config, DataConfig
@@ -98,6 +99,8 @@ def choose(config: Config, alphabet: Alphabet, *, train: bool) -> Chosen:
         raise _unknown_error(labels, alphabet, unknown)
     places = np.setdiff1d(places, unknown)
     folder = None if path.is_dir() else _picture_folder(labels, data, places)
+    if folder is not None:
+        _check_names(labels, data, places, folder)
     groups = _groups(labels, data.widths, places, folder) if len(data.widths) > 1 else None
     num_steps = np.array([config.model.num_steps(width) for width in data.widths], dtype=np.int64)
     allowed = num_steps[groups] if groups is not None else np.full(len(places), num_steps[0])
@@ -178,6 +181,18 @@ def _picture_folder(labels: Labels, config: DataConfig, places: IntArray) -> Pat
             do="data.images=FOLDER says where the pictures are",
         )
     return found
+
+
+def _check_names(labels: Labels, config: DataConfig, places: IntArray, folder: Path) -> None:
+    """Refuse a label file that names files outside of the data's folder."""
+    if b".." not in labels.names and not labels.names.startswith(b"/") and b"\n/" not in labels.names:
+        return
+    root = config.images or config.root or labels.path.parent
+    for place in places.tolist():
+        name = first_outside([labels.name(place)], folder, root)
+        if name is not None:
+            do = "correct the line, or give a folder that all pictures are in as data.images"
+            raise outside(name, root, where=labels.where(place), do=do)
 
 
 def _groups(labels: Labels, widths: tuple[int, ...], places: IntArray, folder: Path | None) -> IntArray:

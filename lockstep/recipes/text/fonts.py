@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from lockstep.config.plain_file import read_plain
 from lockstep.errors import DataError
 from lockstep.recipes.text.alphabet import named
 from lockstep.report.fonts import covered, family_of, font_files, font_places
+
+_MAX_FONT_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def find_fonts(folder: Path | None, characters: str) -> list[Font]:
         family = family_of(file)
         can = covered(str(file), characters) if family is not None else ""
         if family is not None and 2 * len(can) >= len(characters):
-            fonts.append(Font(str(file), family, hashlib.sha256(file.read_bytes()).hexdigest()[:16]))
+            fonts.append(Font(str(file), family, _sha256(file)))
             drawn |= set(can)
     where = ", ".join(map(str, places))
     if not fonts:
@@ -65,6 +68,10 @@ def find_fonts(folder: Path | None, characters: str) -> list[Font]:
             do="add a font that has them, or take them out of the alphabet",
         )
     return sorted(fonts, key=lambda font: (font.family, Path(font.path).name, font.path))
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(read_plain(file, _MAX_FONT_BYTES)).hexdigest()[:16]
 
 
 def hold_out(fonts: Sequence[Font], share: float) -> tuple[list[Font], list[Font]]:
@@ -95,7 +102,7 @@ def check_fonts(fonts: Iterable[Font]) -> None:
     """
     for font in fonts:
         try:
-            now = hashlib.sha256(Path(font.path).read_bytes()).hexdigest()[:16]
+            now = _sha256(Path(font.path))
         except OSError as error:
             raise DataError(
                 f"the font {font.path} can't be read: {error.strerror or error}",

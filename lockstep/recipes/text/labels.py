@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.config.load import short_path
+from lockstep.config.plain_file import read_plain
 from lockstep.data.keyed import IntArray
 from lockstep.errors import DataError
 from lockstep.recipes.text import packed_lmdb
@@ -22,6 +23,8 @@ from lockstep.recipes.text.alphabet import CodeArray, codes_of, normalised, read
 from lockstep.recipes.text.config import DataConfig
 
 _CHUNK_LINES = 100_000
+_MAX_DIGITS = 18  # of a number that fits 64 bits
+MAX_LABEL_BYTES = 1 << 30  # ten times as much as three million lines
 _FORMS = {
     "tsv": "path<TAB>text",
     "words": "path text",
@@ -124,7 +127,7 @@ def _read(path: Path, stamp: tuple[int, int], form: str, chars: Path | None, enc
 
 def _chunks(path: Path, encoding: str) -> Iterator[Rows]:
     """The lines of a file that aren't empty, some at a time: as strings they take ten times the room."""
-    content = path.read_bytes()
+    content = _content(path)
     name = _encoding_of(path, content, encoding)
     lines = io.BytesIO(content)
     number = 0
@@ -135,6 +138,13 @@ def _chunks(path: Path, encoding: str) -> Iterator[Rows]:
         number += len(chunk)
         if rows:
             yield rows
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_plain(path, MAX_LABEL_BYTES)
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror or error}", expected="a file with labels") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +226,7 @@ def _pack_index(path: Path, rows: Rows, table: list[str]) -> _Piece:
     counts = np.array([len(label.split()) for label in labels], dtype=np.int64)
     try:
         numbers = np.array(" ".join(labels).split(), dtype=np.int64)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise _bad_number(path, rows, len(table)) from None
     if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(table)):
         raise _bad_number(path, rows, len(table))
@@ -246,9 +256,9 @@ def _lengths(values: Sequence[str] | Sequence[bytes]) -> IntArray:
 def _bad_number(path: Path, rows: Rows, num_chars: int) -> DataError:
     for number, line in rows:
         for field in line.split()[1:]:
-            if not field.isdecimal() or int(field) >= num_chars:
+            if not field.isdecimal() or len(field) > _MAX_DIGITS or int(field) >= num_chars:
                 return DataError(
-                    f"{short_path(path)}:{number} has {field}, which is no number of a character",
+                    f"{short_path(path)}:{number} has {field[:40]}, which is no number of a character",
                     allowed=f"0 to {num_chars - 1:,}",
                     do="data.form=words if labels are texts, or give the right data.chars",
                 )

@@ -6,7 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lockstep.data.picture_file import MAX_FILE_BYTES, too_large
 from lockstep.errors import DataError
+
+_MAX_DIGITS = 9  # as many as the names of entries have
+_MAX_LABEL_BYTES = 1 << 20
 
 
 def read_texts(folder: Path) -> list[str]:
@@ -17,13 +21,17 @@ def read_texts(folder: Path) -> list[str]:
     """
     with _environment(folder).begin() as transaction:
         count = transaction.get(b"num-samples")
-        if count is None or not count.isdigit():
+        if count is None or not count.isdigit() or len(count) > _MAX_DIGITS:
             raise DataError(f"{folder} is not a set of text lines", expected="an entry num-samples with their number")
         texts = []
         for number in range(1, int(count) + 1):
             label = transaction.get(b"label-%09d" % number)
             if label is None:
                 raise DataError(f"{folder} has no label-{number:09d}", given=f"num-samples {int(count):,}")
+            if len(label) > _MAX_LABEL_BYTES:
+                raise DataError(
+                    f"label-{number:09d} of {folder} has {len(label):,} bytes", allowed=f"up to {_MAX_LABEL_BYTES:,}"
+                )
             try:
                 texts.append(label.decode())
             except UnicodeDecodeError as error:
@@ -39,11 +47,14 @@ def read_picture(folder: Path, number: int) -> bytes:
     Raises:
         DataError: There is none.
     """
-    with _environment(folder).begin() as transaction:
+    # As a view: its size is looked at before it is copied.
+    with _environment(folder).begin(buffers=True) as transaction:
         content = transaction.get(b"image-%09d" % number)
-    if content is None:
-        raise DataError(f"{folder} has no image-{number:09d}")
-    return bytes(content)
+        if content is None:
+            raise DataError(f"{folder} has no image-{number:09d}")
+        if len(content) > MAX_FILE_BYTES:
+            raise too_large(f"image-{number:09d} of {folder}", len(content))
+        return bytes(content)
 
 
 _open: dict[Path, Any] = {}
@@ -76,6 +87,17 @@ def _opened(folder: Path) -> Any:
     if not (folder / "data.mdb").is_file():
         raise DataError(f"{folder} is a folder without data.mdb", expected="an LMDB set, or a file with labels")
     try:
-        return lmdb.open(str(folder), readonly=True, lock=False, readahead=False, meminit=False, max_readers=1)
+        opened = lmdb.open(str(folder), readonly=True, lock=False, readahead=False, meminit=False, max_readers=1)
+        num_bytes = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
     except lmdb.Error as error:
         raise DataError(f"{folder} can't be read as an LMDB set: {error}") from error
+    # The file is mapped into memory: to read what is missing would end the process.
+    size = (folder / "data.mdb").stat().st_size
+    if size < num_bytes:
+        opened.close()
+        raise DataError(
+            f"{folder / 'data.mdb'} is cut off: {size:,} bytes",
+            expected=f"{num_bytes:,} bytes",
+            do="copy or download it again",
+        )
+    return opened
