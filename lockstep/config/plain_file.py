@@ -1,0 +1,48 @@
+"""Read a small file of unknown origin: a regular file only, and no more than a limit."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 64 * 1024 * 1024
+
+
+def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """The bytes of a regular file.
+
+    A FIFO, a device or a folder is refused before anything is read from it, so that no read waits or never ends.
+
+    Raises:
+        OSError: The file is missing, is not a regular file, is larger than `max_bytes`, or cannot be read. `strerror`
+            holds the reason.
+    """
+    # Without O_NONBLOCK, opening a FIFO waits for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder, not a file", str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if status.st_size > max_bytes:
+            raise OSError(
+                errno.EFBIG, f"it has {status.st_size:,} bytes, and at most {max_bytes:,} are read", str(path)
+            )
+        return file.read(max_bytes)
+
+
+def parse_json(content: bytes) -> Any:
+    """A JSON value.
+
+    Raises:
+        ValueError: The content is not JSON, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deeply") from None
