@@ -24,6 +24,7 @@ from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
 from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError, LockstepError, TrainError
 from lockstep.recipes.catalog import find
+from lockstep.recipes.trust import trust_named
 from lockstep.report.console import Console
 from lockstep.report.log import log_path
 from lockstep.report.starting import said_if_slow
@@ -191,6 +192,7 @@ def train_command(
     _end_with_caller()
     found = find(source)
     config = load(found.config_class, found.layers, overrides).config
+    trust_named(source)
     here = place_of(ask.procs, ask.init, ask.rank, ask.world_size)
     resume = resume_from(resume, run_dir)
     nodes = nodes_of(ask, config, run_dir)

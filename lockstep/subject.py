@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.recipes.catalog import Source, find
+from lockstep.report.console import Console
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,47 +53,72 @@ class Subject:
             CheckpointError: There is no such run folder or file.
             ConfigError: What was given does not fit together.
         """
-        if self.path.is_file():
+        if os.path.isfile(self.path):  # unlike Path.is_file, never an error
             if self.preset is None:
                 raise ConfigError(
                     f"{self.path} is a file, and nothing says of which model",
                     do="add --preset NAME: a recipe, a preset or a YAML file; or name a run folder",
                 )
             found = find(self.preset)
-        elif self.preset is not None and self.path.is_dir():
+        elif self.preset is not None and os.path.isdir(self.path):
             raise ConfigError("--preset was given with a run folder, which has its settings in it", do="leave it out")
-        elif not self.path.exists():
+        elif not os.path.lexists(self.path):
             raise CheckpointError(f"{self.path} does not exist", runs=", ".join(_runs_near(self.path)))
-        elif not (self.path / "config.yaml").is_file():
+        elif not os.path.lexists(self.path / "config.yaml"):
             raise CheckpointError(f"{self.path} is not a run folder: it has no config.yaml")
         else:
-            found = find(str(self.path / "config.yaml"))
+            found = self._find_run()
         return found, load(found.config_class, found.layers, self.overrides).config
+
+    def _find_run(self) -> Source:
+        from lockstep.engine.recipe_copy import describe_copy
+
+        try:
+            return find(str(self.path / "config.yaml"))
+        except ConfigError as error:
+            raise ConfigError(error.what, **error.facts, run=describe_copy(self.path)) from error
 
     def open(self, found: Source, config: RunConfig, world: World) -> tuple[Parts, nn.Module]:
         """The parts, and the model with its weights, in evaluation mode, on the world's device."""
         from lockstep.engine.build import build_parts, lay_out
-        from lockstep.engine.checkpoint import weights_of
         from lockstep.engine.determinism import configure
         from lockstep.engine.facts import facts_for
         from lockstep.engine.pretrained import load_whole
+        from lockstep.engine.run_weights import weights_of
         from lockstep.engine.weights import load_into
 
         configure(config, world.device)
-        facts = facts_for(found, config, world, self.path if self.preset is None else None)
-        parts = build_parts(config, lambda: found.build(config, facts))
         if self.preset is not None:
+            facts: Mapping[str, Any] = facts_for(found, config, world, None)
+            parts = build_parts(config, lambda: found.build(config, facts))
             load_whole(parts.model, self.path)
         else:
-            path, state = weights_of(self.path, self.checkpoint)
+            facts = self._checked_facts(found, config, world)
+            parts = build_parts(config, lambda: found.build(config, facts))
+            path, state = weights_of(self.path, self.checkpoint, parts.model)
             load_into(parts.model, state, path)
         return parts, lay_out(parts.model, config, world.device).eval()
+
+    def _checked_facts(self, found: Source, config: RunConfig, world: World) -> Mapping[str, Any]:
+        """The run's facts, after a look whether recipe, settings and facts are still those of the run."""
+        from lockstep.engine.facts import facts_for
+        from lockstep.engine.recipe_copy import recipe_change
+        from lockstep.engine.run_identity import check_facts, check_settings, facts_sha256
+        from lockstep.engine.run_weights import identity_of
+
+        if world.is_main and (changed := recipe_change(self.path, config.recipe)):
+            Console(sys.stderr).say(changed)
+        checkpoint, kept = identity_of(self.path, self.checkpoint)
+        check_settings(kept, load(found.config_class, found.layers).config, checkpoint, is_resume=False)
+        facts = facts_for(found, config, world, self.path)
+        check_facts(kept, facts_sha256(facts), self.path)
+        return facts
 
 
 def _runs_near(path: Path) -> list[str]:
     """The newest runs where a run was looked for, or else in runs/."""
     for parent in (path.parent, Path("runs")):
-        found = sorted(parent.glob("*/config.yaml"), key=lambda file: file.stat().st_mtime)
+        found = sorted(filter(os.path.isfile, parent.glob("*/config.yaml")), key=os.path.getmtime)
         if found:
             return [str(file.parent) for file in found[-_SHOWN:]]
     return []

@@ -7,9 +7,11 @@ before the guards look.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,12 +19,16 @@ from hypothesis import HealthCheck, settings
 from tests import guards
 
 _ROOT = Path(__file__).resolve().parents[1]
+_CONFIG_HOME = pytest.StashKey[TemporaryDirectory[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # What takes how long says nothing of the code while other programs run beside.
     settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("lockstep")
+    # Training puts recipe files into the user's list of trusted ones: here into one of the tests' own.
+    config.stash[_CONFIG_HOME] = TemporaryDirectory(prefix="lockstep-tests-config-")
+    os.environ["XDG_CONFIG_HOME"] = config.stash[_CONFIG_HOME].name
     # A shell starts what it puts in the background with Ctrl-C ignored, and all programs from there inherit it.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,6 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "lab: long, with a shorter test of the same beside it; make test-cluster runs it"
     )
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _CONFIG_HOME in config.stash:
+        config.stash[_CONFIG_HOME].cleanup()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

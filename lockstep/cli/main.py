@@ -12,7 +12,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train
+from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train, trust
 from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
 from lockstep.cluster.ssh import stop_at_eof
 from lockstep.errors import ConfigError, LockstepError
@@ -60,6 +60,7 @@ app.command("doctor")(doctor.doctor)
 app.command("scale")(scale.scale)
 app.command("plan")(plan.plan)
 app.command("submit")(submit.submit)
+app.command("trust")(trust.trust)
 app.add_typer(data.app, name="data")
 
 

@@ -7,7 +7,6 @@ disk, so a name that is there is a whole checkpoint, unless the disk or a person
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,16 +15,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from lockstep.engine.manifest import (
+    FORMAT,
+    MANIFEST,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    manifest_of,
+    parse_object,
+    sha256_of,
+    verified,
+)
 from lockstep.engine.run_folder import sync_folder, write_whole
 from lockstep.engine.tensor_file import write_tensors
-from lockstep.engine.weights import read
 from lockstep.errors import CheckpointError, cannot_write
+from lockstep.version import __version__
 
-FORMAT = 1
-WEIGHTS, OPTIMIZER, STATE, MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 BEST = "best.json"
 # No module has a colon in its name, so an optimizer's tensors never collide with weights.
 T = TypeVar("T")
@@ -42,6 +51,7 @@ class Checkpoint:
         optimizer: The optimizer's state_dict.
         state: Everything else, as plain JSON.
         average: The moving average of the weights, where there is one.
+        run: What decides the run's bits, to be compared at a resume; see `run_identity`.
     """
 
     step: int
@@ -49,6 +59,7 @@ class Checkpoint:
     optimizer: dict[str, Any]
     state: dict[str, Any] = field(default_factory=dict)
     average: dict[str, Tensor] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
 
 
 def name_of(step: int) -> str:
@@ -148,39 +159,18 @@ def prune(folder: Path, step: int, keep: int, best: int | None) -> None:
             discard(folder / name_of(older))
 
 
-def manifest_of(path: Path) -> dict[str, dict[str, Any]]:
-    """What a checkpoint's manifest says of each of its files; a CheckpointError where it is damaged."""
-    manifest = _parse(path / MANIFEST, _read(path / MANIFEST))
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has format {manifest.get('format')}, this version reads {FORMAT}")
-    files = manifest.get("files")
-    known: dict[str, Any] = files if isinstance(files, dict) else {}
-    for name in (WEIGHTS, OPTIMIZER, STATE):
-        if not isinstance(known.get(name), dict):
-            raise CheckpointError(f"{path / MANIFEST} was altered: it says nothing of {name}")
-    return {name: known[name] for name in (WEIGHTS, OPTIMIZER, STATE)}
-
-
-def check_file(path: Path, expected: dict[str, Any], num_bytes: int, sha256: str) -> None:
-    """See that a file is as the manifest has it; a CheckpointError where it is torn or altered."""
-    if num_bytes != expected.get("bytes"):
-        raise CheckpointError(f"{path} is torn: {num_bytes} of {expected.get('bytes')} bytes")
-    if sha256 != expected.get("sha256"):
-        raise CheckpointError(f"{path} was altered: its SHA-256 is not the manifest's")
-
-
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read and verify a checkpoint. Tensors are on the CPU.
 
     Raises:
         CheckpointError: A file is missing, torn or altered.
     """
-    contents = {}
-    for name, expected in manifest_of(path).items():
-        contents[name] = content = _read(path / name)
-        check_file(path / name, expected, len(content), _sha256(content))
-    tensors = load(contents[WEIGHTS]) | load(contents[OPTIMIZER])
-    return unpack(tensors, _parse(path / STATE, contents[STATE]))
+    contents = {name: verified(path / name, expected) for name, expected in manifest_of(path).items()}
+    try:
+        tensors = load(contents[WEIGHTS]) | load(contents[OPTIMIZER])
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} can't be read as safetensors", reason=error) from None
+    return unpack(tensors, parse_object(path / STATE, contents[STATE]), path)
 
 
 def newest(
@@ -206,33 +196,6 @@ def mark_best(folder: Path, best: dict[str, Any]) -> None:
     write_whole(folder / BEST, json.dumps(best).encode())
 
 
-def weights_of(run: Path, which: str) -> tuple[Path, dict[str, Tensor]]:
-    """The weights of a run folder: the final ones ("last"), those of its best checkpoint ("best"), or of one by name.
-
-    Where the run keeps an average of its weights, that is meant. Before its end, "last" is the newest whole checkpoint.
-
-    Raises:
-        CheckpointError: There is no such checkpoint, or it is not whole.
-    """
-    folder = run / "checkpoints"
-    if which == "best":
-        which = name_of(_parse(folder / BEST, _read(folder / BEST)).get("step", 0))
-    elif which == "last":
-        if (run / WEIGHTS).is_file():
-            return run / WEIGHTS, read(run / WEIGHTS)
-        bad = []
-        for path, one in newest(folder):
-            if not isinstance(one, CheckpointError):
-                return path, one.average or one.weights
-            bad.append(one.what)
-        raise CheckpointError(f"{run} has no weights and no whole checkpoint{' yet' * (not bad)}", found="\n".join(bad))
-    if not (folder / which).is_dir():
-        there = ["last", "best", *map(name_of, steps(folder))]
-        raise CheckpointError(f"{run} has no checkpoint {which}", allowed=", ".join(there))
-    found = load_checkpoint(folder / which)
-    return folder / which, found.average or found.weights
-
-
 def pack(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Part a checkpoint into tensors, by name, and plain JSON."""
     tensors = checkpoint.weights | {f"{_AVERAGE}{name}": tensor for name, tensor in checkpoint.average.items()}
@@ -245,11 +208,28 @@ def pack(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
             else:
                 values[name] = value
     groups = checkpoint.optimizer["param_groups"]
-    return tensors, {"step": checkpoint.step, "state": checkpoint.state, "groups": groups, "values": values}
+    plain = {"step": checkpoint.step, "state": checkpoint.state, "run": checkpoint.run, "groups": groups}
+    return tensors, {**plain, "values": values}
 
 
-def unpack(tensors: dict[str, Tensor], plain: dict[str, Any]) -> Checkpoint:
-    """The inverse of `pack`."""
+def unpack(tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None = None) -> Checkpoint:
+    """The inverse of `pack`.
+
+    Raises:
+        CheckpointError: `plain`, which was read from `path`, does not have the form that `pack` gives it.
+    """
+    try:
+        return _unpack(tensors, plain)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path / STATE if path else STATE} does not have the form of a checkpoint",
+            problem=f"{type(error).__name__}: {error}",
+            likely="another version of Lockstep wrote it",
+            do=f"resume with the version that wrote it; this is {__version__}",
+        ) from None
+
+
+def _unpack(tensors: dict[str, Tensor], plain: dict[str, Any]) -> Checkpoint:
     weights = {name: tensor for name, tensor in tensors.items() if not name.startswith((_OPTIMIZER, _AVERAGE))}
     average = {name.removeprefix(_AVERAGE): tensor for name, tensor in tensors.items() if name.startswith(_AVERAGE)}
     entries: dict[int, dict[str, Any]] = {}
@@ -258,7 +238,10 @@ def unpack(tensors: dict[str, Tensor], plain: dict[str, Any]) -> Checkpoint:
             _, place, key = name.split(":")
             entries.setdefault(int(place), {})[key] = value
     optimizer = {"state": entries, "param_groups": plain["groups"]}
-    return Checkpoint(plain["step"], weights, optimizer, plain["state"], average)
+    if not (isinstance(plain["step"], int) and isinstance(plain["state"], dict) and isinstance(plain["groups"], list)):
+        raise TypeError("step, state or groups is of another type")
+    run = plain.get("run", {})  # since 0.2; none in older checkpoints
+    return Checkpoint(plain["step"], weights, optimizer, plain["state"], average, run if isinstance(run, dict) else {})
 
 
 def _write(path: Path, content: bytes) -> tuple[int, str]:
@@ -266,7 +249,7 @@ def _write(path: Path, content: bytes) -> tuple[int, str]:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    return len(content), _sha256(content)
+    return len(content), sha256_of(content)
 
 
 def _take_name(target: Path) -> Path:
@@ -275,26 +258,3 @@ def _take_name(target: Path) -> Path:
     if target.exists():
         target.rename(nameless)
     return nameless
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} can't be read: {error.strerror}") from None
-
-
-def _parse(path: Path, content: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(content)
-    except ValueError:
-        raise CheckpointError(f"{path} is torn: not JSON") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} was altered: not a JSON object")
-    return value

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -17,7 +19,9 @@ from lockstep.data.order import Order
 from lockstep.data.samples import Samples
 from lockstep.engine.ema import Average
 from lockstep.engine.parts import Parts
+from lockstep.errors import CheckpointError
 from lockstep.parallel.reduce import Reducer
+from lockstep.version import __version__
 
 if TYPE_CHECKING:
     from lockstep.engine.compiled import Compiled
@@ -64,6 +68,38 @@ class Progress:
         """As plain JSON."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any], path: Path) -> Progress:
+        """The inverse of `to_json`.
+
+        Args:
+            state: What a checkpoint holds.
+            path: The checkpoint, for errors.
+
+        Raises:
+            CheckpointError: The checkpoint is of a version of Lockstep with other entries, or was altered.
+        """
+        unknown = sorted(state.keys() - {entry.name for entry in fields(cls)})
+        try:
+            progress = TypeAdapter(cls).validate_python(state)
+            if progress.best is not None:
+                progress.best = {**progress.best, "step": int(progress.best["step"]), "value": progress.best["value"]}
+        except (ValidationError, ValueError, KeyError, TypeError) as error:
+            raise _not_progress(path, unknown, str(error).replace("\n", " ")) from None
+        if unknown:
+            raise _not_progress(path, unknown, "")
+        return progress
+
+
+def _not_progress(path: Path, unknown: list[str], problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {path} can't be used: its state is not one that this version of Lockstep writes",
+        unknown=", ".join(unknown)[:200],
+        problem=problem[:200],
+        likely="a newer version of Lockstep wrote it" if unknown else "it was altered",
+        do=f"resume with the version that wrote it; this is {__version__}",
+    )
+
 
 @dataclass
 class Job:
@@ -85,6 +121,7 @@ class Job:
         shards: This rank's parts of the model, if it is sharded.
         compiled: `model` as training calls it, if it is compiled.
         on_all_gpus: The same, if one process trains on several GPUs.
+        identity: What decides the bits beside data and code, for checkpoints; see `run_identity`.
     """
 
     config: RunConfig
@@ -102,6 +139,7 @@ class Job:
     shards: Shards | None = None
     compiled: Compiled | None = None
     on_all_gpus: nn.Module | None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_steps(self) -> int:

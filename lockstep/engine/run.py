@@ -31,10 +31,12 @@ from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.parts import Parts
 from lockstep.engine.precision import first_scale
+from lockstep.engine.recipe_copy import keep_recipe
 from lockstep.engine.recompute import recompute
 from lockstep.engine.reports import Reports
 from lockstep.engine.request import Request
 from lockstep.engine.run_folder import RunFolder, write_whole
+from lockstep.engine.run_identity import identity
 from lockstep.engine.same_run import check_came_from, check_ranks_agree, check_same_run, plain_settings
 from lockstep.engine.saving import Saver
 from lockstep.engine.stopping import StopFlag
@@ -88,6 +90,7 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
     with said_if_slow("getting ready: data and model" if world.is_main else ""):
         facts = facts_for(recipe, config, world, origin)
         job = make_job(config, lambda: recipe.build(config, facts), world)
+        job.identity = identity(config, facts)
         saver = Saver(folder, config.checkpoint, world)
         passed_over: list[object] = []
         # After a restart the run goes on from what it saved, however it was begun.
@@ -104,6 +107,7 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
                 write_whole(folder.path / "config.diff.yaml", to_yaml(request.diff).encode())
                 write_whole(folder.config, to_yaml(plain_settings(config)).encode())
                 keep_facts(folder, facts)
+                keep_recipe(folder, config.recipe)
             folder.write_json("environment.json", environment(world))
         reports.block(*head(request, job, started))
         for error in passed_over:

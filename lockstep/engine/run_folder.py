@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lockstep.cluster.rollcall import is_running
+from lockstep.config.plain_file import parse_json, read_plain
 from lockstep.errors import CheckpointError, cannot_make, cannot_write, cannot_write_result
 
 # What a killed rank has started holds its folder until it has noticed; on a busy machine that takes a while.
@@ -179,6 +180,11 @@ class RunFolder:
         """Write a JSON file, whole or not at all."""
         write_whole(self.path / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
+    def _repair(self, name: str) -> str:
+        if name == "result.json":
+            return f"lockstep train --run-dir {self.path} --resume auto writes it again"
+        return "put the file back as it was"
+
     def read_json(self, name: str) -> dict[str, Any]:
         """Read a JSON file.
 
@@ -187,15 +193,16 @@ class RunFolder:
         """
         path = self.path / name
         try:
-            content = json.loads(path.read_text())
+            content = parse_json(read_plain(path))
         except FileNotFoundError:
             raise CheckpointError(
                 f"{path} does not exist", do="is it a run folder, and did its training end?"
             ) from None
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} can't be read", reason=error) from None
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"{path} can't be read", reason=reason, do=self._repair(name)) from None
         if not isinstance(content, dict):
-            raise CheckpointError(f"{path} holds no JSON object")
+            raise CheckpointError(f"{path} holds no JSON object", do=self._repair(name))
         return content
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from pydantic import ValidationError
 from torch import nn
 
 from lockstep.cluster import collect
 from lockstep.cluster.world import World
+from lockstep.config import document
 from lockstep.config.schema import RunConfig
 from lockstep.engine.checkpoint import steps
 from lockstep.engine.environment import device_name
@@ -71,7 +71,19 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
 
 def _differing(folder: RunFolder, config: RunConfig) -> list[str]:
     """Settings on which the result depends, and that a run folder's run has otherwise."""
-    old = _flat(_with_defaults(yaml.safe_load(folder.config.read_text()) or {}, config))
+    try:
+        return differing(document.read(folder.config, str(folder.config)).values, config)
+    except ConfigError as error:
+        raise ConfigError(
+            error.what,
+            **error.facts,
+            do=f"put {folder.config} back as it was, or move it away: checkpoints keep the settings too",
+        ) from None
+
+
+def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
+    """Settings on which the result depends, and that other settings have otherwise, each with both values."""
+    old = _flat(_with_defaults(settings, config))
     new = _flat(plain_settings(config))
     return [
         f"{name}: {old.get(name, 'nothing')} in the run, {new.get(name, 'nothing')} now"

@@ -20,6 +20,7 @@ from lockstep.engine.background import Background, Copies
 from lockstep.engine.checkpoint import Checkpoint
 from lockstep.engine.job import Job, Progress
 from lockstep.engine.run_folder import RunFolder
+from lockstep.engine.run_identity import FACTS, check_facts, check_settings
 from lockstep.engine.sharded_files import gathering, open_checkpoint, order_of, read_parts
 from lockstep.engine.weights import check_fits, load_into
 from lockstep.errors import CheckpointError, DataError
@@ -32,7 +33,8 @@ def packed(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """All that a checkpoint holds, as it is now: tensors, which training goes on to change, and plain JSON."""
     progress, average = job.progress, job.average.state if job.average is not None else {}
     optimizer = job.optimizer.state_dict()
-    return checkpoint.pack(Checkpoint(progress.step, dict(job.state()), optimizer, progress.to_json(), average))
+    state, run = progress.to_json(), dict(job.identity)
+    return checkpoint.pack(Checkpoint(progress.step, dict(job.state()), optimizer, state, average, run))
 
 
 class Saver:
@@ -170,7 +172,7 @@ class Saver:
         restored = self._read(job, resume, say) if job.shards is None else self._read_parts(job, resume, say)
         if restored is None:
             return False
-        progress = Progress(**restored.state)
+        progress = Progress.from_json(restored.state, self._place(resume, restored.step))
         _check_size(progress.train_size, len(job.train_data))
         load_state(job.optimizer, restored.optimizer)
         if job.average is not None:
@@ -196,6 +198,7 @@ class Saver:
         plain, shapes = collect.broadcast(job.world, (plain, shapes))
         if plain is None:
             return None
+        self._check_same(job, plain, resume)
         device = job.world.device
         here = {
             name: tensors[name].to(device) if name in tensors else torch.empty(shape, dtype=dtype, device=device)
@@ -203,7 +206,7 @@ class Saver:
         }
         collect.broadcast_tensors(job.world, list(here.values()))
         restored = checkpoint.unpack(here, plain)
-        load_into(job.model, restored.weights, self.folder.checkpoints / checkpoint.name_of(restored.step))
+        load_into(job.model, restored.weights, self._place(resume, restored.step))
         return restored
 
     def _read_parts(self, job: Job, resume: str, say: Callable[[CheckpointError], None]) -> Checkpoint | None:
@@ -212,10 +215,21 @@ class Saver:
         plain, shapes = collect.broadcast(job.world, mine)
         if plain is None:
             return None
+        self._check_same(job, plain, resume)
         metas = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
         described = checkpoint.unpack(metas, plain)
-        check_fits(job.model, described.weights, self.folder.checkpoints / checkpoint.name_of(described.step))
+        check_fits(job.model, described.weights, self._place(resume, described.step))
         return checkpoint.unpack(read_parts(job, shapes, opened), plain)
+
+    def _place(self, resume: str, step: int) -> Path:
+        """The checkpoint that `resume` named, by its step."""
+        return self.folder.checkpoints / checkpoint.name_of(step) if resume == "auto" else Path(resume).absolute()
+
+    def _check_same(self, job: Job, plain: dict[str, Any], resume: str) -> None:
+        """See that a checkpoint was written with this job's settings and facts, as far as it tells."""
+        kept, path = plain.get("run", {}), self._place(resume, plain["step"])
+        check_settings(kept, job.config, path, is_resume=True)
+        check_facts(kept, job.identity.get(FACTS), path.parent.parent)
 
     def _find(self, resume: str, say: Callable[[CheckpointError], None], load: Callable[[Path], T]) -> T | None:
         if resume != "auto":

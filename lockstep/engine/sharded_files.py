@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import json
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lockstep.cluster import collect
-from lockstep.engine.checkpoint import OPTIMIZER, STATE, WEIGHTS, by_file, check_file, file_of, manifest_of
+from lockstep.engine.checkpoint import by_file, file_of
 from lockstep.engine.job import Job
+from lockstep.engine.manifest import OPTIMIZER, WEIGHTS, check_file, manifest_of, read_state
 from lockstep.engine.tensor_file import TYPES, header
 from lockstep.errors import CheckpointError
 
@@ -51,17 +53,22 @@ def open_checkpoint(path: Path) -> Opened:
     """
     for name, expected in manifest_of(path).items():
         try:
+            if not stat.S_ISREG((path / name).stat().st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
             with (path / name).open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
                 check_file(path / name, expected, file.tell(), sha256)
         except OSError as error:
             raise CheckpointError(f"{path / name} can't be read: {error.strerror}") from None
     shapes: dict[str, Shape] = {}
-    for file_name in (WEIGHTS, OPTIMIZER):
-        with safe_open(path / file_name, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  # it is no mapping
-                shapes[name] = _shape(opened.get_slice(name))
-    return Opened(path, json.loads((path / STATE).read_text()), shapes)
+    try:
+        for file_name in (WEIGHTS, OPTIMIZER):
+            with safe_open(path / file_name, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  # it is no mapping
+                    shapes[name] = _shape(opened.get_slice(name))
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} can't be read as safetensors", reason=error) from None
+    return Opened(path, read_state(path), shapes)
 
 
 def sharded_name(name: str, tensor: Tensor, job: Job) -> str | None:

@@ -13,6 +13,7 @@ from lockstep.engine.precision import describe_precision
 from lockstep.engine.reports import Reports
 from lockstep.engine.request import Request
 from lockstep.engine.run_folder import RunFolder
+from lockstep.engine.run_weights import is_as_recorded
 from lockstep.engine.weights import weights_sha256, write_weights
 from lockstep.parallel.reduce import Reducer
 from lockstep.report.idle import idle_row
@@ -79,7 +80,7 @@ def finish(
         state: The weights that stay, whole.
         waits: Of each rank since it was started, seconds of its own work in steps and of waiting for sums.
     """
-    if reports.first_step_at is None and (folder.path / "result.json").exists():
+    if reports.first_step_at is None and is_as_recorded(folder.path):
         reports.say("this run was complete already")
         return
     progress = job.progress

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -36,18 +38,34 @@ def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
         write_tensors(partial, {name: tensor.detach().cpu() for name, tensor in state.items()})
 
 
-def read(path: Path) -> dict[str, Tensor]:
+def read(path: Path, model: nn.Module | None = None) -> dict[str, Tensor]:
     """The tensors of a safetensors file, on the CPU. Runs no code from the file.
 
+    Args:
+        path: The file.
+        model: Names and shapes must be this model's. They are compared before any tensor is read, so that a file of
+            another kind takes no memory.
+
     Raises:
-        CheckpointError: The file is missing or damaged.
+        CheckpointError: The file is missing or damaged, or is of another model.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        if model is not None:
+            check_fits(model, _described(path), path)
         return load_file(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} can't be read as safetensors", reason=error) from None
+
+
+def _described(path: Path) -> dict[str, Tensor]:
+    """The file's tensors on the meta device: shapes without values."""
+    with safe_open(path, "pt") as file:
+        names = list(file.keys())
+        return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in names}
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:

@@ -8,13 +8,9 @@ recipe is the default one.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
-import importlib.util
 import pkgutil
 import re
-import sys
-import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +22,8 @@ from lockstep.config.explain import wrapped
 from lockstep.config.load import Layer, mapping_layer, read_layer, short_path
 from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError
+from lockstep.recipes.recipe_file import check_file, expanded, load_file
+from lockstep.recipes.trust import check_trusted, read_recipe
 
 if TYPE_CHECKING:
     from lockstep.engine.parts import Parts
@@ -72,7 +70,7 @@ class Source:
 
     def _module(self) -> ModuleType:
         if self.recipe.endswith(".py"):
-            return _load_file(Path(self.recipe))
+            return load_file(Path(self.recipe), None)
         return importlib.import_module(f"lockstep.recipes.{self.recipe}.recipe")
 
 
@@ -115,12 +113,13 @@ def find(name: str) -> Source:
     Args:
         name: A recipe ("mnist"), one of its presets ("mnist/tutorial", or "tutorial" where no other recipe has one of
             that name), a YAML file with `recipe:` in it, or a Python file with `build(config) -> Parts` in it and,
-            where it has settings of its own, `Config` and `PRESET` (a dict).
+            where it has settings of its own, `Config` and `PRESET` (a dict). A Python file named here runs; one that a
+            YAML file names runs only if it is in the user's list of trusted recipes.
 
     Raises:
         ConfigError: There is no such recipe, preset or file, or it can't be used.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.suffix == ".py":
         found = _from_file(path)
     else:
@@ -159,10 +158,11 @@ def _package_source(recipe: str, preset: Preset | None) -> Source:
 
 
 def _from_yaml(path: Path) -> Source:
-    _must_be_a_file(path)
+    check_file(path)
     layer = read_layer(path)
     named = layer.values.get("recipe")
     where = layer.origins.get(("recipe",), short_path(path))
+    name = _name_of_yaml(path)
     if not isinstance(named, str) or not named:
         raise ConfigError(
             f"{short_path(path)} does not name a recipe",
@@ -173,18 +173,32 @@ def _from_yaml(path: Path) -> Source:
         raise ConfigError("recipe can't be another YAML file", given=f"{where}: recipe: {named}")
     try:
         # A recipe file is looked for beside the YAML, so that the two can be moved together.
-        base = find(str(path.parent / Path(named).expanduser()) if named.endswith(".py") else named)
+        base = (
+            _from_file(path.parent / expanded(named), named_in=where) if named.endswith(".py") else _from_package(named)
+        )
     except ConfigError as error:
         raise ConfigError(error.what, **{"given": where, **error.facts}) from error
-    # A run folder's settings are called like the run.
-    name = re.sub(r"-\d+$", "", path.parent.resolve().name) if path.name == "config.yaml" else path.stem
     return replace(base, name=name, layers=(*base.layers, _without_recipe(layer)))
 
 
-def _from_file(path: Path) -> Source:
-    _must_be_a_file(path)
+def _name_of_yaml(path: Path) -> str:
+    """A run folder's settings are called like the run."""
+    return re.sub(r"-\d+$", "", path.parent.resolve().name) if path.name == "config.yaml" else path.stem
+
+
+def _from_file(path: Path, *, named_in: str | None = None) -> Source:
+    """A recipe file as a source.
+
+    Args:
+        path: The file.
+        named_in: FILE:LINE that names it, where the command line does not. It then has to be trusted.
+    """
+    check_file(path)
     path = path.resolve()
-    module = _load_file(path)
+    content = read_recipe(path)
+    if named_in is not None:
+        check_trusted(path, content, named_in)
+    module = load_file(path, content)
     shown = short_path(path)
     config_class = getattr(module, "Config", RunConfig)
     if not (isinstance(config_class, type) and issubclass(config_class, RunConfig)):
@@ -204,44 +218,6 @@ def _from_file(path: Path) -> Source:
     return Source(name, str(path), None, tuple(layers), config_class)
 
 
-def _load_file(path: Path) -> ModuleType:
-    """Import a person's file once, as Python would from its folder, so that it can import what is beside it."""
-    name = path.stem
-    taken = sys.modules.get(name)
-    if taken is not None and getattr(taken, "__file__", None) == str(path):
-        return taken
-    if taken is not None or name in sys.stdlib_module_names:
-        name = f"{name}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-        if name in sys.modules:
-            return sys.modules[name]
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: its classes are looked up by this name when they are pickled
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise ConfigError(
-            f"{short_path(path)} can't be imported: {type(error).__name__}",
-            given=_line_of(error, path),
-            problem=error.msg if isinstance(error, SyntaxError) else error,
-            do="LOCKSTEP_DEBUG=1 shows the traceback",
-        ) from error
-    return module
-
-
-def _line_of(error: Exception, path: Path) -> str | None:
-    """FILE:LINE of the person's file where the error came up."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{short_path(Path(error.filename))}:{error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f"{short_path(path)}:{lines[-1]}" if lines else None
-
-
 def _recipe_layer(recipe: str) -> Layer:
     return mapping_layer({"recipe": recipe}, "the recipe's name", is_preset=True)
 
@@ -251,25 +227,11 @@ def _without_recipe(layer: Layer) -> Layer:
     return replace(layer, values=values)
 
 
-def _must_be_a_file(path: Path) -> None:
-    if path.is_file():
-        return
-    if path.is_dir():
-        raise ConfigError(f"{short_path(path)} is a folder")
-    beside = [file.name for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, beside, n=1)
-    raise ConfigError(
-        f"there is no file {short_path(path)}",
-        where=None if path.parent.is_dir() else f"there is no folder {short_path(path.parent)} either",
-        nearest=str(path.parent / near[0]) if near else None,
-    )
-
-
 def _unknown(name: str, known: Iterable[str], everything: Iterable[Preset]) -> ConfigError:
     full = [f"{preset.recipe}/{preset.name}" for preset in everything]
     names: dict[str, str] = {**{preset.name: preset.name for preset in everything}, **{each: each for each in known}}
     near = difflib.get_close_matches(name, [*names, *full], n=1)
-    path, do = Path(name).expanduser(), None
+    path, do = expanded(name), None
     if (path / "config.yaml").is_file():
         do = f"{name} is a run folder. To go on with it: --run-dir {name} --resume auto"
     elif (path / "recipe.py").is_file():

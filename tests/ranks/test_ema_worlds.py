@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.engine.checkpoint import load_checkpoint, weights_of
+from lockstep.engine.checkpoint import load_checkpoint
+from lockstep.engine.run_weights import weights_of
 from lockstep.engine.weights import weights_sha256
 from tests.ranks.gang import Gang
 from tests.ranks.runs_in_ranks import carry_out, settings

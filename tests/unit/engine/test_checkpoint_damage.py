@@ -196,7 +196,7 @@ def train(mouth):
     for step in range(done + 1, 10_000):
         state = some(step)
         saver.save(SimpleNamespace(
-            progress=Progress(step=step), is_evaluated=lambda: True, average=None,
+            progress=Progress(step=step), is_evaluated=lambda: True, average=None, identity={},
             state=lambda: state.weights, shards=None,
             optimizer=SimpleNamespace(state_dict=lambda: state.optimizer),
         ))

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from lockstep.config.schema import OptimConfig
 from lockstep.engine import checkpoint
-from lockstep.engine.checkpoint import Checkpoint, load_checkpoint, newest, prune, save, steps, weights_of
+from lockstep.engine.checkpoint import Checkpoint, load_checkpoint, newest, prune, save, steps
+from lockstep.engine.run_weights import weights_of
 from lockstep.engine.weights import load_into, weights_sha256
 from lockstep.errors import CheckpointError
 from lockstep.optim.build import load_state, optimizer

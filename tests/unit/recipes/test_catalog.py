@@ -13,6 +13,7 @@ from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.recipes import catalog
 from lockstep.recipes.catalog import Source, find, presets, recipes
+from lockstep.recipes.trust import trust
 
 CONFIG = """
 from pydantic import Field
@@ -211,6 +212,7 @@ def test_a_yaml_file_names_a_recipe_file_beside_it(shelf: Path, monkeypatch: pyt
     (shelf / "project").mkdir()
     (shelf / "project" / "tiny.py").write_text("def build(config):\n    return config.epochs\n")
     (shelf / "project" / "my.yaml").write_text("recipe: tiny.py\nepochs: 6\n")
+    trust(shelf / "project" / "tiny.py")
     assert config_of(find("project/my.yaml")).epochs == 6
     assert find("project/my.yaml").recipe == str(shelf / "project" / "tiny.py")
 

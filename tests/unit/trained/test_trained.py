@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -13,8 +14,10 @@ from safetensors.torch import save_file
 
 from lockstep import trained
 from lockstep.config.document import to_yaml
+from lockstep.engine.weights import weights_sha256
 from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError
 from lockstep.recipes.catalog import find
+from lockstep.recipes.trust import trust
 from lockstep.report.pictures import places_for
 from lockstep.subject import Subject
 from lockstep.trained import evaluate, expand, predict, predictions
@@ -52,6 +55,8 @@ def run(weights: dict[str, torch.Tensor]) -> Path:
     (folder / "config.yaml").write_text(to_yaml(_config().model_dump(mode="json")))
     (folder / "facts.json").write_text('{"classes": ["dark", "bright"]}')
     save_file(weights, folder / "weights.safetensors")
+    (folder / "result.json").write_text(json.dumps({"weights_sha256": weights_sha256(weights)}))
+    trust(RECIPE)
     return folder
 
 

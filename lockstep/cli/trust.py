@@ -1,0 +1,28 @@
+"""`lockstep trust`: let a recipe file run where only a YAML file or a run folder names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.options import Debug
+from lockstep.config.given import given_path
+
+RecipeFile = Annotated[str, typer.Argument(metavar="FILE", help="A recipe file (.py).", show_default=False)]
+
+
+def trust(file: RecipeFile, debug: Debug = False) -> None:
+    """Let a recipe file run when a YAML file or a run folder names it.
+
+    Holds for this file at this place until it changes. A recipe file that is named on the command line needs no trust.
+    """
+    from lockstep.errors import ConfigError
+    from lockstep.recipes.trust import list_path, trust
+
+    path = given_path(Path(file), "FILE")
+    if path.suffix != ".py":
+        raise ConfigError(f"{path} is not a recipe file", allowed="a Python file: NAME.py")
+    sha256 = trust(path)
+    print(f"trusted: {path.resolve()}\nsha256   {sha256}\nlist     {list_path()}")

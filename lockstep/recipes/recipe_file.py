@@ -1,0 +1,107 @@
+"""Files that settings and recipes are read from: whether they can be, and importing a recipe file."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import stat
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from lockstep.config.load import short_path
+from lockstep.errors import ConfigError
+from lockstep.recipes.trust import MAX_RECIPE_BYTES, read_recipe
+
+
+def check_file(path: Path) -> None:
+    """Check that a path names a file of settings or a recipe.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_file(path) from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise ConfigError(
+            f"{short_path(path)!a} can't be read: {getattr(error, 'strerror', None) or error}", do="name another file"
+        ) from None
+    if stat.S_ISDIR(status.st_mode):
+        raise ConfigError(f"{short_path(path)} is a folder")
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{short_path(path)} is not a regular file", do="name a file")
+    if status.st_size > MAX_RECIPE_BYTES:
+        raise ConfigError(
+            f"{short_path(path)} has {status.st_size:,} bytes, too many for settings or a recipe",
+            allowed=f"at most {MAX_RECIPE_BYTES:,} bytes",
+        )
+
+
+def _no_file(path: Path) -> ConfigError:
+    beside = [file.name for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    return ConfigError(
+        f"there is no file {short_path(path)}",
+        where=None if path.parent.is_dir() else f"there is no folder {short_path(path.parent)} either",
+        nearest=str(path.parent / near[0]) if near else None,
+    )
+
+
+def expanded(text: str) -> Path:
+    """A path with ~ replaced by the user's home folder.
+
+    Raises:
+        ConfigError: There is no such user.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{text!r} can't be found: there is no such user", do="write the path out") from None
+
+
+def load_file(path: Path, content: bytes | None) -> ModuleType:
+    """Import a recipe file once, as Python would from its folder, so that it can import what is beside it.
+
+    Args:
+        path: The file.
+        content: Its bytes, which were checked. They are what runs: not the file as it may be a moment later, and not
+            a `.pyc` file beside it. None: read the file, if it was not imported before.
+    """
+    name = path.stem
+    taken = sys.modules.get(name)
+    if taken is not None and getattr(taken, "__file__", None) == str(path):
+        return taken
+    if taken is not None or name in sys.stdlib_module_names:
+        name = f"{name}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+        if name in sys.modules:
+            return sys.modules[name]
+    content = read_recipe(path) if content is None else content
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: its classes are looked up by this name when they are pickled
+    try:
+        exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(
+            f"{short_path(path)} can't be imported: {type(error).__name__}",
+            given=_line_of(error, path),
+            problem=error.msg if isinstance(error, SyntaxError) else error,
+            do="LOCKSTEP_DEBUG=1 shows the traceback",
+        ) from error
+    return module
+
+
+def _line_of(error: Exception, path: Path) -> str | None:
+    """FILE:LINE of the person's file where the error came up."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{short_path(Path(error.filename))}:{error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f"{short_path(path)}:{lines[-1]}" if lines else None
