@@ -62,7 +62,7 @@ class Heartbeat:
     def __enter__(self) -> Heartbeat:
         self._stacks = stacks.Stacks()
         card = _Card(self._world.host, os.getpid(), stacks.namespace(), self._stacks.descriptor)
-        self._cards = collect.gather_all(self._world, card)
+        self._cards = [_Card(**found) for found in collect.gather_all(self._world, asdict(card))]
         works = [self._watch, *([self._talk] if self._world.store is not None else [])]
         self._threads = [threading.Thread(target=work, name="heartbeat", daemon=True) for work in works]
         for thread in self._threads:
