@@ -165,7 +165,7 @@ def barrier(world: World, timeout_s: float) -> None:
 def _wait(store: Store, count: int, timeout_s: float) -> bool:
     end = time.monotonic() + timeout_s
     pause_s = 0.001
-    while int(store.get("barrier/count")) < count:
+    while _count(store, "barrier/count") < count:
         if time.monotonic() > end:
             return False
         time.sleep(pause_s)
@@ -174,5 +174,11 @@ def _wait(store: Store, count: int, timeout_s: float) -> bool:
 
 
 def _turn(store: Store, rank: int) -> int:
-    key = f"barrier/{rank}"
-    return int(store.get(key)) if store.check([key]) else 0
+    return _count(store, f"barrier/{rank}")
+
+
+def _count(store: Store, name: str) -> int:
+    try:
+        return int(store.get(name)) if store.check([name]) else 0
+    except ValueError:  # another program has written to the store
+        return 0
