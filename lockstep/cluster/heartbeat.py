@@ -125,7 +125,7 @@ class Heartbeat:
 
     def _hear(self, store: SignedStore) -> None:
         names = [f"watch/{rank}" for rank in range(self._world.size)]
-        before: list[Any] = self._heard or [None] * self._world.size
+        before: list[Any] = [*self._heard] or [None] * self._world.size
         heard: list[Any] = []
         for rank, (old, new) in enumerate(zip(before, store.get_all(names), strict=True)):
             if new is not None and not _is_sign(new):

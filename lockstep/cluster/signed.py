@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch._C._distributed_c10d import Store
+from torch.distributed import DistStoreError
 
 LOGGER = logging.getLogger("lockstep")
 # The longest message: what 4,096 ranks say of themselves takes one megabyte.
@@ -105,6 +106,17 @@ class SignedStore:
         """The values, in order, all of which somebody has left."""
         return [self._read(name, found) for name, found in zip(names, self.store.multi_get([*names]), strict=True)]
 
+    def wait_for(self, name: str) -> Any:
+        """The value, once somebody has left it.
+
+        Raises:
+            DistStoreError: Nobody has left one for as long as the store's timeout, or what is there is not ours.
+        """
+        value = self._read(name, self.store.get(name))
+        if value is None:
+            raise DistStoreError(f"a message was refused: {self.strangers()}")
+        return value
+
     def put_first(self, name: str, value: object) -> Any:
         """Leave a value where there is none of ours yet; the one that is there then."""
         mine = self.seal.write(name, value)
@@ -145,3 +157,24 @@ class SignedStore:
         except ForgedError as error:
             self.refuse(name, str(error))
             return None
+
+
+class AgentStore(SignedStore):
+    """What torch's agent needs of a store, with its values signed."""
+
+    def set(self, key: str, value: str) -> None:
+        """Leave a text."""
+        self.put(key, value)
+
+    def get(self, key: str) -> bytes:
+        """The text, once somebody has left it."""
+        return str(self.wait_for(key)).encode()
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str]) -> None:
+        """Leave several texts."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Several texts, once somebody has left all of them."""
+        return [self.get(key) for key in keys]
