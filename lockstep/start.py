@@ -134,6 +134,7 @@ def nodes_of(ask: Ask, config: RunConfig, run_dir: Path | None) -> Nodes | None:
         last_call_s=cluster.last_call_s,
         node_timeout_s=cluster.node_timeout_s,
         rank=ask.node_rank,
+        folder=run_dir,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from lockstep.errors import ConfigError
 
@@ -45,6 +46,7 @@ class Nodes:
         node_timeout_s: A node that is silent for so long is taken to be lost.
         rank: Of this machine, where people have given each its own; node rank 0 is on HOST. None: they number
             themselves.
+        folder: The run's, where the launchers find their key; None: only LOCKSTEP_KEY can give them one.
     """
 
     size: Size
@@ -54,6 +56,7 @@ class Nodes:
     last_call_s: float
     node_timeout_s: float
     rank: int | None = None
+    folder: Path | None = None
 
 
 def parse_size(text: str, option: str, limit: int = MAX_PROCS) -> Size:

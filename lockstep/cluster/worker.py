@@ -18,7 +18,7 @@ from typing import Any
 
 from lockstep.cluster import ending, stop
 from lockstep.cluster.causes import Report, lost_peer
-from lockstep.cluster.env import LAUNCHED, placement
+from lockstep.cluster.env import KEY, LAUNCHED, placement
 from lockstep.cluster.forkserver import LAUNCHER_ONLY
 from lockstep.cluster.stop import when_parent_dies
 from lockstep.errors import CheckpointError, ConfigError, DataError, HangError, LaunchError, LockstepError, ReaderLost
@@ -39,7 +39,9 @@ class Done:
     was_asked: bool
 
 
-def work(entry: Callable[..., object], args: tuple[Any, ...], folder: Path, stop_timeout_s: float) -> Done:
+def work(
+    entry: Callable[..., object], args: tuple[Any, ...], folder: Path, stop_timeout_s: float, key: str = ""
+) -> Done:
     """Run `entry(*args)` so that its end, of whatever kind, is known to the launcher.
 
     Args:
@@ -47,6 +49,7 @@ def work(entry: Callable[..., object], args: tuple[Any, ...], folder: Path, stop
         args: What it gets.
         folder: Where to report a failure; holds a file called stop if everybody shall stop.
         stop_timeout_s: How long it may go on after the launcher is dead.
+        key: What the processes of the run sign with.
 
     Returns:
         What torch's agent hands to the launcher once all are done.
@@ -59,6 +62,7 @@ def work(entry: Callable[..., object], args: tuple[Any, ...], folder: Path, stop
     if (folder / STOP_FILE).exists():
         return Done(0, True)
     os.environ[LAUNCHED] = "1"
+    os.environ[KEY] = key
     state = {"finished": False, "orphan": False}
 
     def orphaned() -> None:

@@ -21,6 +21,7 @@ from lockstep.cluster.causes import lost_peer
 from lockstep.cluster.env import ALONE, Placement
 from lockstep.cluster.pulse import Pulse
 from lockstep.cluster.rollcall import Card
+from lockstep.cluster.signed import SignedStore
 from lockstep.errors import LaunchError
 
 GOODBYE_S = 10.0
@@ -48,6 +49,7 @@ class World:
         placement: What the process was told when it was started.
         num_hosts: How many machines there are.
         restart: How many worlds this run has had before, at least.
+        signed: Values in the store that only processes with the run's key can write; None for a process that is alone.
         pulse: What this process is at; see `heartbeat`.
     """
 
@@ -61,6 +63,7 @@ class World:
     placement: Placement
     num_hosts: int = 1
     restart: int = 0
+    signed: SignedStore | None = field(default=None, repr=False, compare=False)
     turns: _Turns = field(default_factory=_Turns, repr=False, compare=False)
     pulse: Pulse = field(default_factory=Pulse, repr=False, compare=False)
 
@@ -127,7 +130,8 @@ def join(
         device=where,
         backend=chosen,
         host=mine.host,
-        store=PrefixStore("world", store),
+        store=PrefixStore("world", store.store),
+        signed=SignedStore(PrefixStore("signed", store.store), store.seal),
         placement=placement,
         num_hosts=len({card.host for card in cards}),
         restart=max(card.restart for card in cards),
