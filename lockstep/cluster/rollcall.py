@@ -40,6 +40,7 @@ class Card:
     backend: str
     num_gpus: int
     restart: int = 0
+    namespace: str = ""  # where its pid means something, see `stacks.namespace`
 
     def __str__(self) -> str:
         return f"{self.host} pid {self.pid}"
