@@ -42,6 +42,7 @@ class Card:
     restart: int = 0
     # Shows that an answer which holds this card was written for this very process, and is not an older one.
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
+    namespace: str = ""  # where its pid means something, see `stacks.namespace`
 
     def __str__(self) -> str:
         return f"{self.host} pid {self.pid}"

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lockstep.cluster import rollcall
+from lockstep.cluster import connecting, rollcall, stacks
 from lockstep.cluster.address import interface_towards
 from lockstep.cluster.causes import lost_peer
 from lockstep.cluster.env import ALONE, Placement
@@ -115,7 +116,17 @@ def join(
         return
     kind = _device_kind(device)
     num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
-    mine = Card(placement.rank, placement.world_size, socket.gethostname(), os.getpid(), kind, backend, num_gpus)
+    start = time.monotonic()
+    mine = Card(
+        placement.rank,
+        placement.world_size,
+        socket.gethostname(),
+        os.getpid(),
+        kind,
+        backend,
+        num_gpus,
+        namespace=stacks.namespace(),
+    )
     store, cards = rollcall.hold(placement, mine, join_timeout_s, say)
     chosen, warning = choose_backend(cards)
     if warning and placement.rank == 0:
@@ -136,7 +147,7 @@ def join(
         num_hosts=len({card.host for card in cards}),
         restart=max(card.restart for card in cards),
     )
-    _start_group(world, timeout_s)
+    _start_group(world, cards, timeout_s, connecting.time_left(join_timeout_s, start), say)
     try:
         yield world
     except BaseException as error:
@@ -220,29 +231,35 @@ def _device(kind: str, local_rank: int) -> torch.device:
     return device
 
 
-def _start_group(world: World, timeout_s: float) -> None:
-    placement = world.placement
+def _start_group(
+    world: World, cards: Sequence[Card], timeout_s: float, limit_s: float, say: Callable[[str], None]
+) -> None:
+    placement, store = world.placement, world.store
+    assert store is not None
     if world.backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ:
         # Left alone, gloo looks its own host name up, which may have no address, or one that peers can't reach.
         name = interface_towards(placement.init)
         if name:
             os.environ["GLOO_SOCKET_IFNAME"] = name
-    try:
+
+    def start() -> None:
+        if world.device.type == "cuda":  # each thread has a current device of its own
+            torch.cuda.set_device(world.device)
         dist.init_process_group(
             world.backend,
-            store=None if world.backend == "mpi" else world.store,
+            store=None if world.backend == "mpi" else store,
             rank=world.rank,
             world_size=world.size,
             timeout=timedelta(seconds=timeout_s),
             # Binds NCCL's communicator at once, so that a fault shows here and not in the first collective.
             device_id=world.device if world.backend == "nccl" else None,
         )
-    except (RuntimeError, ValueError) as error:
-        raise LaunchError(
-            f"rank {world.rank} ({world.host}) met the others, but can't connect to them: {_first_line(error)}",
-            likely="the machines see each other on another network interface than the one taken",
-            do="set GLOO_SOCKET_IFNAME (cpu) or NCCL_SOCKET_IFNAME (cuda) to the interface's name, see: ip address",
-        ) from error
+
+    if world.backend == "mpi":  # connects by itself, and wants to be started and ended by one thread
+        start()
+    else:
+        agent_store = placement.agent_store
+        connecting.connect(start, world.rank, cards, store, limit_s, say, has_agent_store=agent_store)
 
 
 def _end_group(world: World) -> None:

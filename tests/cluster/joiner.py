@@ -11,6 +11,12 @@ from typing import Any
 DIES = "dies"
 FAILS = "fails"
 SKIPS_BARRIER = "skips the barrier"
+# What happens to a process between the rendezvous and the connections of its process group.
+DIES_EARLY = "dies before it connects"
+DIES_ELSEWHERE = "dies before it connects, on another host"
+STOPS_EARLY = "is stopped before it connects"
+HURRIES = "has 3 s to connect"
+WRONG_INTERFACE = "takes an interface that is not there"
 
 
 def visit(
@@ -22,13 +28,14 @@ def visit(
     deed: str,
 ) -> None:
     """Join a world as `given` says, and send ("joined", facts, said) or ("error", text, said)."""
-    from lockstep.cluster import collect, env, meeting, rollcall, world
+    from lockstep.cluster import collect, connecting, env, meeting, rollcall, world
     from lockstep.errors import LockstepError
 
     for name, value in constants.items():
-        for module in (meeting, rollcall):
+        for module in (meeting, rollcall, connecting):
             if hasattr(module, name):
                 setattr(module, name, value)
+    _prepare(deed)
     said: list[str] = []
     start = time.monotonic()
     try:
@@ -47,6 +54,26 @@ def visit(
         answers.send(("joined", facts | {"seconds": time.monotonic() - start}, said))
     except (LockstepError, ValueError, RuntimeError) as error:
         answers.send(("error", f"{error}\n[{type(error).__name__}, {time.monotonic() - start:.1f} s]", said))
+
+
+def _prepare(deed: str) -> None:
+    from lockstep.cluster import connecting, stacks
+
+    signals = {DIES_EARLY: signal.SIGKILL, DIES_ELSEWHERE: signal.SIGKILL, STOPS_EARLY: signal.SIGSTOP}
+
+    def connect(start: Any, rank: int, cards: Any, store: Any, *_: Any, **__: Any) -> None:
+        while not store.check([f"connect/alive/{card.rank}" for card in cards if card.rank != rank]):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signals[deed])
+
+    if deed in signals:
+        connecting.connect = connect  # type: ignore[assignment]
+    if deed == HURRIES:
+        connecting.time_left = lambda *_: 3.0
+    if deed == WRONG_INTERFACE:
+        os.environ["GLOO_SOCKET_IFNAME"] = "none0"
+    if deed == DIES_ELSEWHERE:
+        stacks.namespace = lambda: "of another host"
 
 
 def _facts(joined: Any) -> dict[str, Any]:

@@ -1,0 +1,298 @@
+"""Connects the process group under a deadline, and names the rank that keeps the others from connecting.
+
+gloo and NCCL wait for a missing peer in native code, without a message, until the group's timeout. So the group starts
+in a thread of its own, and a rank that is not connected after a second begins to report to the store and to watch:
+
+    main thread     waits for the group, logs a line every 5 s, raises the verdict
+    group thread    init_process_group -> connected: the main thread sets connect/done/RANK
+    monitor thread  every second: sets connect/alive/RANK, checks its peers, reads or writes connect/verdict
+
+A peer on this host is lost when its process is gone, one on another host when its connect/alive stands still. The
+first rank that finds a lost peer writes the verdict, and all ranks raise it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import NoReturn
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from lockstep.cluster import connect_errors, stacks
+from lockstep.cluster.asking import in_thread
+from lockstep.cluster.meeting import SAY_EVERY_S, clock
+from lockstep.cluster.rollcall import Card, is_running, ranks_text
+from lockstep.errors import LaunchError
+
+# Most groups have connected before the monitor's first look, so a start pays for a thread that only waits.
+FIRST_LOOK_S = 1.0
+PERIOD_S = 1.0
+# A rank that has not reported for this long is named in the log; after SILENT_S it is lost.
+QUIET_S = 3.0
+SILENT_S = 15.0
+# How long rank 0 keeps its store open after a verdict, for the others to read it.
+LINGER_S = 3.0
+# Even where the last rank joined late, connecting gets this long.
+LEAST_S = 10.0
+VERDICT = "connect/verdict"
+
+
+def time_left(join_timeout_s: float, start: float) -> float:
+    """How long connecting may take, in seconds.
+
+    Args:
+        join_timeout_s: How long joining and connecting may take together.
+        start: When joining began, by `time.monotonic`.
+    """
+    return max(join_timeout_s - (time.monotonic() - start), min(join_timeout_s, LEAST_S))
+
+
+def connect(
+    start: Callable[[], object],
+    rank: int,
+    cards: Sequence[Card],
+    store: Store,
+    limit_s: float,
+    say: Callable[[str], None],
+    *,
+    has_agent_store: bool = False,
+) -> None:
+    """Start the process group, and watch the other ranks meanwhile.
+
+    Args:
+        start: Starts the group; returns once this rank is connected to all others.
+        rank: This process's rank.
+        cards: All processes of the world, by rank.
+        store: Shared by all ranks.
+        limit_s: How long connecting may take.
+        say: Gets a text every few seconds while a rank has not connected.
+        has_agent_store: torchrun's agent serves the store; otherwise rank 0 does.
+
+    Raises:
+        LaunchError: A rank is lost, or the ranks can't reach each other.
+    """
+    with _Monitor(rank, cards, store, limit_s, say, has_agent_store) as monitor:
+        try:
+            in_thread(start, limit_s, monitor.check)
+            store.set(_done(rank), "1")
+        except (RuntimeError, ValueError, TimeoutError) as error:
+            monitor.wait_for_verdict(error)
+
+
+class _Monitor:
+    """One rank's view of which ranks have connected; with a store client of its own, as the group blocks the other."""
+
+    def __init__(
+        self,
+        rank: int,
+        cards: Sequence[Card],
+        store: Store,
+        limit_s: float,
+        say: Callable[[str], None],
+        has_agent_store: bool,
+    ) -> None:
+        self._rank, self._cards, self._store = rank, cards, store
+        self._limit_s, self._say, self._has_agent_store = limit_s, say, has_agent_store
+        self._period_s = max(PERIOD_S, len(cards) / 256)
+        self._reported: dict[int, bytes] = {}
+        self._silent_s: dict[int, float] = {}
+        self._alive: set[int] = set()  # have reported since this rank's group failed to start
+        self._done: set[int] = set()
+        self._is_lowest = False
+        # Why the main thread waits for a verdict; TimeoutError: the limit has passed.
+        self._failure: BaseException | None = None
+        self._verdict: LaunchError | None = None
+        self._ticked_at = time.monotonic()
+        self._unanswered_s = 0.0
+        self._next_say = SAY_EVERY_S
+        self._is_over = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="connect-monitor", daemon=True)
+
+    def __enter__(self) -> _Monitor:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over = True
+        self._wake.set()
+        self._thread.join(1.0)
+
+    def check(self, waited_s: float) -> None:
+        """Log who has not connected, and raise the verdict once there is one. The main thread's tick.
+
+        Raises:
+            LaunchError: The verdict, or the store does not answer.
+        """
+        if self._verdict is not None:
+            raise self._verdict
+        now = time.monotonic()
+        # A process that was suspended has not waited for an answer in that time.
+        self._unanswered_s += min(now - self._ticked_at, 1.0)
+        self._ticked_at = now
+        if self._unanswered_s > self._period_s + SILENT_S:
+            raise self._lost_store(f"no answer for {self._unanswered_s:.0f} s")
+        if waited_s >= self._next_say:
+            self._next_say += SAY_EVERY_S
+            if self._is_lowest:
+                self._say(self._state(waited_s))
+
+    def wait_for_verdict(self, failure: BaseException) -> NoReturn:
+        """Raise the reason why this rank could not connect, once it is known which of the others are alive.
+
+        Raises:
+            LaunchError: Always.
+        """
+        self._alive.clear()
+        self._failure = failure
+        while True:
+            self._wake.set()
+            self.check(0.0)
+            time.sleep(0.05)
+
+    def _run(self) -> None:
+        looked_at = time.monotonic()
+        store = None
+        pause_s = FIRST_LOOK_S
+        while True:
+            self._wake.wait(pause_s)
+            if self._is_over:
+                return
+            self._wake.clear()
+            now = time.monotonic()
+            passed_s, looked_at, pause_s = min(now - looked_at, 2 * self._period_s), now, self._period_s
+            try:
+                store = store or self._store.clone()
+                self._look(store, passed_s)
+                if self._verdict is not None:
+                    return
+            except dist.DistError as error:
+                self._verdict = self._lost_store(str(error).splitlines()[0])
+                return
+            self._unanswered_s = 0.0
+
+    def _look(self, store: Store, passed_s: float) -> None:
+        store.set(_alive(self._rank), str(time.monotonic()))
+        if store.check([VERDICT]):
+            self._adopt(store, store.get(VERDICT))
+        elif (gone := self._find_gone(store)) is not None:
+            self._decide(store, connect_errors.lost(self._cards[gone], "its process has ended"), num_lost=1)
+        else:
+            self._judge(store, passed_s)
+
+    def _judge(self, store: Store, passed_s: float) -> None:
+        """Find a silent rank. The lowest rank that is alive and not connected does this, and reports, for all."""
+        for other in self._others():
+            if self._is_done(store, other):
+                continue
+            self._listen(store, other, passed_s)
+            if other < self._rank and not self._is_quiet(other) and self._failure is None:
+                self._is_lowest = False
+                return
+        self._is_lowest = True
+        silent = [other for other in self._not_done() if self._silent_s.get(other, 0.0) >= SILENT_S]
+        if silent:
+            reason = f"no sign of life for {SILENT_S:.0f} s"
+            self._decide(store, connect_errors.lost(self._cards[silent[0]], reason), num_lost=len(silent))
+        elif isinstance(self._failure, TimeoutError):
+            if self._alive.issuperset(set(self._not_done()).difference(self._quiet())):
+                self._decide(store, self._gave_up(), num_lost=len(self._quiet()))
+        elif self._failure is not None and self._alive.issuperset(self._not_done()):
+            mine = self._cards[self._rank]
+            self._decide(store, connect_errors.could_not_connect(mine, self._failure), num_lost=0)
+
+    def _others(self) -> list[int]:
+        return [other for other in range(len(self._cards)) if other != self._rank]
+
+    def _not_done(self) -> list[int]:
+        return [other for other in self._others() if other not in self._done]
+
+    def _is_done(self, store: Store, other: int) -> bool:
+        if other not in self._done and store.check([_done(other)]):
+            self._done.add(other)
+        return other in self._done
+
+    def _find_gone(self, store: Store) -> int | None:
+        """A rank of this host whose process has ended before it was connected."""
+        for other in self._others():
+            card = self._cards[other]
+            # In this order: a process may connect, do its work and end between the two questions.
+            is_gone = self._is_here(card) and not is_running(card.pid)
+            if is_gone and (self._failure is not None or not self._is_done(store, other)):
+                return other
+        return None
+
+    def _is_here(self, card: Card) -> bool:
+        """Whether a rank's process id means something to this one."""
+        mine = self._cards[self._rank]
+        return card.host == mine.host and card.namespace == mine.namespace != ""
+
+    def _listen(self, store: Store, other: int, passed_s: float) -> None:
+        key = _alive(other)
+        report = store.get(key) if store.check([key]) else None
+        before = self._reported.get(other)
+        if report is not None and report != before:
+            self._silent_s[other], self._reported[other] = 0.0, report
+            if before is not None:  # the first one may be old
+                self._alive.add(other)
+        else:
+            self._silent_s[other] = self._silent_s.get(other, 0.0) + passed_s
+
+    def _is_quiet(self, other: int) -> bool:
+        return self._silent_s.get(other, 0.0) >= QUIET_S + self._period_s
+
+    def _quiet(self) -> list[int]:
+        return [other for other in self._not_done() if self._is_quiet(other)]
+
+    def _decide(self, store: Store, error: LaunchError, num_lost: int) -> None:
+        self._adopt(store, store.compare_set(VERDICT, "", connect_errors.to_text(error, num_lost)))
+
+    def _adopt(self, store: Store, text: bytes) -> None:
+        error, num_lost = connect_errors.from_text(text)
+        with suppress(dist.DistError):
+            store.add("connect/told", 1)
+            end = time.monotonic() + LINGER_S
+            # Rank 0 serves the store that the others still have to read this from.
+            serves = self._rank == 0 and not self._has_agent_store
+            while serves and time.monotonic() < end:
+                num_done = sum(self._is_done(store, other) for other in self._others())
+                if store.add("connect/told", 0) >= len(self._cards) - num_done - num_lost:
+                    break
+                time.sleep(0.02)
+        self._verdict = error
+
+    def _state(self, waited_s: float) -> str:
+        missing = sorted([*self._not_done(), self._rank])
+        names = [connect_errors.name(self._cards[other]) for other in self._quiet()[:4]]
+        quiet = f"\n  no sign of life from {', '.join(names)}" if names else ""
+        return (
+            f"connecting {len(self._cards)} processes: {ranks_text(missing)} "
+            f"{'has' if len(missing) == 1 else 'have'} not connected, {waited_s:.0f} s{quiet}"
+            f"\n  giving up in {clock(self._limit_s - waited_s)} (cluster.join_timeout_s)"
+        )
+
+    def _lost_store(self, reason: str) -> LaunchError:
+        if self._has_agent_store:
+            return connect_errors.lost_agent(self._rank, reason)
+        return connect_errors.lost(self._cards[0], f"its store is gone: {reason}")
+
+    def _gave_up(self) -> LaunchError:
+        waiting = [self._cards[other] for other in self._not_done()]
+        stopped = [card for card in waiting if self._is_here(card) and stacks.is_stopped(card.pid)]
+        quiet = [self._cards[other] for other in self._quiet()]
+        return connect_errors.gave_up(sorted([*self._not_done(), self._rank]), self._limit_s, stopped, quiet)
+
+
+def _done(rank: int) -> str:
+    return f"connect/done/{rank}"
+
+
+def _alive(rank: int) -> str:
+    return f"connect/alive/{rank}"

@@ -1,0 +1,85 @@
+"""A rank that is lost between the rendezvous and the connections of the process group is named, soon."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import joiner
+import pytest
+
+from lockstep.cluster import connect_errors
+from lockstep.cluster.rollcall import Card
+from lockstep.errors import LaunchError
+
+SOON_S = 60.0  # on a busy machine; a group's timeout is 600 s
+
+
+def check_names(text: str, rank: int, pid: int, reason: str) -> None:
+    assert re.search(rf"lost rank {rank} \([^)]*pid {pid}\) before all ranks were connected: {reason}", text), text
+    assert "interface" not in text
+    assert float(re.search(r"LaunchError, ([\d.]+) s", text)[1]) < SOON_S  # type: ignore[index]
+
+
+def test_a_rank_that_is_killed_before_it_connects_is_named_by_all(visits: Callable[..., Any], init: str) -> None:
+    others = [visits(init, rank, 3) for rank in (0, 1)]
+    victim = visits(init, 2, 3, deed=joiner.DIES_EARLY)
+    for visit in others:
+        check_names(visit.error(), 2, victim.process.pid, "its process has ended")
+
+
+def test_rank_0_that_is_killed_before_it_connects_is_named(visits: Callable[..., Any], init: str) -> None:
+    victim = visits(init, 0, 2, deed=joiner.DIES_EARLY)
+    check_names(visits(init, 1, 2).error(), 0, victim.process.pid, "its (process has ended|store is gone)")
+
+
+def test_ranks_that_meet_in_a_file_name_one_that_is_killed(visits: Callable[..., Any], tmp_path: Path) -> None:
+    init = f"file://{tmp_path}/meet"
+    victim = visits(init, 0, 2, deed=joiner.DIES_EARLY)
+    check_names(visits(init, 1, 2).error(), 0, victim.process.pid, "its process has ended")
+
+
+def test_a_rank_of_another_host_that_is_silent_is_named(visits: Callable[..., Any], init: str) -> None:
+    first = visits(init, 0, 2, constants={"SILENT_S": 5.0, "SAY_EVERY_S": 2.0, "QUIET_S": 0.0})
+    victim = visits(init, 1, 2, deed=joiner.DIES_ELSEWHERE)
+    _, text, said = first.answer()
+    check_names(text, 1, victim.process.pid, "no sign of life for 5 s")
+    assert any("connecting 2 processes: ranks 0 1 have not connected" in line for line in said), said
+    assert any(
+        f"no sign of life from rank 1 ({socket.gethostname()}, pid {victim.process.pid})" in line for line in said
+    ), said
+
+
+def test_a_rank_that_is_stopped_is_named_when_the_time_is_up(visits: Callable[..., Any], init: str) -> None:
+    first = visits(init, 0, 2, deed=joiner.HURRIES, constants={"QUIET_S": 0.0})
+    victim = visits(init, 1, 2, deed=joiner.STOPS_EARLY)
+    text = first.error()
+    assert "gave up connecting: ranks 0 1 had not connected after 3 s" in text
+    assert f"stopped by SIGSTOP or a debugger: rank 1 ({socket.gethostname()}, pid {victim.process.pid})" in text
+    assert "interface" not in text
+
+
+def test_the_interface_is_blamed_where_all_ranks_are_alive(visits: Callable[..., Any], init: str) -> None:
+    pair = [visits(init, rank, 2, deed=joiner.WRONG_INTERFACE if rank == 0 else "") for rank in (0, 1)]
+    for visit in pair:
+        text = visit.error()
+        assert re.search(r"rank 0 \([^)]*\) met the others, but can't connect to them", text), text
+        assert "set GLOO_SOCKET_IFNAME" in text
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"\xff\x00", b'{"what": 1}', b'{"what": "x", "facts": 3, "num_lost": 0}'])
+def test_a_damaged_verdict_is_an_error_with_a_text(text: bytes) -> None:
+    error, num_lost = connect_errors.from_text(text)
+    assert "damaged" in error.what
+    assert num_lost == 1
+
+
+def test_a_verdict_is_read_as_it_was_written() -> None:
+    card = Card(1, 2, "b", 7, "cpu", "gloo", 0)
+    error, num_lost = connect_errors.from_text(connect_errors.to_text(connect_errors.lost(card, "x"), 2).encode())
+    assert (error.what, num_lost) == ("lost rank 1 (b, pid 7) before all ranks were connected: x", 2)
+    assert isinstance(error, LaunchError)
+    assert "likely" in error.facts
