@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -100,3 +103,32 @@ def test_an_advisory_has_its_names_and_an_accepted_one_a_reason_that_holds(repo:
         if "accepted" in advisory:
             source = "\n".join(path.read_text() for path in (repo / "lockstep").rglob("*.py"))
             assert advisory["never_in_package"] not in source, advisory["accepted"]
+
+
+_FAULT = {"id": "PYSEC-2099-1", "aliases": ["CVE-2099-1"], "fix_versions": ["99"], "description": ""}
+_ACCEPTED = _FAULT | {"id": "PYSEC-2025-1", "aliases": ["CVE-2025-3000"]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "says"),
+    [
+        ({"version": "1", "vulns": []}, 0, "no known vulnerabilities"),
+        ({"version": "1", "vulns": [_FAULT]}, 1, "torch 1: CVE-2099-1 PYSEC-2099-1, fixed in 99"),
+        ({"version": "1", "vulns": [_ACCEPTED]}, 0, "(accepted)"),
+        ({"skip_reason": "Dependency not found on PyPI"}, 2, "NOT COMPLETE. The database has no answer for torch"),
+    ],
+    ids=["none", "one", "an accepted one", "no answer"],
+)
+def test_the_audit_tells_a_clean_answer_from_none(
+    repo: Path, copied: Path, answer: dict[str, object], code: int, says: str
+) -> None:
+    shutil.copytree(repo / ".ci", copied / ".ci")
+    tools = copied / ".venv/audit/bin"
+    tools.mkdir(parents=True)
+    answers = json.dumps({"dependencies": [{"name": "torch", **answer}]})
+    for name, text in (("uv", ""), ("pip-audit", answers)):
+        (tools / name).write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+        (tools / name).chmod(0o755)
+    done = subprocess.run([sys.executable, copied / ".ci/audit"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert says in done.stdout + done.stderr
