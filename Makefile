@@ -1,6 +1,6 @@
 # make digits   set up, train, and see what it made      make test    set up, and run the tests
 # PYTHON=python3.12 picks the interpreter (3.11 or newer); PROCS=4 the number of processes; SEED=7 another order of the
-# tests and other made-up cases in them; JOBS=4 as many files of tests at a time.
+# tests and other made-up cases in them; JOBS=4 as many files of tests at a time. TORCH_INDEX=URL takes torch from there.
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -13,7 +13,7 @@ BENCH_ARGS ?=
 PY := .venv/bin/python
 SOURCES := lockstep tests benchmarks examples
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-cluster test-faults check format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps
+.PHONY: help digits test test-cluster test-faults check format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps audit test-versions
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,12 @@ check: .venv/.installed-dev  ## format, lint, types, import floors
 	@$(PY) -m mypy --no-error-summary
 	@$(PY) -c "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_logo=True))"
 	@echo "check: format, lint, types and import floors hold"
+
+audit: .venv/.installed-dev  ## known vulnerabilities of the pinned and of the lowest allowed versions; asks the network
+	@$(PY) .ci/audit
+
+test-versions: .venv/.installed-dev  ## quick tests with other versions of Python and torch; VERSIONS="3.12/2.15 3.11/lowest"
+	@JOBS="$(JOBS)" $(PY) .ci/versions $(VERSIONS)
 
 format: .venv/.installed-dev  ## rewrite the sources as the formatter wants them
 	@$(PY) -m ruff check --quiet --fix $(SOURCES) || true

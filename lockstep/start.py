@@ -15,6 +15,7 @@ from lockstep.cluster.env import Placement, placement
 from lockstep.cluster.size import MAX_NODES, Nodes, Size, parse_size
 from lockstep.config.given import given_path
 from lockstep.config.schema import RunConfig
+from lockstep.cores import num_cores
 from lockstep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,8 +78,7 @@ def default_procs(config: RunConfig) -> int:
         num_gpus = len(glob.glob("/dev/nvidia[0-9]*")) if visible is None else len([v for v in visible.split(",") if v])
         if num_gpus:
             return max(1, min(num_gpus, num_micro_batches))
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(num_cores // config.num_threads, num_micro_batches, 8))
+    return max(1, min(num_cores() // config.num_threads, num_micro_batches, 8))
 
 
 def place_of(

@@ -6,7 +6,6 @@ stream runs through all epochs of a run: no stall at their borders.
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import time
@@ -19,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.cluster.stop import exit_with_parent
+from lockstep.cores import num_cores
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.order import Order, Place
 from lockstep.data.samples import Batch, Samples, with_channels_last
@@ -81,7 +81,7 @@ def choose_num_workers(
         return num_workers
     if not getattr(samples, "is_costly", False):
         return 0
-    share = len(os.sched_getaffinity(0)) // num_ranks_here
+    share = num_cores() // num_ranks_here
     own = torch.get_num_threads() if device.type == "cpu" else 1
     least = 0 if device.type == "cpu" else 1
     return max(least, min(MAX_WORKERS, share - own))

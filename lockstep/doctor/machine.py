@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from lockstep.cores import num_cores
 from lockstep.doctor.finding import Finding
 from lockstep.version import __version__
 
@@ -116,7 +117,7 @@ def _links() -> Finding:
 
 
 def _cores() -> list[Finding]:
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    here = num_cores()
     allowed = _cgroup_cores()
     if allowed is not None and allowed < here:
         text = f"{here}, of which this container may use {allowed:g}"

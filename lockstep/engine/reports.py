@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from lockstep.cores import num_cores
 from lockstep.data.order import Step
 from lockstep.engine.job import Job
 from lockstep.engine.run_folder import RunFolder
@@ -150,10 +150,9 @@ class Reports:
 
 
 def _advice(job: Job) -> str:
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     data: Any = getattr(job.config, "data", None)
     return advice(
         num_workers=job.loader.num_workers if job.loader is not None else 0,
-        num_free_cores=num_cores // job.num_ranks_here - 1,
+        num_free_cores=num_cores() // job.num_ranks_here - 1,
         can_cache=hasattr(data, "cache") and data.cache is None,
     )

@@ -68,6 +68,22 @@ def test_what_pip_says_is_shown_when_it_fails(checkout: Path) -> None:
     assert not (checkout / ".venv/.installed").exists()
 
 
+def test_torch_s_index_gives_torch_alone(checkout: Path) -> None:
+    _script(checkout / ".venv/bin/python", 'case "$*" in *--version*) ;; *) echo "$*" >> calls;; esac')
+    run = _run(checkout, "make", "venv", f"PYTHON={sys.executable}", "TORCH_INDEX=https://torch.example/cpu")
+    assert run.returncode == 0, run.stderr
+    first, second, *_ = (checkout / "calls").read_text().splitlines()
+    assert "--no-deps --index-url https://torch.example/cpu torch torchvision" in first
+    assert "torch.example" not in second
+    assert second.endswith("-e .")
+
+
+def test_nothing_advises_to_mix_two_indexes(repo: Path) -> None:
+    pages = [*repo.glob("*.md"), *(repo / "docs").rglob("*.md"), repo / "Makefile", repo / ".ci/venv", repo / ".ci/run"]
+    mixing = re.compile(r"extra-index-url[ =]+['\"]?(https?|\$)")
+    assert [path.name for path in pages if mixing.search(path.read_text())] == []
+
+
 @pytest.fixture
 def ready(checkout: Path) -> Path:
     """As after set-up: a .venv whose Python is the one that runs this, and in which every check but pytest passes."""

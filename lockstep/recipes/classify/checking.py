@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from lockstep.cores import num_cores
 from lockstep.data.images import read_rgb
 from lockstep.errors import DataError
 from lockstep.recipes.classify.listing import Files, folder_of
@@ -32,7 +32,7 @@ def drop_unreadable(
     folder = folder_of(base, images)
     names = [file for found in files.values() for file in found]
     # Decoding lets other threads run.
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(num_cores()) as pool:
         faults = dict(zip(names, pool.map(_fault, [folder / name for name in names], chunksize=16), strict=True))
     kept = {name: [file for file in found if faults[file] is None] for name, found in files.items()}
     for name, found in kept.items():

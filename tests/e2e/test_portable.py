@@ -1,0 +1,101 @@
+"""Nothing needs what only Linux has: the affinity mask, /proc, memory files, real-time signals."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.cluster import stacks
+from lockstep.cluster.address import command_of, port_holder
+from lockstep.cluster.causes import count_memory_kills, out_of_memory
+from lockstep.cluster.rollcall import is_running
+from lockstep.cores import num_cores
+from lockstep.data.loader import choose_num_workers
+from lockstep.engine.environment import cpu_name
+from lockstep.recipes.classify.checking import drop_unreadable
+from tests.runs import ROOT, TINY, lockstep, result
+
+
+def test_cores_are_those_of_the_affinity_mask_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3, 5}, raising=False)
+    assert num_cores() == 3
+
+
+@pytest.mark.parametrize(("count", "expected"), [(6, 6), (None, 1)])
+def test_cores_are_the_machine_s_where_there_is_no_affinity_mask(
+    count: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: count)
+    assert num_cores() == expected
+
+
+def test_only_one_place_counts_cores() -> None:
+    machine = {"lockstep/cores.py", "lockstep/doctor/machine.py", "lockstep/engine/environment.py"}
+    counting = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "lockstep").rglob("*.py")
+        if re.search(r"sched_getaffinity|cpu_count\(", path.read_text())
+    }
+    assert counting <= machine
+    for name in machine - {"lockstep/cores.py"}:
+        assert "sched_getaffinity" not in (ROOT / name).read_text()
+
+
+class _Costly(list[int]):
+    is_costly = True
+
+
+def test_pictures_are_read_without_an_affinity_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 5)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert choose_num_workers("auto", _Costly(), torch.device("cpu"), num_ranks_here=1) == 4
+    assert drop_unreadable({"a": ["a.png"]}, tmp_path) == ({"a": ["a.png"]}, {})
+
+
+def test_a_process_is_looked_at_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(path: object, *_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    for name in ("read_text", "read_bytes"):
+        monkeypatch.setattr(Path, name, absent)
+    monkeypatch.setattr("os.readlink", absent)
+    assert is_running(os.getpid())
+    assert (command_of(os.getpid()), port_holder(29400), stacks.namespace()) == ("", "", "")
+    assert not stacks.is_stopped(os.getpid())
+    assert (count_memory_kills(), cpu_name() != "") == (0, True)
+    monkeypatch.setattr("os.open", absent)
+    assert out_of_memory(os.getpid(), 0) == ""
+
+
+@pytest.fixture
+def hidden(tmp_path: Path) -> dict[str, str]:
+    """Environment in which every Python process lacks what only Linux has; it leaves a file that shows it."""
+    place = tmp_path / "site"
+    place.mkdir()
+    shutil.copy(ROOT / "tests/e2e/without_linux.py", place / "sitecustomize.py")
+    path = os.pathsep.join([str(ROOT), str(place)])
+    return {"PYTHONPATH": path, "LOCKSTEP_TEST_HIDDEN": str(tmp_path / "is hidden")}
+
+
+def test_two_processes_train_without_what_only_linux_has(tmp_path: Path, hidden: dict[str, str]) -> None:
+    lockstep("train", TINY, "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path, **hidden)
+    assert (tmp_path / "is hidden").exists()
+    assert result(tmp_path / "run")["weights_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "darwin", reason="there is nothing to hide")
+def test_the_doctor_examines_a_machine_without_what_only_linux_has(tmp_path: Path, hidden: dict[str, str]) -> None:
+    said = lockstep("doctor", cwd=tmp_path, **hidden).stdout
+    assert "this system has no /dev/shm" in said
+    assert re.search(r"memory\s+unknown", said)
