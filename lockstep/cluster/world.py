@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lockstep.cluster import rollcall
+from lockstep.cluster import ending, rollcall
 from lockstep.cluster.address import interface_towards
 from lockstep.cluster.causes import lost_peer
 from lockstep.cluster.env import ALONE, Placement
@@ -136,6 +136,8 @@ def join(
     try:
         yield world
     except BaseException as error:
+        if not lost_peer(error):
+            ending.record(error)
         _end_group(world)
         if lost_peer(error):
             raise LaunchError(
