@@ -101,12 +101,13 @@ def first_cause(deaths: Sequence[Death]) -> Death:
     """The death that the others follow from.
 
     A process that was killed comes before errors; among errors the earliest that does not speak of a lost peer. An
-    abort counts less: NCCL's watchdog aborts the ranks that have lost one.
+    abort counts less: NCCL's watchdog aborts the ranks that have lost one. A process that the launcher has killed
+    counts where it had already reported an error of its own.
     """
 
     def order(death: Death) -> tuple[int, float]:
         report = death.report
-        if death.by_us:
+        if death.by_us and (report is None or report.is_consequence):
             return (4, 0.0)
         if report is not None:
             return (3 if report.is_consequence else 1, report.time)

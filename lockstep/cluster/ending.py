@@ -11,12 +11,29 @@ from typing import NoReturn
 from lockstep.errors import LockstepError
 
 _tell: Callable[[LockstepError], object] | None = None
+_record: Callable[[BaseException], object] | None = None
 
 
 def tell_by(tell: Callable[[LockstepError], object]) -> None:
     """Somebody else says how this process has ended: its launcher."""
     global _tell
     _tell = tell
+
+
+def record_by(record: Callable[[BaseException], object]) -> None:
+    """Set what writes down why this process fails."""
+    global _record
+    _record = record
+
+
+def record(error: BaseException) -> None:
+    """Write down why this process fails, before its connections close.
+
+    Its peers fail as soon as they lose it. On a busy machine they may be gone long before this process is, and the
+    launcher ends it then: what it failed of must be on disk by that time.
+    """
+    if _record is not None:
+        _record(error)
 
 
 def end(error: LockstepError) -> NoReturn:

@@ -76,6 +76,7 @@ def work(
 
     when_parent_dies(orphaned)
     ending.tell_by(lambda error: _fail(folder, error))
+    ending.record_by(lambda error: _report(folder, error))
     code: object = 0
     try:
         code = entry(*args)
@@ -99,6 +100,15 @@ def report_path(folder: Path, rank: int, restart: int) -> Path:
 
 
 def _fail(folder: Path, error: BaseException) -> None:
+    _report(folder, error)
+    _flush()
+    # Not sys.exit: tearing down a process group whose peers are gone may hang.
+    os._exit(_exit_code(error))
+
+
+def _report(folder: Path, error: BaseException) -> None:
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return
     ours = isinstance(error, LockstepError)
     here = placement(os.environ)
     assert here is not None, "the agent sets the world's variables"
@@ -108,7 +118,7 @@ def _fail(folder: Path, error: BaseException) -> None:
         error.facts.setdefault("rank", f"{here.rank} (host {socket.gethostname()}, pid {os.getpid()})")
     report = Report(
         time=time.time(),
-        text=str(error) if ours else traceback.format_exc().rstrip(),
+        text=str(error) if ours else "".join(traceback.format_exception(error)).rstrip(),
         exit_code=_exit_code(error),
         is_ours=ours,
         is_consequence=_is_consequence(error),
@@ -116,14 +126,13 @@ def _fail(folder: Path, error: BaseException) -> None:
         culprits=error.ranks if isinstance(error, HangError) else (),
     )
     path = report_path(folder, here.rank, here.restart)
+    if path.exists():  # the first error stays: what follows it may be its consequence
+        return
     # The folder is gone where the launcher is; then nobody reads it.
     with suppress(OSError):
         part = path.with_suffix(".part")
         part.write_text(json.dumps(asdict(report)))
         part.rename(path)
-    _flush()
-    # Not sys.exit: tearing down a process group whose peers are gone may hang.
-    os._exit(report.exit_code)
 
 
 def _is_consequence(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lockstep.cluster import connecting, rollcall, stacks
+from lockstep.cluster import connecting, ending, rollcall, stacks
 from lockstep.cluster.address import interface_towards
 from lockstep.cluster.causes import lost_peer
 from lockstep.cluster.env import ALONE, Placement
@@ -151,6 +151,8 @@ def join(
     try:
         yield world
     except BaseException as error:
+        if not lost_peer(error):
+            ending.record(error)
         _end_group(world)
         if lost_peer(error):
             raise LaunchError(

@@ -27,7 +27,9 @@ def work(deed: str, folder: Path) -> int:
                 raise DataError("x.gz is truncated", where="byte 7")
             if deed == "value error":
                 raise ValueError("made to fail")
-            if deed == "exit 7":
+            if deed == "exit 7 slowly":
+                _end_slowly()
+            if deed.startswith("exit 7"):
                 sys.exit(7)
             if deed == "vanish":
                 os._exit(0)
@@ -47,3 +49,16 @@ def work(deed: str, folder: Path) -> int:
                     break
         (folder / f"saved-{here.restart}-{joined.rank}").write_text(here.started_by)
         return asked.exit_code
+
+
+def _end_slowly() -> None:
+    """Let this process go on for seconds after its peers have lost it, as it does on a busy machine."""
+    import torch.distributed as dist
+
+    destroy = dist.destroy_process_group
+
+    def slowly() -> None:
+        destroy()
+        time.sleep(60)  # the launcher does not wait for so long
+
+    dist.destroy_process_group = slowly

@@ -110,8 +110,9 @@ def test_any_other_error_shows_the_first_traceback_only(start: Callable[..., Pro
     assert text.count("Traceback") == 1
 
 
-def test_an_exit_code_is_passed_on(start: Callable[..., Program]) -> None:
-    assert start("exit 7").wait()[0] == 7
+@pytest.mark.parametrize("deed", ["exit 7", "exit 7 slowly"])
+def test_an_exit_code_is_passed_on(start: Callable[..., Program], deed: str) -> None:
+    assert start(deed).wait()[0] == 7
 
 
 def test_a_worker_that_vanishes_is_noticed(start: Callable[..., Program]) -> None:

@@ -34,6 +34,12 @@ def test_what_the_launcher_killed_itself_is_never_the_cause() -> None:
     assert first_cause([ours, cause]) is cause
 
 
+def test_a_process_that_had_reported_its_error_when_the_launcher_killed_it_is_the_cause() -> None:
+    cause = Death(0, 10, -signal.SIGKILL, report(5.0), by_us=True)
+    lost = Death(1, 11, 1, report(6.0, consequence=True))
+    assert first_cause([lost, cause]) is cause
+
+
 def test_an_abort_counts_less_than_an_error() -> None:
     aborted, cause = Death(0, 10, -signal.SIGABRT, None), Death(1, 11, 1, report(5.0))
     assert first_cause([aborted, cause]) is cause
