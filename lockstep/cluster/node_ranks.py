@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from torch._C._distributed_c10d import Store
 
-from lockstep.cluster.rollcall import is_running
 from lockstep.errors import LaunchError
+from lockstep.scratch import is_running
 
 
 def claim(store: Store, rank: int, num_nodes: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from lockstep.cluster.env import Placement
 from lockstep.cluster.meeting import SAY_EVERY_S, clock, command_for, open_store
 from lockstep.errors import LaunchError
+from lockstep.scratch import is_running
 
 # How long rank 0 keeps its store open after a fault, for the others to read it.
 LINGER_S = 8.0
@@ -270,16 +270,3 @@ class _Call:
 
 def _card(text: bytes) -> Card:
     return Card(**json.loads(text))
-
-
-def is_running(pid: int) -> bool:
-    """Whether there is such a process on this machine."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    with suppress(OSError):  # one that has ended, and whose end nobody has asked for, still has its number
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-    return True

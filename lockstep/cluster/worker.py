@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -63,7 +62,6 @@ def work(entry: Callable[..., object], args: tuple[Any, ...], folder: Path, stop
 
     def orphaned() -> None:
         state["orphan"] = True
-        shutil.rmtree(folder, ignore_errors=True)  # the other orphans do the same
         if state["finished"]:
             os._exit(0)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -115,7 +113,7 @@ def _fail(folder: Path, error: BaseException) -> None:
     # The folder is gone where the launcher is; then nobody reads it.
     with suppress(OSError):
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(asdict(report)))
+        part.write_text(json.dumps(asdict(report)), encoding="utf-8")
         part.rename(path)
     _flush()
     # Not sys.exit: tearing down a process group whose peers are gone may hang.

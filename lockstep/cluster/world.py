@@ -21,7 +21,7 @@ from lockstep.cluster.causes import lost_peer
 from lockstep.cluster.env import ALONE, Placement
 from lockstep.cluster.pulse import Pulse
 from lockstep.cluster.rollcall import Card
-from lockstep.errors import LaunchError
+from lockstep.errors import LaunchError, is_too_many_files, too_many_files
 
 GOODBYE_S = 10.0
 
@@ -234,6 +234,8 @@ def _start_group(world: World, timeout_s: float) -> None:
             device_id=world.device if world.backend == "nccl" else None,
         )
     except (RuntimeError, ValueError) as error:
+        if is_too_many_files(error):
+            raise too_many_files() from error
         raise LaunchError(
             f"rank {world.rank} ({world.host}) met the others, but can't connect to them: {_first_line(error)}",
             likely="the machines see each other on another network interface than the one taken",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +22,11 @@ from lockstep.engine.run_folder import sync_folder, write_whole
 from lockstep.engine.tensor_file import write_tensors
 from lockstep.engine.weights import read
 from lockstep.errors import CheckpointError, cannot_write
+from lockstep.scratch import remove_named
 
 FORMAT = 1
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+FILES = (MANIFEST, STATE, OPTIMIZER, WEIGHTS)
 BEST = "best.json"
 # No module has a colon in its name, so an optimizer's tensors never collide with weights.
 T = TypeVar("T")
@@ -91,7 +92,7 @@ def write(
     partial = folder / f".{target.name}.{os.getpid()}.partial"
     parts = by_file(tensors if fetch else {name: tensor.detach().cpu() for name, tensor in tensors.items()})
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # there seldom is one
+        remove_named(partial, FILES)  # there seldom is one
         partial.mkdir(parents=True)
         written = {name: write_tensors(partial / name, part, moved, fetch) for name, part in parts.items()}
         written[STATE] = _write(partial / STATE, json.dumps(plain, indent=1).encode())
@@ -101,9 +102,9 @@ def write(
         old = _take_name(target)
         partial.rename(target)
         sync_folder(folder)
-        shutil.rmtree(old, ignore_errors=True)  # the new one is whole; `clean` takes the rest
+        remove_named(old, FILES)  # the new one is whole; `clean` takes the rest
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)  # `clean` takes the rest
+        remove_named(partial, FILES)  # `clean` takes the rest
         raise cannot_write(target, error) from None
     return target
 
@@ -123,13 +124,13 @@ def by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 def discard(target: Path) -> None:
     """Remove a checkpoint; it loses its name before its files."""
-    shutil.rmtree(_take_name(target), ignore_errors=True)  # the next run tries again
+    remove_named(_take_name(target), FILES)  # the next run tries again
 
 
 def clean(folder: Path) -> None:
     """Remove what a killed process left half-written. Only for the process that has the run folder."""
     for partial in folder.glob(".step-*.partial*"):
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_named(partial, FILES)
 
 
 def steps(folder: Path) -> list[int]:

@@ -15,8 +15,8 @@ from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.engine.checkpoint import steps
 from lockstep.engine.environment import device_name
-from lockstep.engine.run_folder import RunFolder
-from lockstep.errors import CheckpointError, ConfigError, LaunchError
+from lockstep.engine.run_folder import RunFolder, holds_a_run
+from lockstep.errors import ConfigError, LaunchError
 from lockstep.version import __version__
 
 # Settings that change how a run is carried out, but not what it gives.
@@ -35,10 +35,7 @@ def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
     if not folder.config.exists():
         return
     if resume == "never" and steps(folder.checkpoints):
-        raise CheckpointError(
-            f"run folder {folder.path} holds a run already",
-            do="add --resume auto to go on with it, or give another --run-dir",
-        )
+        raise holds_a_run(folder.path)
     other = _differing(folder, config)
     if other and steps(folder.checkpoints):
         raise ConfigError(
@@ -71,7 +68,7 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
 
 def _differing(folder: RunFolder, config: RunConfig) -> list[str]:
     """Settings on which the result depends, and that a run folder's run has otherwise."""
-    old = _flat(_with_defaults(yaml.safe_load(folder.config.read_text()) or {}, config))
+    old = _flat(_with_defaults(yaml.safe_load(folder.config.read_text(encoding="utf-8")) or {}, config))
     new = _flat(plain_settings(config))
     return [
         f"{name}: {old.get(name, 'nothing')} in the run, {new.get(name, 'nothing')} now"

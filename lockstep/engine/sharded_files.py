@@ -61,7 +61,7 @@ def open_checkpoint(path: Path) -> Opened:
         with safe_open(path / file_name, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118  # it is no mapping
                 shapes[name] = _shape(opened.get_slice(name))
-    return Opened(path, json.loads((path / STATE).read_text()), shapes)
+    return Opened(path, json.loads((path / STATE).read_text(encoding="utf-8")), shapes)
 
 
 def sharded_name(name: str, tensor: Tensor, job: Job) -> str | None:

@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
@@ -271,7 +272,7 @@ def _unknown(name: str, known: Iterable[str], everything: Iterable[Preset]) -> C
     near = difflib.get_close_matches(name, [*names, *full], n=1)
     path, do = Path(name).expanduser(), None
     if (path / "config.yaml").is_file():
-        do = f"{name} is a run folder. To go on with it: --run-dir {name} --resume auto"
+        do = f"{name} is a run folder. To go on with it: --run-dir {shlex.quote(name)} --resume auto"
     elif (path / "recipe.py").is_file():
         near = [str(path / "recipe.py")]
     return ConfigError(

@@ -21,6 +21,14 @@ RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|NODE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(SLURM|OMPI|PMIX?|TORCHELASTIC)_.*"
 )
 SPEAKERS = ("lockstep/cli/", "lockstep/doctor/", "lockstep/report/", "lockstep/cluster/", "lockstep/__main__.py")
+RECURSIVE_DELETES = {"rmtree", "removedirs", "move"}
+SUDDEN_ENDS = (
+    "lockstep/cluster/ending.py",
+    "lockstep/cluster/stop.py",
+    "lockstep/cluster/sweep.py",
+    "lockstep/cluster/watch.py",
+    "lockstep/cluster/worker.py",
+)
 MACHINE_PATH = re.compile(r"(?<![\w.:/~}])/(home|root|Users|mnt|media|work|scratch|opt|tmp|farm)/\w[\w./-]*")
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".ini", ".cfg", ".sh", ".html", ""}
 
@@ -191,7 +199,82 @@ def twin_tests(root: Path) -> list[str]:
     return [f"one name for two: {' '.join(names)}" for names in places.values() if len(names) > 1]
 
 
+def recursive_deletes(root: Path) -> list[str]:
+    """Recursive deletes outside of `lockstep/scratch.py`, which deletes only what a process of ours made."""
+    return [
+        f"{name}:{node.lineno}: {_call(node)} deletes recursively; use lockstep/scratch.py"
+        for name, node in _calls(root)
+        if name != "lockstep/scratch.py" and _call(node).rpartition(".")[2] in RECURSIVE_DELETES
+    ]
+
+
+def sudden_ends(root: Path) -> list[str]:
+    """`os._exit` and `atexit` in modules where nobody has thought about the exit code."""
+    return [
+        f"{name}:{node.lineno}: {_call(node)} may hide how a command ends; only {', '.join(SUDDEN_ENDS)} may"
+        for name, node in _calls(root)
+        if name not in SUDDEN_ENDS and _call(node) in ("os._exit", "atexit.register", "_exit", "register")
+    ]
+
+
+def unsafe_starts(root: Path) -> list[str]:
+    """Python processes that would import a torch.py from the current folder."""
+    problems = []
+    for name, path in sources(root, "lockstep"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.List | ast.Tuple) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
+                second = node.elts[1] if len(node.elts) > 1 else None
+                if not (isinstance(second, ast.Constant) and second.value == "-P"):
+                    problems.append(f"{name}:{node.lineno}: starts Python without -P; use cluster/commands.py")
+    return problems
+
+
+def unnamed_encodings(root: Path) -> list[str]:
+    """Text files in the encoding of a terminal's locale: another machine may have another one."""
+    problems = []
+    for name, node in _calls(root):
+        words = {keyword.arg: keyword.value for keyword in node.keywords}
+        if "encoding" in words:
+            continue
+        method = _call(node).rpartition(".")[2]
+        mode = _mode(node, method)
+        is_text = method in ("read_text", "write_text") or (mode is not None and "b" not in mode)
+        is_text |= isinstance(words.get("text"), ast.Constant) and method in ("run", "Popen", "check_output")
+        if is_text:
+            problems.append(f"{name}:{node.lineno}: {_call(node)} without encoding=")
+    return problems
+
+
+def _mode(node: ast.Call, method: str) -> str | None:
+    """The mode in which a call opens a file; None if it opens none."""
+    if method not in ("open", "fdopen", "TemporaryFile", "NamedTemporaryFile"):
+        return None
+    if ast.unparse(node.func) in ("os.open", "Image.open", "gzip.open", "lmdb.open", "webbrowser.open"):
+        return None
+    given = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "mode")]
+    modes = [item.value for item in given if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    modes = [mode for mode in modes if re.fullmatch(r"[rwaxbt+]{1,3}", mode)]
+    if modes:
+        return modes[0]
+    return "r" if isinstance(node.func, ast.Name) else None
+
+
+def _calls(root: Path) -> Iterator[tuple[str, ast.Call]]:
+    for name, path in sources(root, "lockstep"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                yield name, node
+
+
+def _call(node: ast.Call) -> str:
+    return ast.unparse(node.func)
+
+
 ALL = (
+    recursive_deletes,
+    sudden_ends,
+    unsafe_starts,
+    unnamed_encodings,
     long_files,
     long_functions,
     long_pages,
