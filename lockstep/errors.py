@@ -12,7 +12,20 @@ Anything else that is raised is a fault of ours, and shows its traceback.
 from __future__ import annotations
 
 import errno
+import re
+import resource
 from typing import ClassVar
+
+# Control characters but tab and line feed, separators of lines, changes of the direction of writing, and bytes of file
+# names that are no text. A terminal may obey them: they come from names of files, labels and hosts.
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
+)
+
+
+def printable(text: str) -> str:
+    """A text that does nothing to a terminal: what is not to be printed is written as an escape, such as \\x1b."""
+    return _UNPRINTABLE.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
 
 
 class LockstepError(Exception):
@@ -34,9 +47,9 @@ class LockstepError(Exception):
 
     def __str__(self) -> str:
         width = max((len(name) for name in self.facts), default=0)
-        lines = [f"{self.kind}: {self.what}"]
+        lines = [f"{self.kind}: {printable(self.what)}"]
         for name, value in self.facts.items():
-            first, *rest = value.splitlines()
+            first, *rest = printable(value).split("\n")
             lines.append(f"  {name:<{width}}  {first}")
             lines.extend(f"  {'':<{width}}  {line}" for line in rest)
         return "\n".join(lines)
@@ -44,7 +57,8 @@ class LockstepError(Exception):
     @property
     def line(self) -> str:
         """All of it in one line, for programs."""
-        return "; ".join([self.what, *(f"{name}: {' '.join(value.split())}" for name, value in self.facts.items())])
+        facts = (f"{name}: {' '.join(value.split())}" for name, value in self.facts.items())
+        return printable("; ".join([self.what, *facts]))
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.what, self.facts))
@@ -132,3 +146,19 @@ def cannot_write(path: object, error: OSError) -> CheckpointError:
 def _is_full(error: OSError) -> bool:
     """Whether more room on the disk would have helped."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def too_many_files() -> LaunchError:
+    """The text for a process that may not open one more file or connection."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return LaunchError(
+        "too many open files",
+        given=f"this process may have {limit} open at a time, connections included",
+        do="raise the limit before you start: ulimit -n 4096",
+    )
+
+
+def is_too_many_files(error: BaseException) -> bool:
+    """Whether an error is that, also one of torch's, which has it in its text alone."""
+    number = getattr(error, "errno", None)
+    return number in (errno.EMFILE, errno.ENFILE) or "too many open files" in str(error).lower()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from lockstep.config.given import given_path
 from lockstep.config.schema import RunConfig
 from lockstep.cores import num_cores
 from lockstep.errors import ConfigError
+from lockstep.report.log import log_path
 
 if TYPE_CHECKING:
     from lockstep.cluster.world import World
@@ -191,7 +193,7 @@ def resume_from(resume: str, run_dir: Path | None) -> str:
         return resume
     path = given_path(resume, "--resume")
     if (path / "config.yaml").is_file():
-        raise ConfigError(f"--resume {resume} is a run folder", do=f"--run-dir {resume} --resume auto")
+        raise ConfigError(f"--resume {resume} is a run folder", do=f"--run-dir {shlex.quote(resume)} --resume auto")
     if not (path / "manifest.json").is_file():
         raise ConfigError(
             f"--resume {resume} is no checkpoint",
@@ -238,5 +240,27 @@ def launch_here(
         stop_timeout_s=config.cluster.stop_timeout_s,
         log_dir=folder / "logs" if folder is not None else None,
         preload=PRELOAD,
-        on_stop="finishing the step and saving" if folder is not None else "stopping",
+        on_stop=_on_stop(folder),
     )
+
+
+def _on_stop(folder: Path | None) -> Callable[[], str]:
+    """What a stop does, at the moment at which it is asked for."""
+    if folder is None:
+        return lambda: "stopping"
+    before = _changed(log_path(folder, 0))
+
+    def told() -> str:
+        # Rank 0 opens its log when it can answer to a stop.
+        if _changed(log_path(folder, 0)) != before:
+            return "finishing the step and saving"
+        return "stopping; training has not begun, so there is nothing to save"
+
+    return told
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -62,7 +62,7 @@ def evaluate(
         raise_if_stopped(code)
         if code:
             raise LaunchError(f"evaluation ended with exit code {code}")
-        figures: dict[str, float] = json.loads(answer.read_text())
+        figures: dict[str, float] = json.loads(answer.read_text(encoding="utf-8"))
     return figures
 
 
@@ -102,7 +102,7 @@ def _evaluate(subject: Subject, answer: Path | None, here: Placement | None = No
         if world.is_main:
             console.say(f"{len(samples):,} samples, each once")
         if answer is not None and world.is_main:
-            answer.write_text(json.dumps(figures))
+            answer.write_text(json.dumps(figures), encoding="utf-8")
         return figures if world.is_main else {}
 
 

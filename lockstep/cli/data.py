@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ import typer
 
 from lockstep.cli.options import Debug, path_of
 from lockstep.errors import ConfigError, cannot_write_result
+from lockstep.scratch import OWNER, scratch_folder, sweep
 
 if TYPE_CHECKING:
     from lockstep.recipes.makers import Maker
@@ -57,8 +57,9 @@ def make(context: typer.Context, recipe: RecipeName, out: Out = None, debug: Deb
     if out is None:
         print("\n".join(_settings_lines(maker)))
         return ConfigError.exit_code
-    with _new_folder(out):
-        print(maker.make(config, out))
+    with _new_folder(out) as folder:
+        said = maker.make(config, folder)
+    print(said.replace(f"/{folder.name}", ""))  # the place that it tells of is the final one
     return 0
 
 
@@ -98,18 +99,28 @@ def overrides_of(arguments: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _new_folder(out: Path) -> Iterator[None]:
-    """A folder that was not there, or was empty; what is in it when something goes wrong is removed again."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out {out} is {'not empty' if out.is_dir() else 'a file'}", do="name a new folder")
-    was_there = out.exists()
+def _new_folder(out: Path) -> Iterator[Path]:
+    """Where to write what goes into `out`, a folder that was not there or was empty.
+
+    It gets there when all of it is written. Otherwise `out` is as it was.
+    """
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        yield
-    except BaseException as error:
-        shutil.rmtree(out, ignore_errors=True)  # the error that led here is the one to tell
-        if was_there:
-            out.mkdir(exist_ok=True)
-        if isinstance(error, OSError):
-            raise cannot_write_result(out, error) from None
-        raise
+        if out.is_dir():
+            sweep(out)
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(f"--out {out} is {'not empty' if out.is_dir() else 'a file'}", do="name a new folder")
+        made = [folder for folder in (out, *out.parents) if not folder.exists()]
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            with scratch_folder(out) as folder:
+                yield folder
+                for path in folder.iterdir():
+                    if path.name != OWNER:
+                        path.rename(out / path.name)
+        except BaseException:
+            for folder in made:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            raise
+    except OSError as error:
+        raise cannot_write_result(out, error) from None

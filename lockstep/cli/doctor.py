@@ -10,6 +10,7 @@ import typer
 
 from lockstep.cli.options import Debug, Json, LocalRank, Overrides, path_of
 from lockstep.cli.train import Init, Rank, WorldSize
+from lockstep.cluster.commands import LOCKSTEP
 from lockstep.cluster.size import MAX_PROCS
 from lockstep.errors import ConfigError
 
@@ -93,7 +94,7 @@ def _on_hosts(hosts: str, source: str | None, overrides: list[str], run_dir: Pat
     machines = parse_hosts(hosts)
 
     def command(number: int, machine: Machine) -> list[str]:
-        words = [sys.executable, "-m", "lockstep", "doctor", *([source] if source else []), *overrides]
+        words = [*LOCKSTEP, "doctor", *([source] if source else []), *overrides]
         words += ["--run-dir", str(run_dir), *(["--json"] if as_json else [])]
         if len(machines) == 1:
             return words

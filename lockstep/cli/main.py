@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import traceback
@@ -15,7 +16,7 @@ import typer
 from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train, trust
 from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
 from lockstep.cluster.ssh import stop_at_eof
-from lockstep.errors import ConfigError, LockstepError
+from lockstep.errors import ConfigError, LaunchError, LockstepError, is_too_many_files, too_many_files
 from lockstep.version import __version__
 
 INTERRUPTED = 130  # 128 + SIGINT
@@ -69,6 +70,7 @@ def main() -> None:
     # torch warns of every address that has no name, and of every connection that ends.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     _open_closed_streams()
+    _write_any_text()
     stop_at_eof()
     sys.exit(run(sys.argv[1:]))
 
@@ -87,11 +89,16 @@ def run(arguments: Sequence[str]) -> int:
     except LockstepError as error:
         _print_error(error)
         return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        if isinstance(stop.__cause__, EOFError):  # typer takes a file that ends too early for Ctrl-D
+            raise stop.__cause__ from None
         return INTERRUPTED
     except BrokenPipeError:
         return _nobody_reads()
     except OSError as error:
+        if is_too_many_files(error):
+            _print_error(too_many_files())
+            return LaunchError.exit_code
         if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
         _print_error(LockstepError(f"can't write {error.filename or 'any more'}: {error.strerror}", do="make room"))
@@ -149,7 +156,14 @@ def _open_closed_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as we live
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we live
+
+
+def _write_any_text() -> None:
+    """Let output hold any character, whatever the terminal's encoding: those that it does not have become escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _check_current_folder() -> None:

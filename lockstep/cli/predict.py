@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ def predict(
     paths = [Path(file) for file in files if not _is_setting(file)]
     settings = [file for file in files if _is_setting(file)]
     if not paths:
-        raise DataError("no file to look at was named", do=f"lockstep predict {run} FILE")
+        raise DataError("no file to look at was named", do=f"lockstep predict {shlex.quote(str(run))} FILE")
     files_asked = trained.expand(paths)
     width = min(max(len(str(file)) for file in files_asked), _WIDEST_NAME)
     num_bad = 0

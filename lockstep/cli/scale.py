@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -100,9 +101,9 @@ def _measured(
         raise LaunchError(
             f"{name} on {size} process{'es' if size > 1 else ''} could not be measured",
             where=f"after {WARM_STEPS} steps to get warm" if not code else None,
-            do=f"try it alone: lockstep train {source} {' '.join(settings)} --procs {size}",
+            do=f"try it alone: {shlex.join(['lockstep', 'train', source, *settings, '--procs', str(size)])}",
         )
-    measured: dict[str, Any] = json.loads(answer.read_text())
+    measured: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     return measured
 
 
@@ -110,7 +111,7 @@ def _keep(figures: Mapping[str, Mapping[int, Mapping[str, Any]]], out: Path, job
     from lockstep.report.chart import draw_lines
 
     out.mkdir(parents=True, exist_ok=True)
-    (out / "scale.json").write_text(json.dumps({"job": job, "variants": figures}, indent=1))
+    (out / "scale.json").write_text(json.dumps({"job": job, "variants": figures}, indent=1), encoding="utf-8")
     lines = {
         name: [(float(size), row["samples_per_s"]) for size, row in rows.items()] for name, rows in figures.items()
     }

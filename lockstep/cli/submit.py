@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lockstep.cli.options import Debug, Overrides, path_of
+from lockstep.cluster.commands import LOCKSTEP
 from lockstep.errors import ConfigError, LaunchError
 
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
@@ -61,7 +61,7 @@ def submit(
     for settings in each or [[]]:
         load(found.config_class, found.layers, [*(overrides or []), *settings])  # a mistake shows now, not in the queue
     job = Job(
-        command=[sys.executable, "-m", "lockstep", "train", source, *(overrides or [])],
+        command=[*LOCKSTEP, "train", source, *(overrides or [])],
         run_dir=run_dir.absolute(),
         nodes=nodes,
         procs=procs or gpus or 1,
@@ -83,7 +83,15 @@ def submit(
 def _submitted(text: str) -> str:
     """What sbatch says of a script."""
     try:
-        done = subprocess.run(["sbatch"], input=text, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            ["sbatch"],
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # a path may hold any bytes
+            timeout=60,
+            check=False,
+        )
     except FileNotFoundError:
         raise ConfigError(
             "there is no sbatch on this machine", do="log in where Slurm is; --dry-run prints the script"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.options import Debug, LocalRank, Overrides, path_of
+from lockstep.cluster.commands import LOCKSTEP
 from lockstep.errors import ConfigError
 
 Source = Annotated[
@@ -117,6 +119,7 @@ def train(
 
     `lockstep config SOURCE` shows every setting. Under torchrun the command joins the world that it started.
     """
+    from lockstep.cluster.env import placement
     from lockstep.cluster.size import MAX_NODES, MAX_PROCS, parse_size
     from lockstep.config.load import load
     from lockstep.recipes.catalog import find
@@ -132,17 +135,20 @@ def train(
     found = find(source)
     load(found.config_class, found.layers, overrides or [])
 
+    from lockstep.engine.run_folder import check_run_dir
+
     if hosts is not None:
         given = {"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank, "--node-rank": node_rank,
                  "--master": master}  # fmt: skip
         if any(value is not None for value in given.values()):
             raise ConfigError("--hosts starts the machines itself", do=f"leave {', '.join(given)} out")
+        if run_dir is not None:
+            check_run_dir(run_dir, resume)
         return _on_hosts(hosts, source, overrides or [], rdzv_endpoint, run_dir, resume, max_restarts)
 
-    from lockstep.engine.run_folder import check_run_dir
-
     if run_dir is not None:
-        check_run_dir(run_dir)
+        is_alone = nodes is None and placement(os.environ, init, rank, world_size) is None
+        check_run_dir(run_dir, resume, is_first=is_alone)
     from lockstep import api
     from lockstep.start import Ask
 
@@ -170,7 +176,7 @@ def _on_hosts(
     folder = run_dir or new_folder(find(source).name)
 
     def command(number: int, machine: Machine) -> list[str]:
-        words = [sys.executable, "-m", "lockstep", "train", source, *overrides]
+        words = [*LOCKSTEP, "train", source, *overrides]
         words += ["--run-dir", str(folder), "--resume", resume, "--max-restarts", str(max_restarts)]
         words += ["--procs", str(machine.procs)] if machine.procs is not None else []
         if len(machines) > 1:
@@ -181,7 +187,8 @@ def _on_hosts(
     try:
         return everywhere(machines, command, lambda text: print(text, file=sys.stderr))
     finally:
-        drop_empty(folder)
+        if run_dir is None:
+            drop_empty(folder)
 
 
 def _with_port(master: str | None, port: int | None) -> str | None:
@@ -201,6 +208,7 @@ def _source_of(run_dir: Path | None) -> str:
         raise ConfigError("nothing says what to train", do="lockstep train digits, for a first run")
     if not (run_dir / "config.yaml").is_file():
         raise ConfigError(
-            f"{run_dir} holds no run, so it does not say what to train", do="name a recipe, a preset or a file"
+            f"{run_dir} holds no run, so it does not say what to train",
+            do="name a recipe, a preset or a file; a run that was stopped before it began has to be named again",
         )
     return str(run_dir / "config.yaml")

@@ -91,7 +91,7 @@ def _listening_inodes(port: int) -> set[str]:
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
-            lines = Path(table).read_text().splitlines()[1:]
+            lines = Path(table).read_text(encoding="utf-8").splitlines()[1:]
         except OSError:
             continue
         for line in lines:
@@ -120,7 +120,9 @@ def link_speed(init: str) -> float | None:
     """What the network card towards `tcp://HOST:PORT` says it can carry, bit/s; None if it does not say."""
     name = interface_towards(init)
     try:
-        megabits = int(Path(f"/sys/class/net/{name}/speed").read_text()) if name and name != "lo" else -1
+        megabits = (
+            int(Path(f"/sys/class/net/{name}/speed").read_text(encoding="utf-8")) if name and name != "lo" else -1
+        )
     except (OSError, ValueError):
         return None
     return megabits * 1e6 if megabits > 0 else None

@@ -161,7 +161,7 @@ def _likely(number: int, out_of_memory: str) -> str:
 def count_memory_kills() -> int:
     """How many processes the kernel has killed in this container for want of memory; 0 if it can't be known."""
     try:
-        text = Path("/sys/fs/cgroup/memory.events").read_text()
+        text = Path("/sys/fs/cgroup/memory.events").read_text(encoding="utf-8")
     except OSError:
         return 0
     found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from lockstep.cluster.rollcall import Card, ranks_text
-from lockstep.errors import LaunchError
+from lockstep.errors import LaunchError, is_too_many_files, too_many_files
 
 # How gloo reports a peer that had connected and then ended.
 _ENDED_PEER = ("closed by peer", "reset by peer", "broken pipe")
@@ -61,6 +61,8 @@ def gave_up(missing: Sequence[int], limit_s: float, stopped: Sequence[Card], qui
 
 def could_not_connect(card: Card, failure: BaseException) -> LaunchError:
     """torch gave up, though all ranks are alive."""
+    if is_too_many_files(failure):
+        return too_many_files()
     reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
     if any(words in reason.lower() for words in _ENDED_PEER):
         return LaunchError(

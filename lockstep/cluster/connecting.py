@@ -26,8 +26,9 @@ from torch._C._distributed_c10d import Store
 from lockstep.cluster import connect_errors, stacks
 from lockstep.cluster.asking import in_thread
 from lockstep.cluster.meeting import SAY_EVERY_S, clock
-from lockstep.cluster.rollcall import Card, is_running, ranks_text
+from lockstep.cluster.rollcall import Card, ranks_text
 from lockstep.errors import LaunchError
+from lockstep.scratch import is_running
 
 # Most groups have connected before the monitor's first look, so a start pays for a thread that only waits.
 FIRST_LOOK_S = 1.0

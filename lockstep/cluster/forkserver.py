@@ -10,12 +10,14 @@ import os
 import signal
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import forkserver, spawn, util
+from multiprocessing import forkserver, process, resource_tracker, spawn, util
 from pathlib import Path
 from typing import Any
 
+from lockstep import scratch
 from lockstep.cluster import sweep
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -42,7 +44,7 @@ def prepare(preload: Sequence[str], num_threads: int = 1) -> None:
         # torch warns with a C++ stack trace of each connection that ends. Its library reads the level when it is
         # loaded.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        multiprocessing.set_forkserver_preload(["torch", sweep.__name__, *preload])
+        multiprocessing.set_forkserver_preload([sweep.__name__, "torch", *preload])
         _prepared = True
     with _variable(sweep.VARIABLE, _temp_dir()):
         _start()
@@ -67,29 +69,64 @@ def without_script() -> Iterator[None]:
         spawn.get_preparation_data = before
 
 
-def temp_folder() -> Path:
+@contextmanager
+def temp_folder() -> Iterator[Path]:
     """A new folder that is gone when the launcher and all its workers are, however they end."""
-    return Path(tempfile.mkdtemp(prefix="lockstep-", dir=_temp_dir()))
+    with scratch.scratch_folder(Path(_temp_dir())) as folder:
+        yield folder
+
+
+def keep_tracker_alive() -> None:
+    """Start multiprocessing's resource tracker again if it was killed, and tell it of the semaphores that there are.
+
+    A tracker that is started when they are unregistered, at the end, prints a traceback for each one.
+    """
+    tracker = resource_tracker._resource_tracker
+    before = getattr(tracker, "_pid", None)
+    if before is None or scratch.is_running(before):
+        return
+    with warnings.catch_warnings(), _start_variables():
+        warnings.simplefilter("ignore")  # that resources might leak: they are registered again
+        resource_tracker.ensure_running()
+    for path in scratch.semaphores(Path(_temp_dir())):
+        resource_tracker.register(f"/{path.name.removeprefix('sem.')}", "semaphore")
 
 
 def _temp_dir() -> str:
     """Python's own folder for the sockets of this process and those forked from it; made by the first call.
 
+    It is marked as ours, and semaphores are named after it, so that the next start can tell what a kill -9 left.
+
     A socket's path may have some hundred characters. Where TMPDIR leaves too few, the sockets go to /tmp.
     """
+    config: dict[str, Any] = vars(process.current_process())["_config"]
     before = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TMPDIR:
         tempfile.tempdir = "/tmp"
     try:
-        return util.get_temp_dir()
+        if config.get("tempdir") is None:
+            scratch.sweep(Path(tempfile.gettempdir()))
+        folder = Path(util.get_temp_dir())
+        scratch.claim(folder)
+        config["semprefix"] = f"/{folder.name}"
+        return str(folder)
     finally:
         tempfile.tempdir = before
 
 
 def _start() -> None:
-    # Its resource tracker frees what a killed launcher leaves behind; that it had to is nobody's concern.
-    with _ignored(LAUNCHER_ONLY), _variable("PYTHONWARNINGS", _warnings()):
+    with _start_variables():
         forkserver.ensure_running()
+
+
+@contextmanager
+def _start_variables() -> Iterator[None]:
+    """For the fork server and the resource tracker, both started as `python -c`."""
+    # The tracker frees what a killed launcher leaves behind; nobody needs a warning that it had to. And -c would put
+    # the current folder first on sys.path, where a torch.py of a stranger may lie. The fork server drops the variable.
+    safe_path = _variable(sweep.SAFE_PATH, os.environ.get(sweep.SAFE_PATH) or sweep.SAFE_PATH_VALUE)
+    with _ignored(LAUNCHER_ONLY), _variable("PYTHONWARNINGS", _warnings()), safe_path:
+        yield
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ def launch(
     stop_timeout_s: float = 30.0,
     log_dir: Path | None = None,
     preload: Sequence[str] = (),
-    on_stop: str = "stopping",
+    on_stop: Callable[[], str] = lambda: "stopping",
 ) -> int:
     """Run `entry(*args)` in `num_procs` processes of this machine until all are done.
 
@@ -57,7 +56,7 @@ def launch(
         stop_timeout_s: How long they may take to stop when they are asked to.
         log_dir: Where to keep what the launcher says (launcher.log).
         preload: Modules that the workers need.
-        on_stop: What they do when they are asked to stop, for people.
+        on_stop: Gives what they do when they are asked to stop, for people.
 
     Returns:
         The exit code: 0, the first cause's own, 128 + the signal's number after a stop, or what an entry returned.
@@ -66,34 +65,34 @@ def launch(
         LaunchError: The other machines can't be met.
     """
     forkserver.prepare(preload)
-    folder = forkserver.temp_folder()
-    watch = Watch(folder, stop_timeout_s, log_dir, on_stop)
-    agents: list[Agent] = []
-    try:
-        with (
-            _quiet(),
-            _environment(),
-            forkserver.without_script(),
-            watch.signals(lambda: agents[0].pids() if agents else []),
-        ):
-            meeting = Meeting(nodes, watch.raise_if_asked, watch.say) if nodes is not None else None
-            key = meeting.key if meeting is not None else auth.key_for_launch()
-            spec = WorkerSpec(
-                role="rank",
-                local_world_size=num_procs,
-                rdzv_handler=meeting or ThisMachine(),
-                entrypoint=work,
-                args=(entry, args, folder, stop_timeout_s, key),
-                max_restarts=max_restarts,
-                monitor_interval=0.02,
-                local_addr=LOCAL,
-            )
-            agents.append(Agent(spec, watch, least_procs or num_procs))
-            return _run(agents[0], watch, meeting)
-    except AskedToStop:
-        return watch.exit_code(False, {})
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # the sweeper takes what is left
+    with forkserver.temp_folder() as folder:
+        watch = Watch(folder, stop_timeout_s, log_dir, on_stop)
+        agents: list[Agent] = []
+        try:
+            with (
+                _quiet(),
+                _environment(),
+                forkserver.without_script(),
+                watch.signals(lambda: agents[0].pids() if agents else []),
+            ):
+                meeting = Meeting(nodes, watch.raise_if_asked, watch.say) if nodes is not None else None
+                key = meeting.key if meeting is not None else auth.key_for_launch()
+                spec = WorkerSpec(
+                    role="rank",
+                    local_world_size=num_procs,
+                    rdzv_handler=meeting or ThisMachine(),
+                    entrypoint=work,
+                    args=(entry, args, folder, stop_timeout_s, key),
+                    max_restarts=max_restarts,
+                    monitor_interval=0.02,
+                    local_addr=LOCAL,
+                )
+                agents.append(Agent(spec, watch, least_procs or num_procs))
+                return _run(agents[0], watch, meeting)
+        except AskedToStop:
+            return watch.exit_code(False, {})
+        finally:
+            forkserver.keep_tracker_alive()
 
 
 def _run(agent: Agent, watch: Watch, meeting: Meeting | None) -> int:

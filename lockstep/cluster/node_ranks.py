@@ -6,9 +6,9 @@ import os
 import socket
 from collections.abc import Sequence
 
-from lockstep.cluster.rollcall import is_running
 from lockstep.cluster.signed import SignedStore
 from lockstep.errors import LaunchError
+from lockstep.scratch import is_running
 
 
 def claim(store: SignedStore, rank: int, num_nodes: int) -> None:

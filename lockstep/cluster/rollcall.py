@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from lockstep.cluster.meeting import SAY_EVERY_S, clock, command_for, open_store
 from lockstep.cluster.seats import SLACK_S, Seats
 from lockstep.cluster.signed import Seal, SignedStore
 from lockstep.errors import LaunchError
+from lockstep.scratch import is_running
 
 # How long rank 0 keeps its store open after a fault, for the others to read it.
 LINGER_S = 8.0
@@ -277,16 +277,3 @@ def _fault(value: Any) -> LaunchError | None:
     ):
         return None
     return LaunchError(value["what"], **{name: fact for name, fact in value["facts"].items() if name != "what"})
-
-
-def is_running(pid: int) -> bool:
-    """Whether there is such a process on this machine."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    with suppress(OSError):  # one that has ended, and whose end nobody has asked for, still has its number
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-    return True

@@ -101,7 +101,7 @@ def _hydra() -> int:
         return os.getppid()
     try:
         # The command's name, in brackets, may hold spaces.
-        return int(Path(f"/proc/{leader}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{leader}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     except OSError:
         return os.getppid()
 

@@ -4,10 +4,13 @@ goes on.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from lockstep.errors import ConfigError
 
 # Slurm sends this to every process so many seconds before it ends the job.
 WARNING = "USR1"
@@ -45,21 +48,30 @@ class Job:
 
 
 def script(job: Job) -> str:
-    """The batch script."""
+    """The batch script.
+
+    Raises:
+        ConfigError: Something in it has a line break, or another sign that ends a line of #SBATCH.
+    """
+    for what, text in (("--run-dir", str(job.run_dir)), ("--time", job.time), *(("--sbatch", o) for o in job.options)):
+        if any(ord(sign) < 32 or ord(sign) == 127 for sign in text):
+            raise ConfigError(
+                f"{what} has a line break or another control character", given=repr(text), do="leave it out"
+            )
     is_array = bool(job.variants)
     folder = shlex.quote(str(job.run_dir)) + ("-$SLURM_ARRAY_TASK_ID" if is_array else "")
     asked = [
-        f"--job-name=lockstep-{job.run_dir.name}",
+        _option("job-name", f"lockstep-{job.run_dir.name}"),
         f"--nodes={job.nodes}",
         f"--ntasks-per-node={job.procs}",
         f"--cpus-per-task={job.cpus}",
         *([f"--gpus-per-node={job.gpus}"] if job.gpus else []),
-        *([f"--time={job.time}"] if job.time else []),
+        *([_option("time", job.time)] if job.time else []),
         *([f"--array=0-{len(job.variants) - 1}"] if is_array else []),
         f"--signal={WARNING}@{job.warning_s}",
         "--requeue",
         "--open-mode=append",
-        f"--output={job.run_dir}{'-%a' if is_array else ''}.log",
+        _option("output", f"{str(job.run_dir).replace('%', '%%')}{'-%a' if is_array else ''}.log"),
         *job.options,
     ]
     words = [shlex.join(job.command), *(['"${settings[@]}"'] if is_array else []), f"--run-dir {folder} --resume auto"]
@@ -78,6 +90,14 @@ def script(job: Job) -> str:
         'exit "$code"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _option(name: str, value: str) -> str:
+    """An option of #SBATCH; Slurm reads quotes and backslashes there much as a shell does."""
+    if re.fullmatch(r"[\w@%+=:,./-]*", value):
+        return f"--{name}={value}"
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'--{name}="{escaped}"'
 
 
 def _choice(variants: Sequence[Sequence[str]]) -> list[str]:

@@ -89,6 +89,7 @@ def everywhere(
     running: list[subprocess.Popen[bytes]] = []
     stopped: list[int] = []
     first_failure: list[int] = []
+    reader_gone: list[bool] = []
     lock = threading.Lock()
     # Through standard input: a command line can be read by every user of a machine.
     key = run_key(os.environ) or secrets.token_hex(32)
@@ -97,8 +98,14 @@ def everywhere(
         assert process.stdout is not None
         for line in process.stdout:
             with lock:
-                sys.stdout.buffer.write(line if is_first else f"[{machine.name}] ".encode() + line)
-                sys.stdout.buffer.flush()
+                if not reader_gone:
+                    try:
+                        sys.stdout.buffer.write(line if is_first else f"[{machine.name}] ".encode() + line)
+                        sys.stdout.buffer.flush()
+                    except (OSError, ValueError):
+                        # `| head`: as with a run on this machine, a reader that goes away does not stop the run.
+                        reader_gone.append(True)
+                        _drop_stdout()
         code = process.wait()
         if code and not stopped:
             first_failure.append(code)
@@ -183,6 +190,14 @@ def _first_line() -> str:
     return line.decode(errors="replace")
 
 
+def _drop_stdout() -> None:
+    """Send what is still to be printed, and what Python flushes at its end, to nowhere."""
+    with suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
 def _let_go(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         with suppress(OSError):
@@ -197,7 +212,7 @@ def _signals(running: Sequence[subprocess.Popen[bytes]], stopped: list[int]) -> 
         again = bool(stopped)
         stopped.append(number)
         if not again:
-            os.write(2, b"\nstopping all machines: they finish the step and save; once more to end at once\n")
+            os.write(2, b"\nstopping all machines; a run that trains saves first; once more to end at once\n")
         for process in running:
             _let_go(process)
             if again:

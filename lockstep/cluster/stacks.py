@@ -95,7 +95,7 @@ def is_stopped(pid: int) -> bool:
 def namespace() -> str:
     """What a process id means something in: the machine since it was started, and the container."""
     with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     return ""
 
@@ -106,7 +106,7 @@ def _catches(pid: int, number: int) -> bool:
 
 def _status(pid: int) -> dict[str, str]:
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return {}
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -118,6 +118,6 @@ def _keep(path: Path, head: str, content: bytes) -> bool:
     shown = [stack for stack in reversed(stacks) if not any(name in stack for name in _WATCHING)]
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n\n".join([head, *shown]) + "\n")
+        path.write_text("\n\n".join([head, *shown]) + "\n", encoding="utf-8")
         return True
     return False

@@ -7,16 +7,32 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
+import sys
+from pathlib import Path
+
+from lockstep import scratch
 
 VARIABLE = "LOCKSTEP_TEMP"
+SAFE_PATH = "PYTHONSAFEPATH"
+SAFE_PATH_VALUE = "lockstep"  # any text but the empty one counts; this one tells that the launcher set it
 
 
-def _sweep(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # nobody is left to tell
-    os._exit(0)  # nothing is left to do, and to take torch apart would keep the process for seconds on a busy machine
+def _sweep(folder: Path) -> None:
+    # Checks by itself that the folder was made by a launcher of ours, and that the launcher is dead.
+    scratch.sweep_one(folder)
+    # Taking torch apart would keep the process for seconds on a busy machine. Nobody reads a fork server's exit code.
+    os._exit(0)
 
 
-# What is forked from the fork server leaves without this.
-if os.environ.get(VARIABLE):
-    atexit.register(_sweep, os.environ.pop(VARIABLE))
+def is_fork_server(arguments: list[str]) -> bool:
+    """Whether this process was started by multiprocessing as a fork server, by the words it was started with."""
+    return "-c" in arguments and any("multiprocessing.forkserver import main" in word for word in arguments)
+
+
+if is_fork_server(sys.orig_argv):
+    # What is forked from the fork server leaves without this.
+    if folder := os.environ.pop(VARIABLE, ""):
+        atexit.register(_sweep, Path(folder))
+    # It was for this process. Scripts that a recipe starts find what is beside them, as always.
+    if os.environ.get(SAFE_PATH) == SAFE_PATH_VALUE:
+        del os.environ[SAFE_PATH]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -17,10 +16,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
-from lockstep.cluster import causes
+from lockstep import scratch
+from lockstep.cluster import causes, forkserver
 from lockstep.cluster.causes import Cause, Death, Report
 from lockstep.cluster.forkserver import LAUNCHER_ONLY
 from lockstep.cluster.worker import STOP_FILE, Done, report_path
+from lockstep.errors import printable
 
 # How long the peers of a dead process get to fail by themselves, before they are killed: they can't go on, and may
 # hang in a collective for as long as its timeout.
@@ -42,10 +43,10 @@ class Watch:
         folder: Where workers report failures.
         stop_timeout_s: How long they may take to stop.
         log_dir: Where to keep a copy of what is said, in launcher.log.
-        on_stop: What they do then, for people.
+        on_stop: Gives what they do then, for people.
     """
 
-    def __init__(self, folder: Path, stop_timeout_s: float, log_dir: Path | None, on_stop: str) -> None:
+    def __init__(self, folder: Path, stop_timeout_s: float, log_dir: Path | None, on_stop: Callable[[], str]) -> None:
         self.folder = folder
         self.stop_timeout_s = stop_timeout_s
         self.on_stop = on_stop
@@ -59,13 +60,14 @@ class Watch:
 
     def say(self, text: str) -> None:
         """Say it on stderr, and keep it."""
+        text = printable(text)
         # A terminal that was closed, or a full disk, must not hide how the work ends.
         with suppress(OSError):
             print(text, file=sys.stderr, flush=True)
         if self.log is not None:
             with suppress(OSError):
                 self.log.parent.mkdir(parents=True, exist_ok=True)
-                with self.log.open("a") as file:
+                with self.log.open("a", encoding="utf-8") as file:
                     file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def exit_code(self, failed: bool, returned: Mapping[int, Done]) -> int:
@@ -92,12 +94,12 @@ class Watch:
             now = time.monotonic()
             if self.stop is None:
                 self.stop, self._stop_since = signal.Signals(number), now
-                text = f"\n{self.stop.name}: {self.on_stop}; once more to end at once\n"
+                text = f"\n{self.stop.name}: {self.on_stop()}; once more to end at once\n"
                 with suppress(OSError):
                     os.write(2, text.encode())
             elif now - self._stop_since > SAME_SIGNAL_S:
                 kill(pids(), signal.SIGKILL)
-                shutil.rmtree(self.folder, ignore_errors=True)  # nobody is left to tell
+                scratch.release(self.folder)
                 os._exit(128 + number)
 
         before = {}
@@ -146,6 +148,7 @@ class Watch:
             processes: By rank.
             restart: How often they have been started again.
         """
+        forkserver.keep_tracker_alive()
         # A worker that is done waits for the others, so whoever has ended before that has failed.
         if any(process.exitcode is not None for process in processes.values()):
             self._note_deaths(processes, restart)
@@ -188,7 +191,7 @@ class Watch:
 
     def _report(self, rank: int, restart: int) -> Report | None:
         try:
-            return Report(**json.loads(report_path(self.folder, rank, restart).read_text()))
+            return Report(**json.loads(report_path(self.folder, rank, restart).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
 

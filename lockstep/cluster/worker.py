@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -67,7 +66,6 @@ def work(
 
     def orphaned() -> None:
         state["orphan"] = True
-        shutil.rmtree(folder, ignore_errors=True)  # the other orphans do the same
         if state["finished"]:
             os._exit(0)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -131,7 +129,7 @@ def _report(folder: Path, error: BaseException) -> None:
     # The folder is gone where the launcher is; then nobody reads it.
     with suppress(OSError):
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(asdict(report)))
+        part.write_text(json.dumps(asdict(report)), encoding="utf-8")
         part.rename(path)
 
 

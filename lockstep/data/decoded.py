@@ -152,6 +152,8 @@ class DecodedPictures:
 def _boot() -> bytes:
     """This start of this machine, in 16 bytes; zeros where the system does not tell."""
     try:
-        return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+        return bytes.fromhex(
+            Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip().replace("-", "")
+        )
     except (OSError, ValueError):
         return bytes(16)

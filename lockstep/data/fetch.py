@@ -106,6 +106,6 @@ def _read(url: str, timeout_s: float) -> Iterator[bytes]:
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Hold a lock beside a file; it goes with the process that holds it, however that ends."""
-    with path.with_name(f".{path.name}.lock").open("w") as file:
+    with path.with_name(f".{path.name}.lock").open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

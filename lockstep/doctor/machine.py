@@ -99,7 +99,7 @@ def _gpus() -> list[Finding]:
 def _driver() -> str:
     try:
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
+        answer = subprocess.run(asked, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return answer.stdout.split("\n")[0].strip()
@@ -129,7 +129,7 @@ def _cores() -> list[Finding]:
 
 def _cgroup_cores() -> float | None:
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
     except (OSError, ValueError):
         return None
     return None if quota == "max" else int(quota) / int(period)
@@ -137,14 +137,14 @@ def _cgroup_cores() -> float | None:
 
 def _memory() -> Finding:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return Finding("memory", "unknown", "note")
     kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     total, free = kilobytes["MemTotal"] * 1024, kilobytes.get("MemAvailable", 0) * 1024
     try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8"))
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
         total, free = min(total, limit), min(free, limit - used)
     except (OSError, ValueError):
         pass

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +32,10 @@ from lockstep.engine.manifest import (
 from lockstep.engine.run_folder import sync_folder, write_whole
 from lockstep.engine.tensor_file import write_tensors
 from lockstep.errors import CheckpointError, cannot_write
+from lockstep.scratch import remove_named
 from lockstep.version import __version__
 
+FILES = (MANIFEST, STATE, OPTIMIZER, WEIGHTS)
 BEST = "best.json"
 # No module has a colon in its name, so an optimizer's tensors never collide with weights.
 T = TypeVar("T")
@@ -102,7 +103,7 @@ def write(
     partial = folder / f".{target.name}.{os.getpid()}.partial"
     parts = by_file(tensors if fetch else {name: tensor.detach().cpu() for name, tensor in tensors.items()})
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # there seldom is one
+        remove_named(partial, FILES)  # there seldom is one
         partial.mkdir(parents=True)
         written = {name: write_tensors(partial / name, part, moved, fetch) for name, part in parts.items()}
         written[STATE] = _write(partial / STATE, json.dumps(plain, indent=1).encode())
@@ -112,9 +113,9 @@ def write(
         old = _take_name(target)
         partial.rename(target)
         sync_folder(folder)
-        shutil.rmtree(old, ignore_errors=True)  # the new one is whole; `clean` takes the rest
+        remove_named(old, FILES)  # the new one is whole; `clean` takes the rest
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)  # `clean` takes the rest
+        remove_named(partial, FILES)  # `clean` takes the rest
         raise cannot_write(target, error) from None
     return target
 
@@ -134,13 +135,13 @@ def by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 def discard(target: Path) -> None:
     """Remove a checkpoint; it loses its name before its files."""
-    shutil.rmtree(_take_name(target), ignore_errors=True)  # the next run tries again
+    remove_named(_take_name(target), FILES)  # the next run tries again
 
 
 def clean(folder: Path) -> None:
     """Remove what a killed process left half-written. Only for the process that has the run folder."""
     for partial in folder.glob(".step-*.partial*"):
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_named(partial, FILES)
 
 
 def steps(folder: Path) -> list[int]:

@@ -48,7 +48,7 @@ def device_name(device: torch.device) -> str:
 def cpu_name() -> str:
     """The processor, with what its kernels are chosen by: two of one name may differ in their bits."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     facts: dict[str, str] = {}
@@ -67,7 +67,7 @@ def _commit() -> str | None:
     try:
         answer = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
-            capture_output=True, text=True, timeout=5, check=False,
+            capture_output=True, encoding="utf-8", errors="replace", timeout=5, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -124,7 +125,7 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
         if not is_complete:
             reports.say(
                 f"stopped after step {job.progress.step:,} and saved; go on with\n"
-                f"  lockstep train --run-dir {folder.path} --resume auto"
+                f"  lockstep train --run-dir {shlex.quote(str(folder.path))} --resume auto"
             )
             return stop.exit_code or 143
         waits = collect.gather_all(world, (world.pulse.work_s, world.pulse.wait_s))

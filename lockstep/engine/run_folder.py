@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
-import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from lockstep.cluster.rollcall import is_running
 from lockstep.config.plain_file import parse_json, read_plain
+from lockstep.engine.run_lock import LOCK, RunLock, is_lock
 from lockstep.errors import CheckpointError, cannot_make, cannot_write, cannot_write_result
+from lockstep.scratch import partial_path, remove_named, sweep_partials
 
-# What a killed rank has started holds its folder until it has noticed; on a busy machine that takes a while.
-_ORPHANS_END_S = 15.0
+# What a run writes and would replace; beside its lock, which every run folder has.
+_WRITTEN = (
+    "config.yaml", "config.diff.yaml", "environment.json", "facts.json", "metrics.jsonl", "result.json",
+    "weights.safetensors", "checkpoints", "pictures", "tensorboard",
+)  # fmt: skip
+_ANOTHER = "give another --run-dir"
+_LOG = re.compile(r"(launcher|rank-\d+)\.log|stacks-rank-\d+\.txt")
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -44,9 +47,18 @@ def new_folder(name: str, parent: Path = Path("runs")) -> Path:
 
 
 def drop_empty(path: Path) -> None:
-    """Remove a new run folder of a run that never began: it would only be in the way."""
-    if not (path / "config.yaml").exists():
-        shutil.rmtree(path, ignore_errors=True)  # it is in the way, no more
+    """Remove a run folder that this command has made, if its run never began: it would only be in the way.
+
+    Only what such a run writes is removed; a folder with anything else in it stays.
+    """
+    if (path / "config.yaml").exists():
+        return
+    with contextlib.suppress(OSError):
+        (path / "checkpoints").rmdir()
+    with contextlib.suppress(OSError):
+        logs = [name for name in os.listdir(path / "logs") if _LOG.fullmatch(name)]
+        remove_named(path / "logs", logs)
+    remove_named(path, ["run.lock", "config.diff.yaml"])
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -68,7 +80,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     Raises:
         CheckpointError: It can't be written: no space, no permission.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = partial_path(path)
     try:
         yield partial
         partial.replace(path)
@@ -89,32 +101,6 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _take(lock: IO[str]) -> bool:
-    """Lock a file; False where a process that lives has it."""
-    end = time.monotonic() + _ORPHANS_END_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            if _lives(_owner(lock)) or time.monotonic() > end:
-                return False
-        time.sleep(0.02)
-
-
-def _owner(lock: IO[str]) -> str:
-    lock.seek(0)
-    return lock.read().strip()
-
-
-def _lives(owner: str) -> bool:
-    """Whether `process N on HOST` is there, as far as can be seen from here."""
-    match = re.fullmatch(r"process (\d+) on (.+)", owner)
-    if match is None:
-        return False  # it is just taking the folder, or leaving it
-    return match[2] != os.uname().nodename or is_running(int(match[1]))
-
-
 class RunFolder:
     """A run's files.
 
@@ -124,7 +110,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: IO[str] | None = None
+        self._lock: RunLock | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -152,28 +138,21 @@ class RunFolder:
         Raises:
             CheckpointError: It can't be made, or another process has it.
         """
+        lock = RunLock(self.path)
         try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / "run.lock").open("a+")
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock.take()  # before anything else is there: the lock tells that this is a run folder
+            self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
+            lock.release()
             raise cannot_write(self.path, error) from None
-        if not _take(lock):
-            owner = _owner(lock)
-            lock.close()
-            raise CheckpointError(
-                f"run folder {self.path} is in use", by=owner, do="wait for it, stop it, or give another --run-dir"
-            )
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-        lock.flush()
         self._lock = lock
+        sweep_partials(self.path)
 
     def close(self) -> None:
         """Let others use the folder."""
         if self._lock is not None:
-            # The file stays: were it removed, one process could wait for the old file while another locks a new one.
-            self._lock.truncate(0)
-            self._lock.close()
+            self._lock.release()
             self._lock = None
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
@@ -206,16 +185,56 @@ class RunFolder:
         return content
 
 
-def check_run_dir(path: Path) -> None:
+def check_run_dir(path: Path, resume: str = "never", *, is_first: bool = False) -> None:
     """See that a run's folder could be made and written to, before processes start; leaves nothing behind.
 
+    Args:
+        path: The folder.
+        resume: As given.
+        is_first: No other process can have begun this run in the meantime.
+
     Raises:
-        CheckpointError: It could not.
+        CheckpointError: It could not, or something in it that no run has written would be lost.
     """
     try:
         _try_out(_nearest(path))
     except OSError as error:
         raise cannot_make(path, error) from None
+    if path.is_dir():
+        _check_contents(path, resume, is_first)
+
+
+def _check_contents(path: Path, resume: str, is_first: bool) -> None:
+    lock = path / LOCK
+    is_run = is_lock(lock)
+    if os.path.lexists(lock) and not is_run:
+        raise CheckpointError(f"{lock} was not written by a run", do=_ANOTHER)
+    has_checkpoints = any((path / "checkpoints").glob("step-*/manifest.json"))
+    if is_first and is_run and has_checkpoints and resume == "never":
+        raise holds_a_run(path)
+    goes_on = resume == "auto" and has_checkpoints and (path / "config.yaml").is_file()
+    if not is_run and not goes_on:
+        found = [name for name in _WRITTEN if os.path.lexists(path / name) and not _is_empty_folder(path / name)]
+        if found:
+            raise CheckpointError(
+                f"{path} is no run folder, and a run would write over {', '.join(found)} in it", do=_ANOTHER
+            )
+    for place in (path, path / "logs", path / "pictures"):
+        for file in place.iterdir() if place.is_dir() else ():
+            if file.is_symlink() and not file.is_dir():
+                raise CheckpointError(f"{file} is a symbolic link, and a run would write through it", do=_ANOTHER)
+
+
+def holds_a_run(path: Path) -> CheckpointError:
+    """The text for a run folder in which a new run was to begin."""
+    return CheckpointError(
+        f"run folder {path} holds a run already",
+        do="add --resume auto to go on with it, or give another --run-dir",
+    )
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 def check_place(path: Path) -> None:
@@ -249,6 +268,6 @@ def _is_there(path: Path) -> bool:
 
 
 def _try_out(folder: Path) -> None:
-    # What may be written, to /proc for one, is not said by permissions.
-    with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder):
+    # What may be written, to /proc for one, is not said by permissions. The file has no name, where there are such.
+    with tempfile.TemporaryFile(dir=folder):
         pass

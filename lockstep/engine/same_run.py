@@ -15,8 +15,8 @@ from lockstep.config import document
 from lockstep.config.schema import RunConfig
 from lockstep.engine.checkpoint import steps
 from lockstep.engine.environment import device_name
-from lockstep.engine.run_folder import RunFolder
-from lockstep.errors import CheckpointError, ConfigError, LaunchError
+from lockstep.engine.run_folder import RunFolder, holds_a_run
+from lockstep.errors import ConfigError, LaunchError
 from lockstep.version import __version__
 
 # Settings that change how a run is carried out, but not what it gives.
@@ -35,10 +35,7 @@ def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
     if not folder.config.exists():
         return
     if resume == "never" and steps(folder.checkpoints):
-        raise CheckpointError(
-            f"run folder {folder.path} holds a run already",
-            do="add --resume auto to go on with it, or give another --run-dir",
-        )
+        raise holds_a_run(folder.path)
     other = _differing(folder, config)
     if other and steps(folder.checkpoints):
         raise ConfigError(

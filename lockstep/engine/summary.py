@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -111,7 +112,7 @@ def finish(
     folder.write_json("result.json", result)
     share = min(progress.data_s / progress.seconds, 1.0) if progress.seconds else None
     name = job.parts.best[0]
-    path = folder.path
+    quoted = shlex.quote(str(folder.path))
     reports.block(
         f"done in {duration(seconds)}: {metric_name(name)} {metric_value(name, progress.metrics[name])} "
         f"({len(job.eval_data):,} samples, each once)",
@@ -123,9 +124,9 @@ def finish(
                 "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
                 "next": "\n".join(
                     [
-                        f"lockstep eval {path}",
-                        *([f"lockstep predict {path} FILE"] if job.parts.read_input is not None else []),
-                        *([f"tensorboard --logdir {path}"] if job.config.report.tensorboard else []),
+                        f"lockstep eval {quoted}",
+                        *([f"lockstep predict {quoted} FILE"] if job.parts.read_input is not None else []),
+                        *([f"tensorboard --logdir {quoted}"] if job.config.report.tensorboard else []),
                     ]
                 ),
             },

@@ -11,6 +11,7 @@ import difflib
 import importlib
 import pkgutil
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -233,7 +234,7 @@ def _unknown(name: str, known: Iterable[str], everything: Iterable[Preset]) -> C
     near = difflib.get_close_matches(name, [*names, *full], n=1)
     path, do = expanded(name), None
     if (path / "config.yaml").is_file():
-        do = f"{name} is a run folder. To go on with it: --run-dir {name} --resume auto"
+        do = f"{name} is a run folder. To go on with it: --run-dir {shlex.quote(name)} --resume auto"
     elif (path / "recipe.py").is_file():
         near = [str(path / "recipe.py")]
     return ConfigError(

@@ -6,18 +6,21 @@ Everything is plain numbers and text; the same calls give a moving line on a ter
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
+from lockstep.errors import printable
 from lockstep.report.words import block, clock, metric_name, metric_value, metric_width
 
 _REDRAW_S = 0.1
 # In a log file: a line for each tenth of an epoch, but not in quick epochs, and at least one a minute.
 _SHORTEST_S, _LONGEST_S = 5.0, 60.0
 _TO_LINE_START = "\r\x1b[2K"
+_STYLE = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 class Console:
@@ -47,7 +50,7 @@ class Console:
     def say(self, text: str) -> None:
         """Write a line or several, above the line of progress."""
         with self._lock:
-            self._write(f"{_TO_LINE_START if self._line else ''}{text}\n{self._line}")
+            self._write(f"{_TO_LINE_START if self._line else ''}{_styles_only(text)}\n{self._line}")
 
     def block(self, title: str, rows: Mapping[str, str]) -> None:
         """Write a title with one indented line for each fact: the head of a run, or its end."""
@@ -155,11 +158,23 @@ class Console:
         if self._gone:
             return
         try:
-            self._stream.write(text)
+            self._stream.write(encodable(text, self._stream))
             self._stream.flush()
         except (OSError, ValueError):
             # The reader went away (`| head`, a closed terminal). The run's records are elsewhere, so it goes on.
             self._gone = True
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """A text that a stream can write: characters that its encoding does not have are written as escapes."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _styles_only(text: str) -> str:
+    """A text as `printable` has it, but for the styles of this module."""
+    pieces = _STYLE.split(text)
+    return "".join(piece if place % 2 else printable(piece) for place, piece in enumerate(pieces))
 
 
 def _row(cells: Mapping[str, str], widths: Mapping[str, int]) -> str:

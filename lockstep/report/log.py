@@ -32,6 +32,7 @@ def rank_log(run_folder: Path, rank: int) -> Iterator[logging.Logger]:
     path = log_path(run_folder, rank)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()  # the launcher looks at the time
         handler = logging.FileHandler(path, encoding="utf-8")
     except OSError as error:
         raise cannot_write(path, error) from None

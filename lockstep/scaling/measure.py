@@ -102,7 +102,7 @@ def measure(
                 "device": world.device.type,
                 "backend": world.backend,
             }
-            answer.write_text(json.dumps(facts_of_run))
+            answer.write_text(json.dumps(facts_of_run), encoding="utf-8")
     return 0
 
 

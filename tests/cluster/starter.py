@@ -21,6 +21,6 @@ if __name__ == "__main__":
         max_restarts=int(max_restarts),
         stop_timeout_s=float(stop_timeout_s),
         log_dir=Path(folder) / "logs",
-        on_stop="finishing the step and saving",
+        on_stop=lambda: "finishing the step and saving",
     )
     sys.exit(code)

@@ -15,7 +15,7 @@ from PIL import Image
 from lockstep.cluster import stacks
 from lockstep.cluster.address import command_of, port_holder
 from lockstep.cluster.causes import count_memory_kills, out_of_memory
-from lockstep.cluster.rollcall import is_running
+from lockstep.scratch import is_running
 from lockstep.cores import num_cores
 from lockstep.data.loader import choose_num_workers
 from lockstep.engine.environment import cpu_name

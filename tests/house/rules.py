@@ -26,6 +26,14 @@ OBJECT_COLLECTIVES |= {"send_object_list", "recv_object_list"}
 # torch's rendezvous wants its own state as a pickle; that one never leaves the process.
 OWN_PICKLES = {"lockstep/cluster/rendezvous_state.py"}
 SPEAKERS = ("lockstep/cli/", "lockstep/doctor/", "lockstep/report/", "lockstep/cluster/", "lockstep/__main__.py")
+RECURSIVE_DELETES = {"rmtree", "removedirs", "move"}
+SUDDEN_ENDS = (
+    "lockstep/cluster/ending.py",
+    "lockstep/cluster/stop.py",
+    "lockstep/cluster/sweep.py",
+    "lockstep/cluster/watch.py",
+    "lockstep/cluster/worker.py",
+)
 MACHINE_PATH = re.compile(r"(?<![\w.:/~}])/(home|root|Users|mnt|media|work|scratch|opt|tmp|farm)/\w[\w./-]*")
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".ini", ".cfg", ".sh", ".html", ""}
 
@@ -47,7 +55,7 @@ def long_functions(root: Path) -> list[str]:
     """Functions longer than a screen; their docstring does not count."""
     problems = []
     for name, path in sources(root):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = node.end_lineno - node.lineno + 1 - len(_docstring_lines(node))
                 if lines > FUNCTION_LINES:
@@ -92,7 +100,7 @@ def ranks_asked_for(root: Path) -> list[str]:
     for name, path in sources(root, "lockstep"):
         if name.startswith("lockstep/cluster/"):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             called = isinstance(node, ast.Attribute) and node.attr in RANK_CALLS
             imported = isinstance(node, ast.ImportFrom) and any(item.name in RANK_CALLS for item in node.names)
             if called or imported:
@@ -106,7 +114,7 @@ def ranks_read_from_environment(root: Path) -> list[str]:
     for name, path in sources(root, "lockstep"):
         if name in ("lockstep/cluster/env.py", "lockstep/cluster/schedulers.py"):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             variable = _variable_read(node)
             if variable and RANK_VARIABLES.fullmatch(variable):
                 problems.append(f"{name}:{node.lineno}: reads {variable}; only cluster/env.py does")
@@ -119,7 +127,7 @@ def stray_speech(root: Path) -> list[str]:
     for name, path in sources(root, "lockstep"):
         if name.startswith(SPEAKERS):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in (
                 "print",
                 "sys.stdout.write",
@@ -133,7 +141,7 @@ def borrowed_names(root: Path) -> list[str]:
     """`from lockstep.x import Name` where x itself has Name from somewhere else."""
     problems = []
     for name, path in sources(root):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("lockstep."):
                 continue
             target = root / node.module.replace(".", "/")
@@ -155,7 +163,7 @@ def missing_docstrings(root: Path) -> list[str]:
     """Public modules, classes, functions and methods of the package that nobody explained."""
     problems = []
     for name, path in sources(root, "lockstep"):
-        tree = ast.parse(path.read_text())
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         if tree.body and not ast.get_docstring(tree):
             problems.append(f"{name}:1: the module has no docstring")
         problems += [f"{name}:{node.lineno}: {node.name} has no docstring" for node in _public(tree)]
@@ -166,7 +174,7 @@ def old_words(root: Path) -> list[str]:
     """Names with "iter": it means a step to some and a micro-batch to others."""
     problems = []
     for name, path in sources(root, "lockstep"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             word = _named(node)
             if (
                 word
@@ -200,7 +208,7 @@ def pickles(root: Path) -> list[str]:
     """Calls that unpickle, or that send pickles to other processes: these run whatever a stranger has put in."""
     problems = []
     for name, path in sources(root, "lockstep"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module in PICKLE_MODULES:
                 problems.append(f"{name}:{node.lineno}: imports from {node.module}; use cluster/codec.py or JSON")
             if not isinstance(node, ast.Call) or name in OWN_PICKLES:
@@ -217,7 +225,82 @@ def pickles(root: Path) -> list[str]:
     return problems
 
 
+def recursive_deletes(root: Path) -> list[str]:
+    """Recursive deletes outside of `lockstep/scratch.py`, which deletes only what a process of ours made."""
+    return [
+        f"{name}:{node.lineno}: {_call(node)} deletes recursively; use lockstep/scratch.py"
+        for name, node in _calls(root)
+        if name != "lockstep/scratch.py" and _call(node).rpartition(".")[2] in RECURSIVE_DELETES
+    ]
+
+
+def sudden_ends(root: Path) -> list[str]:
+    """`os._exit` and `atexit` in modules where nobody has thought about the exit code."""
+    return [
+        f"{name}:{node.lineno}: {_call(node)} may hide how a command ends; only {', '.join(SUDDEN_ENDS)} may"
+        for name, node in _calls(root)
+        if name not in SUDDEN_ENDS and _call(node) in ("os._exit", "atexit.register", "_exit", "register")
+    ]
+
+
+def unsafe_starts(root: Path) -> list[str]:
+    """Python processes that would import a torch.py from the current folder."""
+    problems = []
+    for name, path in sources(root, "lockstep"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.List | ast.Tuple) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
+                second = node.elts[1] if len(node.elts) > 1 else None
+                if not (isinstance(second, ast.Constant) and second.value == "-P"):
+                    problems.append(f"{name}:{node.lineno}: starts Python without -P; use cluster/commands.py")
+    return problems
+
+
+def unnamed_encodings(root: Path) -> list[str]:
+    """Text files in the encoding of a terminal's locale: another machine may have another one."""
+    problems = []
+    for name, node in _calls(root):
+        words = {keyword.arg: keyword.value for keyword in node.keywords}
+        if "encoding" in words:
+            continue
+        method = _call(node).rpartition(".")[2]
+        mode = _mode(node, method)
+        is_text = method in ("read_text", "write_text") or (mode is not None and "b" not in mode)
+        is_text |= isinstance(words.get("text"), ast.Constant) and method in ("run", "Popen", "check_output")
+        if is_text:
+            problems.append(f"{name}:{node.lineno}: {_call(node)} without encoding=")
+    return problems
+
+
+def _mode(node: ast.Call, method: str) -> str | None:
+    """The mode in which a call opens a file; None if it opens none."""
+    if method not in ("open", "fdopen", "TemporaryFile", "NamedTemporaryFile"):
+        return None
+    if ast.unparse(node.func) in ("os.open", "Image.open", "gzip.open", "lmdb.open", "webbrowser.open"):
+        return None
+    given = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "mode")]
+    modes = [item.value for item in given if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    modes = [mode for mode in modes if re.fullmatch(r"[rwaxbt+]{1,3}", mode)]
+    if modes:
+        return modes[0]
+    return "r" if isinstance(node.func, ast.Name) else None
+
+
+def _calls(root: Path) -> Iterator[tuple[str, ast.Call]]:
+    for name, path in sources(root, "lockstep"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                yield name, node
+
+
+def _call(node: ast.Call) -> str:
+    return ast.unparse(node.func)
+
+
 ALL = (
+    recursive_deletes,
+    sudden_ends,
+    unsafe_starts,
+    unnamed_encodings,
     long_files,
     long_functions,
     long_pages,
@@ -273,7 +356,7 @@ def _variable_read(node: ast.AST) -> str | None:
 
 def _defined(path: Path) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -60,6 +60,23 @@ BROKEN: dict[Rule, list[tuple[str, str, str]]] = {
         ("docs/x.md", f"see /{'tmp'}/x\n", "docs/x.md:1"),
         ("notes.txt", f"/{'root'}/x\n", "notes.txt:1"),
     ],
+    rules.recursive_deletes: [
+        ("lockstep/cli/x.py", "import shutil\nshutil.rmtree(out)\n", "x.py:2: shutil.rmtree deletes"),
+        ("lockstep/cli/x.py", "from shutil import rmtree\nrmtree(out)\n", "x.py:2: rmtree deletes"),
+    ],
+    rules.sudden_ends: [
+        ("lockstep/cli/x.py", "import os\nos._exit(0)\n", "x.py:2: os._exit may hide"),
+        ("lockstep/engine/x.py", "import atexit\natexit.register(f)\n", "x.py:2: atexit.register may hide"),
+    ],
+    rules.unsafe_starts: [
+        ("lockstep/cli/x.py", "import sys\nwords = [sys.executable, '-m', 'lockstep']\n", "x.py:2: starts Python"),
+    ],
+    rules.unnamed_encodings: [
+        ("lockstep/x.py", "text = path.read_text()\n", "x.py:1: path.read_text without"),
+        ("lockstep/x.py", "file = path.open('a')\n", "x.py:1: path.open without"),
+        ("lockstep/x.py", "file = open(path)\n", "x.py:1: open without"),
+        ("lockstep/x.py", "subprocess.run(words, text=True)\n", "x.py:1: subprocess.run without"),
+    ],
     rules.twin_tests: [("tests/e2e/test_x.py", "", "tests/e2e/test_x.py tests/unit/test_x.py")],
     rules.pickles: [
         ("lockstep/x.py", "import pickle\nx = pickle.loads(b'')\n", "x.py:2: pickle.loads pickles"),
@@ -73,6 +90,13 @@ BROKEN: dict[Rule, list[tuple[str, str, str]]] = {
 
 # What looks like a breach and is none.
 ALLOWED: dict[Rule, list[tuple[str, str]]] = {
+    rules.recursive_deletes: [("lockstep/scratch.py", '"""S."""\nimport shutil\nshutil.rmtree(folder)\n')],
+    rules.sudden_ends: [("lockstep/cluster/worker.py", '"""W."""\nimport os\nos._exit(0)\n')],
+    rules.unsafe_starts: [("lockstep/x.py", "import sys\nwords = (sys.executable, '-P', '-m', 'lockstep')\n")],
+    rules.unnamed_encodings: [
+        ("lockstep/x.py", "text = path.read_text(encoding='utf-8')\nfile = path.open('rb')\n"),
+        ("lockstep/x.py", "handle = os.open(path, os.O_RDONLY)\nfolder.open()\n"),
+    ],
     rules.long_functions: [("lockstep/x.py", 'def f():\n    """Why.\n' + "    more\n" * 80 + '    """\n')],
     rules.full_inits: [("lockstep/__init__.py", "x = 1\n")],
     rules.ranks_asked_for: [("lockstep/cluster/world.py", "import torch.distributed as dist\nr = dist.get_rank()\n")],

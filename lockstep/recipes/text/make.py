@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from PIL import Image
@@ -50,11 +51,9 @@ def make(config: MakeConfig, out: Path) -> str:
         labels = [_write(maker, out, name, number, config.seed, purpose) for number in range(num_lines)]
         (out / f"{name}.tsv").write_text("".join(labels), encoding="utf-8")
     held_out = f"data.eval={out / 'val.tsv'}" if config.num_eval else "data.held_out=0.1"
+    words = [f"data.train={out / 'train.tsv'}", held_out, f"data.alphabet={out / 'alphabet.txt'}"]
     evaluated = f", {config.num_eval:,} in {len(unseen)} others" if config.num_eval else ""
-    return (
-        f"{config.num:,} lines in {len(seen)} fonts{evaluated}\n"
-        f"lockstep train text data.train={out / 'train.tsv'} {held_out} data.alphabet={out / 'alphabet.txt'}"
-    )
+    return f"{config.num:,} lines in {len(seen)} fonts{evaluated}\n{shlex.join(['lockstep', 'train', 'text', *words])}"
 
 
 def _write(maker: LineMaker, out: Path, name: str, number: int, seed: int, purpose: int) -> str:
