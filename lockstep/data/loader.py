@@ -22,7 +22,7 @@ from lockstep.cores import num_cores
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.order import Order, Place
 from lockstep.data.samples import Batch, Samples, with_channels_last
-from lockstep.errors import DataError, LockstepError, ReaderLost
+from lockstep.errors import ConfigError, DataError, LockstepError, ReaderLost
 
 Request = tuple[IntArray, KeyArray]
 
@@ -162,17 +162,24 @@ class Loader:
 
         Raises:
             LockstepError: The data set's own, whichever process read.
-            RuntimeError: The data set gave other samples than these.
+            ConfigError: The data set gave other samples than these.
         """
         began = time.perf_counter()
         batch = read(self._samples, indices, keys) if self._stream is None else next(self._stream)
         self.waited_s += time.perf_counter() - began
         if isinstance(batch, LockstepError):
             raise batch
+        if not isinstance(batch, Batch):
+            raise ConfigError(
+                f"batch() of the recipe's data set gave a {type(batch).__name__}, not a Batch",
+                do="return Batch(inputs, targets, torch.from_numpy(indices))",
+            )
         if not np.array_equal(batch.indices.numpy(), indices):
-            raise RuntimeError(
-                f"asked for samples {indices[:4].tolist()} …, got {batch.indices[:4].tolist()} …: "
-                "batch() of a data set must keep the order of indices"
+            raise ConfigError(
+                "batch() of the recipe's data set gave other samples than it was asked for",
+                given=f"{len(batch)}: {batch.indices[:4].tolist()} …",
+                allowed=f"{len(indices)}: {indices[:4].tolist()} …, in this order",
+                do="return Batch(inputs, targets, torch.from_numpy(indices))",
             )
         batch = batch.to(self._device)
         finish = getattr(self._samples, "finish", None)

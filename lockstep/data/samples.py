@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.keyed import IntArray, KeyArray, seeded
+from lockstep.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -130,5 +131,13 @@ class DatasetSamples:
         for index, key in zip(indices.tolist(), keys.tolist(), strict=True):
             with seeded(key):
                 items.append(self.dataset[index])
-        inputs, targets = self.collate(items)
+        collated = self.collate(items)
+        if not isinstance(collated, list | tuple) or len(collated) != 2:
+            size = f" of {len(collated)}" if isinstance(collated, list | tuple) else ""
+            raise ConfigError(
+                f"a sample of {type(self.dataset).__name__} is not a pair (input, target)",
+                given=f"collated: a {type(collated).__name__}{size}",
+                do="return (input, target) from __getitem__; several inputs as a dict or tuple in the first place",
+            )
+        inputs, targets = collated
         return Batch(inputs, targets, torch.from_numpy(indices))

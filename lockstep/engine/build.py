@@ -10,6 +10,7 @@ from torch import nn
 from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import DATA, key, seeded
 from lockstep.data.samples import Samples
+from lockstep.engine.check_model import check_model
 from lockstep.engine.parts import Parts
 from lockstep.engine.precision import use_precision
 from lockstep.errors import ConfigError
@@ -23,7 +24,7 @@ def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:
     the same seed starts both from the same weights.
 
     Raises:
-        ConfigError: The recipe gives something else than parts.
+        ConfigError: The recipe gives something else than parts, or a model that can't be used.
     """
     with seeded(config.seed):
         parts = build()
@@ -31,6 +32,7 @@ def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:
         raise ConfigError(
             f"the recipe's build gave {_kind(parts)}, not Parts", do="return Parts(model=..., loss=..., ...)"
         )
+    check_model(parts.model)
     return parts
 
 
@@ -51,6 +53,13 @@ def open_data(config: RunConfig, parts: Parts, *, train: bool) -> Samples:
             f"the recipe's {name} opens {_kind(samples)}, which has no batch(indices, keys)",
             do=f"for a torch data set: {name}=lambda: DatasetSamples(...)",
         )
+    try:
+        len(samples)
+    except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        raise ConfigError(
+            f"the recipe's {name} opens {_kind(samples)} whose length can't be used: {error}",
+            do="give it a __len__ that returns the number of samples",
+        ) from error
     return samples  # type: ignore[no-any-return]  # it has what SampleSource asks for: just looked at
 
 

@@ -51,3 +51,15 @@ def _check(terms: object) -> None:
                 f"the recipe's loss gave {name} of shape {tuple(term.shape)}, not one number",
                 do="give the mean over the batch's samples",
             )
+        if not term.is_floating_point():
+            raise ConfigError(
+                f"the recipe's loss gave {name} as {term.dtype}, which has no gradient",
+                do="compute it in floating point: no .long(), no count",
+            )
+    if torch.is_grad_enabled() and not any(term.requires_grad for term in terms.values()):
+        raise ConfigError(
+            "the recipe's loss has no gradient, so nothing would be trained",
+            given=f"terms: {', '.join(map(str, terms))}",
+            likely="the outputs were detached, or passed through argmax, NumPy or torch.no_grad() in forward or loss",
+            do="compute the loss from the model's outputs by torch's functions alone",
+        )

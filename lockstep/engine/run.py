@@ -22,6 +22,7 @@ from lockstep.data.groups import groups_of
 from lockstep.data.loader import lost_reader
 from lockstep.data.order import Order
 from lockstep.engine.build import build_parts, lay_out, open_data
+from lockstep.engine.check_model import check_trainable
 from lockstep.engine.checkpoint import steps
 from lockstep.engine.determinism import configure
 from lockstep.engine.ema import Average
@@ -184,12 +185,15 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World) -> Job
     """
     configure(config, world.device)
     parts = build_parts(config, build)
+    check_trainable(parts.model)
     is_sharded = config.parallel == "fsdp" and world.size > 1
     model = lay_out(parts.model, config, world.device, is_sharded=is_sharded)
     train_data, eval_data = open_data(config, parts, train=True), open_data(config, parts, train=False)
     check_ranks_agree(world, config, model, (len(train_data), len(eval_data)))
     if len(train_data) == 0:
         raise DataError("the training set is empty", do="give it at least one sample")
+    if len(eval_data) == 0:
+        raise DataError("the evaluation set is empty", do="give it at least one sample")
     check_batches(config, model, len(train_data))
     recompute(model, config.activation_checkpointing)
     shards = _shard(model, world) if is_sharded else None

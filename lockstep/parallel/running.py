@@ -57,16 +57,19 @@ class RunningBuffers:
         """What the last forward pass changed, (len(self),) float32; the buffers go back to the step's old values.
 
         Raises:
-            RuntimeError: The model replaced a buffer instead of writing into it, or changed one of type bool.
+            ConfigError: The model replaced a buffer instead of writing into it, or changed one of type bool.
         """
         for module, name, full_name, buffer in self._places:
             if module._buffers[name] is not buffer:
-                raise RuntimeError(
-                    f"the forward pass replaced buffer {full_name}: write into it in place (buffer.copy_)"
+                raise ConfigError(
+                    f"the model's forward replaced buffer {full_name}, so its change would be lost",
+                    do=f"write into it in place: self.{name}.copy_(...), self.{name}.add_(...)",
                 )
         for full_name, buffer, constant in self._constants:
             if not torch.equal(buffer, constant):
-                raise RuntimeError(f"the forward pass changed buffer {full_name}, which is bool: use an integer type")
+                raise ConfigError(
+                    f"the model's forward changed buffer {full_name}, which is bool", do="use an integer type"
+                )
         # What did not change stays as it is, also where it is infinite, as in masks.
         changes = [
             torch.where(flat == old, torch.zeros_like(flat), flat - old).float()

@@ -25,7 +25,7 @@ from lockstep.data.loader import Loader, training_requests
 from lockstep.data.order import Order
 from lockstep.data.samples import Batch, DatasetSamples, Samples
 from lockstep.engine.run_folder import RunFolder
-from lockstep.errors import DataError
+from lockstep.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")
 
@@ -153,7 +153,7 @@ def test_pictures_are_laid_out_channels_last_where_asked() -> None:
 def test_a_data_set_that_changes_the_order_is_caught() -> None:
     indices = np.arange(4)
     loader = Loader(Backwards(), lambda: iter([]), CPU)
-    with pytest.raises(RuntimeError, match="must keep the order of indices"):
+    with pytest.raises(ConfigError, match="gave other samples than it was asked for"):
         loader.batch(indices, keys(0, 0, indices))
 
 

@@ -47,7 +47,7 @@ def test_a_loss_of_another_form_is_named(loss: Any, text: str) -> None:
 
 
 def test_terms_are_added_up() -> None:
-    names, total, values = forward(job({"a": torch.tensor(1.0), "b": torch.tensor(2.0)}), BATCH)
+    names, total, values = forward(job({"a": torch.tensor(1.0, requires_grad=True), "b": torch.tensor(2.0)}), BATCH)
     assert (names, total.item(), values.tolist()) == (["a", "b"], 3.0, [1.0, 2.0] + [0.0] * (MAX_TERMS - 2))
 
 

@@ -98,7 +98,7 @@ def test_a_buffer_that_is_replaced_is_named() -> None:
     model = nn.Sequential(Replacing())
     buffers = RunningBuffers(model)
     model[0]()
-    with pytest.raises(RuntimeError, match=r"replaced buffer 0\.total"):
+    with pytest.raises(ConfigError, match=r"replaced buffer 0\.total"):
         buffers.take_change()
 
 

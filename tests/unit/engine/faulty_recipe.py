@@ -1,0 +1,106 @@
+"""A recipe with one fault, chosen by `fault`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import nn
+
+from lockstep import Batch, DatasetSamples, Parts
+from lockstep.config.schema import RunConfig
+from lockstep.metrics.classification import Top1
+
+PRESET = {"global_batch": 8, "micro_batch": 4, "epochs": 1, "device": "cpu", "report": {"tensorboard": False}}
+
+
+class Config(RunConfig):
+    fault: str = Field(default="none", description="which")
+
+
+class Net(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = fault
+        self.last = nn.LazyLinear(3) if fault == "lazy" else nn.Linear(6, 3)
+        self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("seen", torch.zeros(1, dtype=torch.bool))
+        if fault == "complex":
+            self.register_buffer("phase", torch.zeros(1, dtype=torch.complex64), persistent=True)
+        if fault == "one float64":
+            self.last.bias = nn.Parameter(self.last.bias.double())
+        if fault == "meta":
+            self.last = nn.Linear(6, 3, device="meta")
+
+    def forward(self, inputs):
+        if self.fault == "replaced buffer":
+            self.count = self.count + 1
+        if self.fault == "changed bool":
+            self.seen.fill_(True)
+        outputs = self.last(inputs)
+        return outputs.detach() if self.fault == "detached" else outputs
+
+
+class Extra(Net):
+    def get_extra_state(self):
+        return {"calls": 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
+class Samples:
+    def __init__(self, fault, num):
+        self.fault, self.num = fault, num
+
+    def __len__(self):
+        return {"negative length": -1, "text length": "9"}.get(self.fault, self.num)
+
+    def batch(self, indices, keys):
+        if self.fault == "tuple batch":
+            return torch.zeros(len(indices), 6), torch.zeros(len(indices))
+        if self.fault == "short batch":
+            indices = indices[:-1]
+        labels = torch.from_numpy(indices) % 3
+        return Batch(F.one_hot(labels, 6).float(), labels, torch.from_numpy(indices))
+
+
+class Triples:
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return np.zeros(6, dtype=np.float32), index % 3, index
+
+
+def loss(fault):
+    def of(outputs, batch):
+        if fault == "integer loss":
+            return {"wrong": (outputs.argmax(1) != batch.targets).sum()}
+        if fault == "no gradient":
+            with torch.no_grad():
+                return {"cross_entropy": F.cross_entropy(outputs, batch.targets)}
+        if fault == "loss by sample":
+            return {"cross_entropy": F.cross_entropy(outputs, batch.targets, reduction="none")}
+        return {"cross_entropy": F.cross_entropy(outputs, batch.targets)}
+
+    return of
+
+
+def build(config):
+    fault = config.fault
+    model = {
+        "float64": lambda: Net(fault).double(),
+        "frozen": lambda: Net(fault).requires_grad_(False),
+        "no parameters": nn.Flatten,
+        "a function": lambda: torch.relu,
+        "extra state": lambda: Extra(fault),
+    }.get(fault, lambda: Net(fault))()
+    return Parts(
+        model=model,
+        loss=loss(fault),
+        train_data=lambda: DatasetSamples(Triples()) if fault == "triples" else Samples(fault, 20),
+        eval_data=lambda: Samples(fault, 0 if fault == "no evaluation" else 10),
+        metric=lambda: Top1(3),
+    )

@@ -1,0 +1,69 @@
+"""What a recipe of the user's own can do wrong is an error with a text, before or in the first step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.cli.main import run
+
+RECIPE = Path(__file__).with_name("faulty_recipe.py")
+
+
+@pytest.fixture(autouse=True)
+def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def train(fault: str) -> int:
+    return run(["train", str(RECIPE), f"fault={fault}", "--procs", "1", "--run-dir", "run"])
+
+
+def test_the_recipe_without_a_fault_is_trained() -> None:
+    assert train("none") == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("float64", "parameter last.weight is torch.float64: only float32 parameters can be trained"),
+        ("one float64", "parameter last.bias is torch.float64"),
+        ("lazy", "last.weight of the recipe's model has no shape yet"),
+        ("meta", "last.weight of the recipe's model has no values"),
+        ("complex", "phase of the recipe's model is torch.complex64, which can't be saved"),
+        ("frozen", "no parameter of the recipe's model requires a gradient"),
+        ("no parameters", "no parameter of the recipe's model requires a gradient"),
+        ("a function", "the recipe's model is a builtin_function_or_method, not a torch.nn.Module"),
+        ("extra state", "_extra_state in the model's state_dict is a dict"),
+        ("replaced buffer", "the model's forward replaced buffer count"),
+        ("changed bool", "the model's forward changed buffer seen, which is bool"),
+        ("detached", "the recipe's loss has no gradient"),
+        ("no gradient", "the recipe's loss has no gradient"),
+        ("integer loss", "the recipe's loss gave wrong as torch.int64"),
+        ("loss by sample", "the recipe's loss gave cross_entropy of shape (4,), not one number"),
+        ("negative length", "whose length can't be used: __len__() should return >= 0"),
+        ("text length", "whose length can't be used"),
+        ("tuple batch", "gave a tuple, not a Batch"),
+        ("short batch", "gave other samples than it was asked for"),
+        ("triples", "a sample of Triples is not a pair (input, target)"),
+    ],
+)
+def test_a_fault_is_named_with_what_to_do(fault: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(fault) == 2
+    error = capsys.readouterr().err
+    assert "config error: " in error
+    assert text in error
+    assert "\n  do " in error
+
+
+def test_an_empty_evaluation_set_is_refused_before_training(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("no evaluation") == 3
+    assert "the evaluation set is empty" in capsys.readouterr().err
+    assert not Path("run/metrics.jsonl").exists()
