@@ -88,7 +88,9 @@ def _temp_dir() -> str:
 
 def _start() -> None:
     # Its resource tracker frees what a killed launcher leaves behind; that it had to is nobody's concern.
-    with _ignored(LAUNCHER_ONLY), _variable("PYTHONWARNINGS", _warnings()):
+    # The order of a set of strings follows from it, and is then the same in all workers of all runs.
+    hash_seed = os.environ.get("PYTHONHASHSEED", "0")
+    with _ignored(LAUNCHER_ONLY), _variable("PYTHONWARNINGS", _warnings()), _variable("PYTHONHASHSEED", hash_seed):
         forkserver.ensure_running()
 
 
