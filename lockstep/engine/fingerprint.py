@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import lockstep
 from lockstep.config.schema import RunConfig
 from lockstep.data.groups import groups_of
 from lockstep.data.keyed import CHECK, IntArray, KeyArray, key, keys
@@ -35,6 +34,7 @@ NUM_TRAIN, NUM_EVAL = 8, 2  # samples that are read
 NUM_TRIED = 4  # samples of the trial micro-batch
 MAX_FILES = 10_000  # whose sizes are looked at: a file server may take 0.1 ms for each
 PACKAGE = "code of lockstep"
+_ROOT = Path(__file__).resolve().parents[1]
 Named = dict[str, str]
 
 
@@ -138,17 +138,16 @@ def code_digests(recipe: str) -> Named:
 
 @cache
 def _package_digest() -> str:
-    root = Path(lockstep.__file__).parent
     digest = hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
+    for file in sorted(_ROOT.rglob("*.py")):
+        digest.update(f"{file.relative_to(_ROOT).as_posix()}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     return _short(digest)
 
 
 def _modules_below(folder: Path) -> Iterator[Path]:
     """Files of loaded modules in a folder, without installed packages and Lockstep itself."""
-    installed = {Path(sys.prefix), Path(sys.base_prefix), Path(lockstep.__file__).parent}
+    installed = {Path(sys.prefix), Path(sys.base_prefix), _ROOT}
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
         if not isinstance(name, str):
@@ -207,7 +206,8 @@ def sample_digests(batch: Batch) -> dict[int, str]:
     digests = {}
     for row, index in enumerate(indices):
         digest = hashlib.sha256()
-        _feed(digest.update, [batch.inputs, batch.targets], row, len(indices))
+        for part in (batch.inputs, batch.targets):
+            _feed(digest.update, part, row, len(indices))
         digests[index] = _short(digest)
     return digests
 
@@ -229,7 +229,9 @@ def _feed(update: Callable[[bytes], object], value: Any, row: int | None, count:
             update(f"{name}:".encode())
             _feed(update, item, row, count)
     elif isinstance(value, list | tuple):
-        if row is not None and len(value) == count:
+        # One item a sample, or fields of which each has one row a sample.
+        has_rows = all(isinstance(item, Tensor) and item.dim() and len(item) == count for item in value)
+        if row is not None and len(value) == count and not has_rows:
             _feed(update, value[row], None, count)
             return
         for item in value:

@@ -131,7 +131,7 @@ def try_micro_batch(
 
 def _compare(first: _Pass, again: _Pass) -> None:
     pairs = [
-        ("loss", first.losses, again.losses),
+        ("loss term", first.losses, again.losses),
         ("gradient of", first.gradients, again.gradients),
         ("buffer", first.buffers, again.buffers),
     ]
