@@ -115,7 +115,9 @@ def _temp_dir() -> str:
 
 
 def _start() -> None:
-    with _start_variables():
+    # The order of a set of strings follows from it, and is then the same in all workers of all runs.
+    hash_seed = os.environ.get("PYTHONHASHSEED", "0")
+    with _start_variables(), _variable("PYTHONHASHSEED", hash_seed):
         forkserver.ensure_running()
 
 

@@ -78,6 +78,11 @@ class CheckpointConfig(Settings):
 
     every: str = Field(default="1 epoch", description=f"time between checkpoints: {INTERVAL_FORMS}")
     keep: int = Field(default=3, ge=1, description="newest checkpoints that stay, beside the best one")
+    on_change: Literal["auto", "error", "warn"] = Field(
+        default="auto",
+        description="what a resume does if code, data, library versions or the processor changed since the checkpoint. "
+        "auto: error in exact mode; in fast mode error for data, warn for the rest",
+    )
 
     @field_validator("every")
     @classmethod

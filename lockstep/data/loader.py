@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.cluster.stop import exit_with_parent
 from lockstep.cores import num_cores
-from lockstep.data.keyed import IntArray, KeyArray
+from lockstep.data.keyed import IntArray, KeyArray, seed_reading
 from lockstep.data.order import Order, Place
 from lockstep.data.samples import Batch, Samples, with_channels_last
 from lockstep.errors import ConfigError, DataError, LockstepError, ReaderLost
@@ -35,7 +35,7 @@ class _Reader(Dataset[Batch | LockstepError]):
 
     def __getitem__(self, request: Any) -> Batch | LockstepError:
         try:
-            return self.samples.batch(*request)
+            return _batch(self.samples, *request)
         except LockstepError as error:
             # Raised here, it would come out as torch's RuntimeError around a traceback.
             return error
@@ -58,9 +58,15 @@ def read(samples: Samples, indices: IntArray, keys: KeyArray) -> Batch:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return samples.batch(indices, keys)
+        return _batch(samples, indices, keys)
     finally:
         torch.set_num_threads(num_threads)
+
+
+def _batch(samples: Samples, indices: IntArray, keys: KeyArray) -> Batch:
+    # A data set that draws from the global generators draws the same in every process.
+    seed_reading(keys)
+    return samples.batch(indices, keys)
 
 
 def choose_num_workers(
@@ -164,6 +170,20 @@ class Loader:
             LockstepError: The data set's own, whichever process read.
             ConfigError: The data set gave other samples than these.
         """
+        batch = self.raw(indices, keys).to(self._device)
+        finish = getattr(self._samples, "finish", None)
+        if finish is not None:
+            seed_reading(keys)  # the batch may come from another process
+            batch = finish(batch)
+        return replace(batch, inputs=with_channels_last(batch.inputs)) if self._channels_last else batch
+
+    def raw(self, indices: IntArray, keys: KeyArray) -> Batch:
+        """The next batch that was announced, as the data set gave it.
+
+        Raises:
+            LockstepError: The data set's own, whichever process read.
+            RuntimeError: The data set gave other samples than these.
+        """
         began = time.perf_counter()
         batch = read(self._samples, indices, keys) if self._stream is None else next(self._stream)
         self.waited_s += time.perf_counter() - began
@@ -181,11 +201,7 @@ class Loader:
                 allowed=f"{len(indices)}: {indices[:4].tolist()} …, in this order",
                 do="return Batch(inputs, targets, torch.from_numpy(indices))",
             )
-        batch = batch.to(self._device)
-        finish = getattr(self._samples, "finish", None)
-        if finish is not None:
-            batch = finish(batch)
-        return replace(batch, inputs=with_channels_last(batch.inputs)) if self._channels_last else batch
+        return batch
 
     def close(self) -> None:
         """End the workers."""

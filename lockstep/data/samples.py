@@ -90,7 +90,8 @@ class Samples(Protocol):
 
     It may also have `finish(batch) -> Batch`: what is left to do where the batch is used, on the device and in the
     rank's own process, such as to turn bytes into numbers (a quarter of the way's traffic). And `is_costly`: True where
-    reading takes so long (files) that processes of its own are worth it.
+    reading takes so long (files) that processes of its own are worth it. And `files`: paths of the files that it reads,
+    whose sizes are compared between ranks and at a resume.
     """
 
     def __len__(self) -> int:
@@ -124,6 +125,16 @@ class DatasetSamples:
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    @property
+    def files(self) -> list[str] | None:
+        """Paths of the dataset's files, where it lists them as torchvision's `ImageFolder` does."""
+        listed = getattr(self.dataset, "samples", None)
+        if not isinstance(listed, list) or not listed:
+            return None
+        if not all(isinstance(item, tuple) and item and isinstance(item[0], str) for item in listed):
+            return None
+        return [item[0] for item in listed]
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Read the samples one after another, each under its own key."""

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,19 @@ from typing import Any
 import torch
 
 from lockstep.cluster.world import World
+from lockstep.version import __version__
 
-PACKAGES = ("lockstep", "torch", "torchvision", "numpy", "safetensors", "pillow", "scikit-learn")
+# Libraries that compute a part of what a run gives.
+COMPUTING = (
+    "torch", "torchvision", "numpy", "opencv-python-headless", "opencv-python", "pillow", "simplejpeg", "scikit-learn",
+)  # fmt: skip
+PACKAGES = ("lockstep", *COMPUTING, "safetensors")
+# Variables by which libraries choose their kernels.
+VARIABLES = (
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+)  # fmt: skip
+PROCESSOR = "processor"
 
 
 def environment(world: World) -> dict[str, Any]:
@@ -33,6 +45,22 @@ def environment(world: World) -> dict[str, Any]:
     }
 
 
+def what_computes(device: torch.device) -> dict[str, str]:
+    """What decides a run's bits beside its code, settings and data: versions, kernels and hardware, by name."""
+    found: dict[str, str | None] = {
+        "lockstep": __version__,
+        **{name: _version(name) for name in COMPUTING},
+        "torch": torch.__version__,  # with +cpu or +cu126
+        "CPU capability": torch.backends.cpu.get_cpu_capability(),
+        **{name: os.environ.get(name) for name in VARIABLES},
+        PROCESSOR: cpu_name(),
+    }
+    if device.type == "cuda":
+        found |= {"GPU": device_name(device), "CUDA": torch.version.cuda, "cuDNN": str(torch.backends.cudnn.version())}
+    return {name: value for name, value in found.items() if value}
+
+
+@cache
 def _version(name: str) -> str | None:
     try:
         return version(name)

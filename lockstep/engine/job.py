@@ -18,6 +18,7 @@ from lockstep.data.loader import Loader, training_requests
 from lockstep.data.order import Order
 from lockstep.data.samples import Samples
 from lockstep.engine.ema import Average
+from lockstep.engine.fingerprint import Fingerprint
 from lockstep.engine.parts import Parts
 from lockstep.errors import CheckpointError
 from lockstep.parallel.reduce import Reducer
@@ -44,10 +45,11 @@ class Progress:
         num_overflows: Steps that were not applied, as fp16 had no room for their scaled gradient.
         loss_scale: What the loss is multiplied by before the backward pass.
         scale_age: Steps since a dynamic loss scale has last changed.
-        worlds: World sizes that the run had, each with the step from which on.
+        worlds: World sizes and environments that the run had, each with the step from which on.
         seconds: Training time so far, evaluation and checkpoints left out.
         data_s: How much of it rank 0 waited for samples.
         train_size: Samples of the training set; None in checkpoints from before it was kept.
+        fingerprint: Of code, data and environment, see `Fingerprint`; empty in checkpoints from before it was kept.
     """
 
     step: int = 0
@@ -59,10 +61,11 @@ class Progress:
     num_overflows: int = 0
     loss_scale: float = 1.0
     scale_age: int = 0
-    worlds: list[dict[str, int]] = field(default_factory=list)
+    worlds: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     data_s: float = 0.0
     train_size: int | None = None
+    fingerprint: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -122,6 +125,9 @@ class Job:
         compiled: `model` as training calls it, if it is compiled.
         on_all_gpus: The same, if one process trains on several GPUs.
         identity: What decides the bits beside data and code, for checkpoints; see `run_identity`.
+        fingerprint: What this process trains with.
+        resumed_from: The same of the process that wrote the checkpoint; None where there was none to go on from.
+        warnings: What is to be reported when the run begins or goes on.
     """
 
     config: RunConfig
@@ -140,6 +146,9 @@ class Job:
     compiled: Compiled | None = None
     on_all_gpus: nn.Module | None = None
     identity: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: Fingerprint = field(default_factory=Fingerprint)
+    resumed_from: Fingerprint | None = None
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def num_steps(self) -> int:
@@ -192,7 +201,9 @@ class Job:
         return self.progress.evaluated_step == self.progress.step
 
     def note_world(self) -> None:
-        """Write the present world down, if the run went on in another one so far."""
+        """Write the present world down, if the run went on in another one or with another environment so far."""
+        self.progress.fingerprint = self.fingerprint.to_json()
+        now = {"size": self.world.size, "environment": self.fingerprint.environment, "code": self.fingerprint.code}
         worlds = self.progress.worlds
-        if not worlds or worlds[-1]["size"] != self.world.size:
-            worlds.append({"size": self.world.size, "from_step": self.progress.step})
+        if not worlds or {**worlds[-1], **now} != worlds[-1]:
+            worlds.append({"size": self.world.size, "from_step": self.progress.step, **now})

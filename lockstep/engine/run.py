@@ -28,6 +28,7 @@ from lockstep.engine.determinism import configure
 from lockstep.engine.ema import Average
 from lockstep.engine.environment import environment
 from lockstep.engine.facts import Recipe, facts_for, keep_facts
+from lockstep.engine.fingerprint import take_fingerprint
 from lockstep.engine.job import MAX_TERMS, Job, Progress
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
@@ -37,6 +38,7 @@ from lockstep.engine.recipe_copy import keep_recipe
 from lockstep.engine.recompute import recompute
 from lockstep.engine.reports import Reports
 from lockstep.engine.request import Request
+from lockstep.engine.resumed import check_unchanged
 from lockstep.engine.run_folder import RunFolder, write_whole
 from lockstep.engine.run_identity import identity
 from lockstep.engine.same_run import check_came_from, check_ranks_agree, check_same_run, plain_settings
@@ -91,7 +93,7 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
             check_came_from(RunFolder(origin), config)
     with said_if_slow("getting ready: data and model" if world.is_main else ""):
         facts = facts_for(recipe, config, world, origin)
-        job = make_job(config, lambda: recipe.build(config, facts), world)
+        job = make_job(config, lambda: recipe.build(config, facts), world, is_restart=request.is_restart)
         job.identity = identity(config, facts)
         saver = Saver(folder, config.checkpoint, world)
         passed_over: list[object] = []
@@ -100,6 +102,9 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
         if not restored and request.resume != "never":
             restored = saver.restore(job, request.resume, passed_over.append)
         started = {} if restored else _start(job, lambda: recipe.build(config, facts))
+        if job.resumed_from is not None:
+            before = job.resumed_from
+            job.warnings += collect.from_main(world, lambda: check_unchanged(before, job.fingerprint, config))
     job.note_world()
     reports = Reports(job, folder)
     try:
@@ -110,10 +115,10 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
                 write_whole(folder.config, to_yaml(plain_settings(config)).encode())
                 keep_facts(folder, facts)
                 keep_recipe(folder, config.recipe)
-            folder.write_json("environment.json", environment(world))
+            folder.write_json("environment.json", {**environment(world), "worlds": job.progress.worlds})
         reports.block(*head(request, job, started))
-        for error in passed_over:
-            reports.say(error)
+        for note in [*passed_over, *job.warnings]:
+            reports.say(note)
         stop_flag = StopFlag(world, stop)
         with Heartbeat(world, config.watch.hang_timeout_s, folder.path / "logs") as heartbeat, job.compiling():
             reports.work_of_ranks = heartbeat.work
@@ -176,12 +181,13 @@ def _start(job: Job, build: Callable[[], Parts]) -> Mapping[str, str]:
     return rows
 
 
-def make_job(config: RunConfig, build: Callable[[], Parts], world: World) -> Job:
+def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_restart: bool = False) -> Job:
     """Build a recipe's parts on the world's device, equal on all ranks, and open its data.
 
     Raises:
         LaunchError: The ranks are not about to do the same.
-        DataError, ConfigError: The data can't be read, or can't be trained on with these settings.
+        DataError, ConfigError: The data can't be read, or can't be trained on with these settings; in exact mode, the
+            recipe gives other values the second time.
     """
     configure(config, world.device)
     parts = build_parts(config, build)
@@ -189,7 +195,11 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World) -> Job
     is_sharded = config.parallel == "fsdp" and world.size > 1
     model = lay_out(parts.model, config, world.device, is_sharded=is_sharded)
     train_data, eval_data = open_data(config, parts, train=True), open_data(config, parts, train=False)
-    check_ranks_agree(world, config, model, (len(train_data), len(eval_data)))
+    fingerprint = take_fingerprint(
+        config, parts, model, (train_data, eval_data), world.device,
+        num_ranks_here=-(-world.size // world.num_hosts), is_restart=is_restart,
+    )  # fmt: skip
+    warnings = check_ranks_agree(world, config, model, (len(train_data), len(eval_data)), fingerprint)
     if len(train_data) == 0:
         raise DataError("the training set is empty", do="give it at least one sample")
     if len(eval_data) == 0:
@@ -223,6 +233,8 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World) -> Job
         shards=shards,
         compiled=_compile(model, world) if config.compile else None,
         on_all_gpus=on_all_gpus(model, world) if config.parallel == "dp" else None,
+        fingerprint=fingerprint,
+        warnings=warnings,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from lockstep.cluster.world import World
 from lockstep.config import document
 from lockstep.config.schema import RunConfig
 from lockstep.engine.checkpoint import steps
-from lockstep.engine.environment import device_name
+from lockstep.engine.environment import PROCESSOR, device_name
+from lockstep.engine.fingerprint import Fingerprint
 from lockstep.engine.run_folder import RunFolder, holds_a_run
 from lockstep.errors import ConfigError, LaunchError
 from lockstep.version import __version__
@@ -95,11 +98,24 @@ def _more_epochs(other: list[str]) -> str:
     return "; the learning rate's schedule runs over all epochs, so more of them are another run"
 
 
-def check_ranks_agree(world: World, config: RunConfig, model: nn.Module, num_samples: tuple[int, int]) -> None:
+def check_ranks_agree(
+    world: World, config: RunConfig, model: nn.Module, num_samples: tuple[int, int], fingerprint: Fingerprint
+) -> list[str]:
     """See that all ranks are about to do the same.
 
+    Args:
+        world: The ranks.
+        config: The settings.
+        model: On the device.
+        num_samples: Of the training and the evaluation set.
+        fingerprint: Of this rank.
+
+    Returns:
+        What differs and may, in fast mode: versions and processors, and samples as they decode them.
+
     Raises:
-        LaunchError: A rank has other versions, settings, data or another model; the rank and what differs are named.
+        LaunchError: A rank has other versions, settings, code, data or another model; the rank and what differs are
+            named.
     """
     mine = {
         "lockstep": __version__,
@@ -109,22 +125,43 @@ def check_ranks_agree(world: World, config: RunConfig, model: nn.Module, num_sam
         "training samples": num_samples[0],
         "evaluation samples": num_samples[1],
         **{f"shape of {name}": str(tuple(tensor.shape)) for name, tensor in model.state_dict().items()},
+        **fingerprint.code,
+        **fingerprint.data,
+        **fingerprint.trial,
     }
     for name in ("data.root", "data.cache"):  # each machine may have the data elsewhere
         mine.pop(f"setting {name}", None)
-    others = collect.gather_all(world, mine)
-    for rank, theirs in enumerate(others):
-        differing = [name for name in others[0] | theirs if others[0].get(name) != theirs.get(name)]
+    kernels = {name: value for name, value in fingerprint.environment.items() if name != PROCESSOR and name not in mine}
+    others = collect.gather_all(world, (mine, kernels))
+    allowed: list[str] = []
+    for rank, (theirs, their_kernels) in enumerate(others):
+        other_kernels = _unequal(others[0][1], their_kernels, rank)
+        differing = _unequal(others[0][0], theirs, rank)
+        if config.mode == "fast":
+            # Other libraries and processors may round decoded samples otherwise.
+            rounded = [line for line in differing if other_kernels and re.match(r"(training|evaluation) sample ", line)]
+            allowed += [*other_kernels, *rounded]
+            differing = [line for line in differing if line not in rounded]
+        else:
+            differing = [*other_kernels, *differing]
         if differing:
-            lines = [
-                f"{name}: {theirs.get(name, 'none')} on rank {rank}, {others[0].get(name, 'none')} on rank 0"
-                for name in differing[:5]
-            ]
             raise LaunchError(
                 f"rank {rank} differs from rank 0 in {len(differing)} thing{'s' if len(differing) > 1 else ''}",
-                differ="\n".join(lines),
+                differ="\n".join(differing[:5]),
                 do="start all ranks with the same command, code, packages and data",
             )
+    return allowed
+
+
+def _unequal(first: Mapping[str, object], theirs: Mapping[str, object], rank: int) -> list[str]:
+    """A line for each name under which a rank has something else than rank 0."""
+    return [
+        f"{name}: {theirs.get(name, 'none')} on rank {rank}, {first.get(name, 'none')} on rank 0"
+        for name in dict.fromkeys([*first, *theirs])
+        if first.get(name) != theirs.get(name)
+        # Only rank 0 asks a recipe for its facts, and may load more modules for it.
+        and (not name.startswith("code of ") or (name in first and name in theirs))
+    ]
 
 
 def _with_defaults(settings: dict[str, Any], config: RunConfig) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from lockstep.config.schema import CheckpointConfig
 from lockstep.engine import checkpoint
 from lockstep.engine.background import Background, Copies
 from lockstep.engine.checkpoint import Checkpoint
+from lockstep.engine.fingerprint import Fingerprint
 from lockstep.engine.job import Job, Progress
 from lockstep.engine.run_folder import RunFolder
 from lockstep.engine.run_identity import FACTS, check_facts, check_settings
@@ -178,6 +179,7 @@ class Saver:
         if job.average is not None:
             job.average.begin(restored.average or restored.weights)
         job.progress = replace(progress, train_size=len(job.train_data))
+        job.resumed_from = Fingerprint.from_json(progress.fingerprint)
         job.note_world()
         self._saved_step = restored.step
         self._keep_best(job)

@@ -15,11 +15,11 @@ from PIL import Image
 from lockstep.cluster import stacks
 from lockstep.cluster.address import command_of, port_holder
 from lockstep.cluster.causes import count_memory_kills, out_of_memory
-from lockstep.scratch import is_running
 from lockstep.cores import num_cores
 from lockstep.data.loader import choose_num_workers
 from lockstep.engine.environment import cpu_name
 from lockstep.recipes.classify.checking import drop_unreadable
+from lockstep.scratch import is_running
 from tests.runs import ROOT, TINY, lockstep, result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,8 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = start("train", TINY, "data.slow_s=300", "--procs", 2, "--run-dir", folder, cwd=tmp_path)
+    folder, slow = tmp_path / "run", ["data.slow_s=300", f"data.slow_while={tmp_path}/slow", "epochs=10000"]
+    process = start("train", TINY, *slow, "--procs", 2, "--run-dir", folder, cwd=tmp_path)
 
     def has_heard() -> bool:
         try:
@@ -104,7 +105,9 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
         return True
 
     try:
-        wait_until(lambda: (folder / "config.yaml").exists())
+        wait_until(lambda: records(folder, "train"))
+        (tmp_path / "slow").touch()
+        time.sleep(0.5)  # a step that has read its samples ends, and the next one hangs
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
         wait_until(has_heard)
         with pytest.raises(subprocess.TimeoutExpired):

@@ -34,10 +34,11 @@ class Poisoned(InMemory):
     def __init__(self, index: int, times: int) -> None:
         super().__init__(NUM_SAMPLES)
         self.index, self.times = index, times
+        self.is_armed = False  # what is read at the start has to be the same at each reading
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         batch = super().batch(indices, keys)
-        if self.index in indices and self.times > 0:
+        if self.is_armed and self.index in indices and self.times > 0:
             self.times -= 1
             batch = replace(batch, inputs=torch.where((batch.indices == self.index).view(-1, 1, 1, 1), torch.nan,
                                                       batch.inputs))  # fmt: skip
@@ -95,6 +96,7 @@ def carry_out(
     parts = Parts(model=nn.Identity(), loss=loss, train_data=lambda: samples, eval_data=lambda: InMemory(21),
                   metric=Seen)  # fmt: skip
     job = make_job(config, lambda: replace(parts, model=WithBatchNorm()), world)
+    samples.is_armed = True
     try:
         saver = Saver(folder, config.checkpoint, world)
         if resume != "never":

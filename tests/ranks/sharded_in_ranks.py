@@ -60,6 +60,7 @@ def carry_out(
                   metric=Seen)  # fmt: skip
     try:
         job = make_job(config, lambda: replace(parts, model=network()), world)
+        samples.is_armed = True
         saver = Saver(folder, config.checkpoint, world)
         saver.restore(job, "auto", quiet.say)
         while True:
