@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from lockstep.config.plain_file import read_plain
 from lockstep.errors import ConfigError
 
 KeyPath = tuple[str, ...]
@@ -25,6 +26,8 @@ _FLOAT = "tag:yaml.org,2002:float"
 _TEXT = "tag:yaml.org,2002:str"
 _KINDS = {_NULL: "null", _BOOL: "true or false", _INT: "a whole number", _FLOAT: "a number"}
 _MAX_DIGITS = 4300  # Python reads no more
+_MAX_BYTES = 1 << 20
+_MAX_VALUES = 50_000  # a few hundred bytes of aliases can stand for any number of values
 _MAX_DEPTH = 100  # of lists and maps: Python and pydantic have limits too, at which they give up without a line
 
 # The order counts: the first that matches decides, and every int is also a float.
@@ -41,13 +44,16 @@ _PLAIN_WORDS = {
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - overwrites the rules of YAML 1.1
-    _depth = 0
+    _depth = _num_nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # the stubs of PyYAML have no type
             raise yaml.MarkedYAMLError(problem=_too_deep(), problem_mark=mark)
+        self._num_nodes += 1
+        if self._num_nodes > _MAX_VALUES:
+            raise yaml.YAMLError(f"more than {_MAX_VALUES:,} values")
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
@@ -90,7 +96,7 @@ def read(path: Path, name: str) -> Document:
         ConfigError: The file can't be read, or is not such YAML.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_plain(path, _MAX_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name} is not text in UTF-8", given=f"byte {error.start} of the file") from error
     except OSError as error:
@@ -105,6 +111,7 @@ def parse(text: str, name: str) -> Document:
         ConfigError: It is not YAML, not a mapping, or a key is given twice.
     """
     node = _compose(text, name)
+    _check_size(node, name)
     lines: dict[KeyPath, int] = {}
     values = None if node is None else _value(node, (), lines, name, ())
     if values is None:
@@ -121,6 +128,7 @@ def parse_value(text: str) -> Any:
         ConfigError: It is not YAML.
     """
     node = _compose(text, "the value")
+    _check_size(node, "the value")
     return None if node is None else _value(node, (), {}, "the value", ())
 
 
@@ -137,12 +145,32 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         return yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it can't be read"
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
         where = name if mark is None else f"{name}:{mark.line + 1}"
         line = "" if mark is None else text.splitlines()[mark.line : mark.line + 1]
         raise ConfigError(
             f"{name} is not YAML", given=f"{where}: {_shorten(line[0])}" if line else where, problem=problem
         ) from error
+
+
+def _check_size(root: yaml.Node | None, name: str) -> None:
+    """Refuse YAML whose aliases stand for too many values, before any of them is made."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = 0  # an alias within itself, which has an error of its own
+            inner = node.value if isinstance(node, yaml.CollectionNode) else []
+            parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
+            sizes[id(node)] = min(1 + sum(map(size, parts)), _MAX_VALUES + 1)
+        return sizes[id(node)]
+
+    if root is not None and size(root) > _MAX_VALUES:
+        raise ConfigError(
+            f"{name} stands for more than {_MAX_VALUES:,} values",
+            likely="aliases (*name) that repeat each other",
+            do="write the values out, or fewer of them",
+        )
 
 
 def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str, above: tuple[int, ...]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
+import re
 import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lockstep.cluster.world import World
+from lockstep.config.plain_file import read_plain
 from lockstep.version import __version__
 
 # Libraries that compute a part of what a run gives.
@@ -27,6 +28,7 @@ VARIABLES = (
     "NVIDIA_TF32_OVERRIDE",
 )  # fmt: skip
 PROCESSOR = "processor"
+_MAX_GIT_BYTES = 1 << 26  # packed-refs has a line for each branch and tag
 
 
 def environment(world: World) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def environment(world: World) -> dict[str, Any]:
         "num_cores": os.cpu_count(),
         "gpu": device_name(world.device) if world.device.type == "cuda" else None,
         "cuda": torch.version.cuda if world.device.type == "cuda" else None,
-        "commit": _commit(),
+        "commit": commit_of(Path.cwd()),
         "command": sys.argv,
         "world": {"size": world.size, "backend": world.backend, "device": world.device.type, "host": world.host},
     }
@@ -90,13 +92,38 @@ def cpu_name() -> str:
     return ", ".join([name, *numbers, torch.backends.cpu.get_cpu_capability()])
 
 
-def _commit() -> str | None:
-    """The commit of the folder that the run was started in, with a + where it has changes; None outside of git."""
-    try:
-        answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
-            capture_output=True, encoding="utf-8", errors="replace", timeout=5, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None
+def commit_of(folder: Path) -> str | None:
+    """The commit that a folder's repository is at, 12 digits; None outside of git.
+
+    Read from git's files, as git itself runs programs that the repository's settings name (`core.fsmonitor`, filters).
+    So whether files were changed since is not known.
+    """
+    for parent in (folder, *folder.parents):
+        git = parent / ".git"
+        try:
+            if git.is_file():  # of a worktree or a submodule: it says where the folder is
+                git = parent / _text(git).removeprefix("gitdir:").strip()
+            if git.is_dir():
+                return _resolve(git)
+        except (OSError, ValueError):
+            return None
+    return None
+
+
+def _resolve(git: Path) -> str | None:
+    name = _text(git / "HEAD")
+    common = git / _text(git / "commondir") if (git / "commondir").is_file() else git
+    if name.startswith("ref:"):
+        ref = name.removeprefix("ref:").strip()
+        if not ref.startswith("refs/") or ".." in ref:
+            return None
+        if (common / ref).is_file():
+            name = _text(common / ref)
+        else:
+            packed = _text(common / "packed-refs").splitlines() if (common / "packed-refs").is_file() else []
+            name = next((line.split()[0] for line in packed if line.endswith(f" {ref}")), "")
+    return name[:12] if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", name) else None
+
+
+def _text(path: Path) -> str:
+    return read_plain(path, _MAX_GIT_BYTES).decode().strip()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
-import struct
-import zipfile
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config.explain import wrapped
+from lockstep.engine.torch_file import check_torch_file
 from lockstep.engine.weights import read
 from lockstep.errors import CheckpointError
 
@@ -29,10 +29,6 @@ _TORCH_STARTS = (b"PK", b"\x80\x02", b"\x80\x03")
 _FETCH = "copy or download it again, or name a file that torch.save or\nsafetensors wrote"
 _NAME_IT = "name the model or the preset that the file was made with"
 _SHOWN = 4
-
-# What torch's reader raises of files that were cut off or altered; those of its old form can end it anywhere.
-_DAMAGED: tuple[type[Exception], ...] = (OSError, RuntimeError, EOFError, LookupError, ValueError, TypeError)
-_DAMAGED += (AttributeError, AssertionError, struct.error, zipfile.BadZipFile)
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
@@ -165,6 +161,8 @@ def load_whole(model: nn.Module, path: Path) -> None:
 def _start_of(path: Path) -> bytes:
     """The first two bytes of a file, by which one of weights is known."""
     try:
+        if not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
+            raise CheckpointError(f"{path} is not a regular file", do="name a file of weights")
         with path.open("rb") as file:
             start = file.read(2)
     except FileNotFoundError:
@@ -182,6 +180,7 @@ def _start_of(path: Path) -> bytes:
 
 def _read_torch(path: Path) -> Any:
     try:
+        check_torch_file(path)
         with torch.serialization.safe_globals(_HARMLESS):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -194,7 +193,7 @@ def _read_torch(path: Path) -> Any:
             "or, where it holds a whole model:\n"
             "torch.save(held.state_dict(), NEW)",
         ) from None
-    except _DAMAGED as error:
+    except Exception as error:  # of files that were cut off or altered, torch's reader raises whatever comes up
         first = next(iter(str(error).splitlines()), "")
         # One word is the key or the value that a reader stumbled over: `101`.
         reason = first if " " in first else f"{type(error).__name__} {first}"

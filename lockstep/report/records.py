@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from lockstep.config.plain_file import parse_json, read_plain
 from lockstep.errors import cannot_write
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 FILE_NAME = "metrics.jsonl"
+_MAX_BYTES = 1 << 30
 
 
 class Records:
@@ -116,9 +118,10 @@ def read_records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
     path = folder / FILE_NAME
     if not path.exists():
         return []
-    with path.open("rb") as file:
-        records = [json.loads(line) for line in file if _step(line) < math.inf]
-    return [record for record in records if kind in (None, record["kind"])]
+    with _writing(path):
+        lines = read_plain(path, _MAX_BYTES).splitlines(keepends=True)
+    records = [json.loads(line) for line in lines if _step(line) < math.inf]
+    return [record for record in records if kind in (None, record.get("kind"))]
 
 
 @contextmanager
@@ -134,8 +137,9 @@ def _step(line: bytes) -> float:
     if not line.endswith(b"\n"):
         return math.inf
     try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+        record = parse_json(line)
+        return float(record["step"]) if isinstance(record, dict) else math.inf
+    except (ValueError, KeyError, TypeError, OverflowError):
         return math.inf
 
 
