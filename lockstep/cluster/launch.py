@@ -20,6 +20,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from lockstep.cluster import auth, forkserver
 from lockstep.cluster.agent import LOCAL, Agent, ThisMachine
+from lockstep.cluster.limits import raise_open_files
 from lockstep.cluster.nodes import EndedElsewhere, Meeting
 from lockstep.cluster.size import Nodes
 from lockstep.cluster.watch import AskedToStop, Watch
@@ -65,6 +66,7 @@ def launch(
     Raises:
         LaunchError: The other machines can't be met.
     """
+    raise_open_files()
     forkserver.prepare(preload)
     folder = forkserver.temp_folder()
     watch = Watch(folder, stop_timeout_s, log_dir, on_stop)

@@ -19,6 +19,7 @@ from lockstep.cluster import rollcall
 from lockstep.cluster.address import interface_towards
 from lockstep.cluster.causes import lost_peer
 from lockstep.cluster.env import ALONE, Placement
+from lockstep.cluster.limits import out_of_files, raise_open_files
 from lockstep.cluster.pulse import Pulse
 from lockstep.cluster.rollcall import Card
 from lockstep.cluster.signed import SignedStore
@@ -113,6 +114,7 @@ def join(
     if placement.started_by == "alone":
         yield alone(device)
         return
+    raise_open_files()
     kind = _device_kind(device)
     num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
     mine = Card(placement.rank, placement.world_size, socket.gethostname(), os.getpid(), kind, backend, num_gpus)
@@ -136,6 +138,9 @@ def join(
         num_hosts=len({card.host for card in cards}),
         restart=max(card.restart for card in cards),
     )
+    if len(networks := {card.network for card in cards}) == 1 and "" not in networks:
+        # All on one machine: gloo then listens where no other machine can connect.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     _start_group(world, timeout_s)
     try:
         yield world
@@ -145,7 +150,7 @@ def join(
             raise LaunchError(
                 f"rank {world.rank} ({world.host}) lost another process",
                 given=_first_line(error)[:200],
-                likely="that process has ended; its own words say why",
+                likely=out_of_files() or "that process has ended; its own words say why",
             ) from error
         raise
     _end_group(world)
@@ -240,7 +245,7 @@ def _start_group(world: World, timeout_s: float) -> None:
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
             f"rank {world.rank} ({world.host}) met the others, but can't connect to them: {_first_line(error)}",
-            likely="the machines see each other on another network interface than the one taken",
+            likely=out_of_files() or "the machines see each other on another network interface than the one taken",
             do="set GLOO_SOCKET_IFNAME (cpu) or NCCL_SOCKET_IFNAME (cuda) to the interface's name, see: ip address",
         ) from error
 
