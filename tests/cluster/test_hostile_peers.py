@@ -68,9 +68,8 @@ def test_a_run_that_strangers_write_to_ends_in_the_same_weights(undisturbed: str
         port = store_port(places)
         idlers = hostile.idle(port, 200)
         store = hostile.connect(port)
-        keys = [key.removeprefix("/") for key in store.list_keys()]
-        watched = [key for key in keys if "watch/" in key]
-        assert watched, "the heartbeat's keys were not found"
+        watched = wait_until(lambda: [key for key in store.list_keys() if "watch/1" in key], LONG_S)
+        keys = store.list_keys()
         prefix = watched[0].rpartition("watch/")[0]
         made_up = [f"{prefix}watch/verdict", f"{prefix}lockstep/stop"]
         for only in range(len(hostile.garbage(tmp_path))):
