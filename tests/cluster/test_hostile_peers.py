@@ -35,12 +35,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return weights(folder / "run")
 
 
+def slow(folder: Path) -> tuple[str, str]:
+    return "data.slow_s=0.2", f"data.slow_while={folder}/slow"
+
+
 @contextlib.contextmanager
 def slow_run(folder: Path, *arguments: object, **environ: str) -> Iterator[subprocess.Popen[str]]:
     """A run on two processes that takes its time until the file `slow` is removed."""
     (folder / "slow").touch()
-    slow = ("data.slow_s=0.2", f"data.slow_while={folder}/slow")
-    run = start("train", TINY, *SETTINGS, *slow, "--run-dir", folder / "run", *arguments, cwd=folder, **environ)
+    run = start("train", TINY, *SETTINGS, *slow(folder), "--run-dir", folder / "run", *arguments, cwd=folder, **environ)
     try:
         yield run
     finally:
@@ -207,7 +210,7 @@ def test_two_nodes_share_the_key_in_the_run_folder_and_strangers_do_not_count(un
         said = strange.communicate(timeout=LONG_S)[1]
         assert strange.returncode == 4
         assert "cannot prove that it belongs to the run" in said
-        second = start("train", TINY, *SETTINGS, *node, "--run-dir", tmp_path / "run", cwd=tmp_path)
+        second = start("train", TINY, *SETTINGS, *slow(tmp_path), *node, "--run-dir", tmp_path / "run", cwd=tmp_path)
         try:
             wait_until(lambda: trains(tmp_path, first), LONG_S)
             (tmp_path / "slow").unlink()
