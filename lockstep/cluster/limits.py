@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 
+from lockstep.errors import LaunchError, LockstepError
+
 try:
     import resource
 except ImportError:  # not a Unix
@@ -43,6 +45,22 @@ def out_of_files() -> str:
     if soft == resource.RLIM_INFINITY or num_open < soft - _ROOM:
         return ""
     return (
-        f"this process (pid {os.getpid()}) has {num_open:,} files and connections open, of {soft:,} that it may "
-        "(ulimit -n); a program that opens many connections to the run's port can be the reason: ss -tnp"
+        f"process {os.getpid()} has {num_open:,} files and connections open, of {soft:,} that it may (ulimit -n);\n"
+        "another program may have opened many connections to the run's port"
     )
+
+
+def explained(error: BaseException) -> BaseException:
+    """An error with the limit of open files as its cause, where this process has run into it; else as it is.
+
+    Whatever fails then, a file, a socket or a library, says something else each time.
+    """
+    cause = out_of_files()
+    if not cause or not isinstance(error, Exception):
+        return error
+    fix = "ss -tnp shows which program connects; ulimit -n 65536 before the run allows more"
+    if isinstance(error, LockstepError):
+        rest = {name: fact for name, fact in error.facts.items() if name not in ("likely", "do")}
+        error.facts = rest | {"likely": cause, "do": fix}
+        return error
+    return LaunchError(f"{type(error).__name__}: {error}", likely=cause, do=fix)

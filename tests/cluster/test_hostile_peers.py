@@ -15,13 +15,26 @@ from pathlib import Path
 from typing import Any
 
 import hostile
+import psutil
 import pytest
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from lockstep.cluster.rendezvous_state import StateInStore, from_plain, to_plain
 from lockstep.cluster.signed import ForgedError, Seal, SignedStore
-from tests.runs import LONG_S, TINY, kill_session, lockstep, own_port, records, start, wait_until, weights
+from tests.runs import (
+    LOCKSTEP,
+    LONG_S,
+    TINY,
+    environment,
+    kill_session,
+    lockstep,
+    own_port,
+    records,
+    start,
+    wait_until,
+    weights,
+)
 
 KEY = "a secret that strangers do not know"
 SETTINGS = ("epochs=1", "report.tensorboard=false", "report.every_steps=1")
@@ -117,7 +130,7 @@ def test_a_rank_without_the_key_is_not_let_in_and_the_text_says_why(visits: Call
 
 
 def test_a_key_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
-    said = lockstep("train", TINY, "--procs", 2, cwd=tmp_path, code=4, LOCKSTEP_KEY="abc").stderr
+    said = lockstep("train", "digits", "--procs", 2, cwd=tmp_path, code=4, LOCKSTEP_KEY="abc").stderr
     assert "LOCKSTEP_KEY has 3 characters" in said
 
 
@@ -224,6 +237,7 @@ def test_two_nodes_share_the_key_in_the_run_folder_and_strangers_do_not_count(un
     assert not key.exists()
 
 
+@pytest.mark.slow
 def test_idle_connections_beyond_the_soft_limit_of_open_files_do_no_harm(undisturbed: str, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2048:
@@ -246,6 +260,35 @@ def test_idle_connections_beyond_the_soft_limit_of_open_files_do_no_harm(undistu
     assert weights(tmp_path / "run") == undisturbed
 
 
+def test_idle_connections_up_to_the_hard_limit_are_named_as_the_cause(tmp_path: Path) -> None:
+    most = 300
+    slowly = ("data.slow_s=0.2", f"data.slow_while={tmp_path}/slow")
+    (tmp_path / "slow").touch()
+    run = subprocess.Popen(
+        ["bash", "-c", f"ulimit -n {most}; exec \"$@\"", "bash", *LOCKSTEP, "train", TINY, *SETTINGS, *slowly,
+         "checkpoint.every=1 steps", "--procs", "2", "--run-dir", tmp_path / "run"],
+        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: trains(tmp_path, run), LONG_S)
+        places = hostile.listening(run.pid)
+        (server,) = (pid for pid, found in places.items() if len(found) > 1)
+        idlers = hostile.idle(store_port(places), most)
+        wait_until(lambda: run.poll() is not None or psutil.Process(server).num_fds() > most - 16, LONG_S)
+        (tmp_path / "slow").unlink()
+        output, errors = run.communicate(timeout=LONG_S)
+        for idler in idlers:
+            idler.close()
+    finally:
+        kill_session(run)
+    assert run.returncode in (1, 3, 4, 5), output + errors
+    assert "(ulimit -n)" in errors
+    assert "ss -tnp" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
 def test_the_key_is_on_no_command_line_and_in_no_file_of_the_run(tmp_path: Path) -> None:
     secret = "0123456789abcdef-not-to-be-seen"
     with slow_run(tmp_path, "--procs", 2, LOCKSTEP_KEY=secret) as run:
