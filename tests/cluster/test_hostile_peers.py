@@ -208,17 +208,17 @@ def test_an_older_state_written_once_more_is_refused() -> None:
 @pytest.mark.slow
 def test_two_nodes_share_the_key_in_the_run_folder_and_strangers_do_not_count(undisturbed: str, tmp_path: Path) -> None:
     port = own_port()
-    node = ("--nodes", 2, "--procs", 1, "--rdzv-endpoint", f"127.0.0.1:{port}")
+    node = ("--nodes", 2, "--procs", 1, "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "own")
     with slow_run(tmp_path, *node) as first:
         key = tmp_path / "run" / ".rendezvous-key"
         wait_until(lambda: first.poll() is not None or key.exists(), LONG_S)
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
         store = hostile.connect(port)
         wait_until(lambda: "rendezvous" in " ".join(store.list_keys()), LONG_S)
-        made_up = ["torch.rendezvous.lockstep", "lockstep/lockstep/rendezvous", "lockstep/lockstep/ended"]
+        made_up = ["torch.rendezvous.own", "lockstep/own/rendezvous", "lockstep/own/ended"]
         hostile.poison(store, made_up, tmp_path / "canary")
         strange = start(
-            "train", TINY, *SETTINGS, *node, "--run-dir", tmp_path / "elsewhere", cwd=tmp_path
+            "train", TINY, *SETTINGS, *slow(tmp_path), *node, "--run-dir", tmp_path / "elsewhere", cwd=tmp_path
         )  # another folder: it has no key
         said = strange.communicate(timeout=LONG_S)[1]
         assert strange.returncode == 4
