@@ -76,6 +76,7 @@ def placement(
     Raises:
         LaunchError: A part is missing, is not a number, or contradicts another.
     """
+    run_key(environ)  # checked even where this process is none of a world: it will start some
     if init is None and rank is None and world_size is None:
         return _from_environment(environ) if in_world(environ) else None
     if init is None:

@@ -19,6 +19,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from lockstep.cluster import auth, forkserver
 from lockstep.cluster.agent import LOCAL, Agent, ThisMachine
+from lockstep.cluster.limits import raise_open_files
 from lockstep.cluster.nodes import EndedElsewhere, Meeting
 from lockstep.cluster.size import Nodes
 from lockstep.cluster.watch import AskedToStop, Watch
@@ -64,6 +65,7 @@ def launch(
     Raises:
         LaunchError: The other machines can't be met.
     """
+    raise_open_files()
     forkserver.prepare(preload)
     with forkserver.temp_folder() as folder:
         watch = Watch(folder, stop_timeout_s, log_dir, on_stop)

@@ -32,6 +32,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from lockstep.cluster import auth, node_ranks
 from lockstep.cluster.address import KeptPort, address_towards
 from lockstep.cluster.asking import in_thread
+from lockstep.cluster.limits import out_of_files
 from lockstep.cluster.meeting import SAY_EVERY_S, clock, open_for_nodes, split_endpoint
 from lockstep.cluster.places import numbered
 from lockstep.cluster.rendezvous_state import StateInStore
@@ -285,7 +286,7 @@ class Meeting(RendezvousHandler):
     def _lost_store(self, reason: str) -> LaunchError:
         return LaunchError(
             f"node {socket.gethostname()} has lost the rendezvous at {self.nodes.endpoint}: {reason}",
-            likely="that machine or the network to it is down",
+            likely=out_of_files() or "that machine or the network to it is down",
             do="when it is back, start the same command on all machines, with --resume auto",
         )
 

@@ -15,7 +15,9 @@ from urllib.parse import urlsplit
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from lockstep.cluster.address import network
 from lockstep.cluster.env import Placement
+from lockstep.cluster.limits import out_of_files
 from lockstep.cluster.meeting import SAY_EVERY_S, clock, command_for, open_store
 from lockstep.cluster.seats import SLACK_S, Seats
 from lockstep.cluster.signed import Seal, SignedStore
@@ -43,6 +45,8 @@ class Card:
     # Shows that an answer which holds this card was written for this very process, and is not an older one.
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
     namespace: str = ""  # where its pid means something, see `stacks.namespace`
+    # Equal for processes that reach each other over 127.0.0.1.
+    network: str = field(default_factory=network)
 
     def __str__(self) -> str:
         return f"{self.host} pid {self.pid}"
@@ -86,7 +90,7 @@ def hold(
         raise LaunchError(
             f"rank {mine.rank} ({mine}) lost rank 0 while it waited for the others to join",
             given=placement.init,
-            likely="rank 0 has ended; its own words say why",
+            likely=out_of_files() or "rank 0 has ended; its own words say why",
         ) from error
 
 

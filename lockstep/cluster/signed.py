@@ -162,15 +162,15 @@ class SignedStore:
 class AgentStore(SignedStore):
     """What torch's agent needs of a store, with its values signed."""
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         """Leave a text."""
-        self.put(key, value)
+        self.put(key, value.decode() if isinstance(value, bytes) else value)
 
     def get(self, key: str) -> bytes:
         """The text, once somebody has left it."""
         return str(self.wait_for(key)).encode()
 
-    def multi_set(self, keys: Sequence[str], values: Sequence[str]) -> None:
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Leave several texts."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)

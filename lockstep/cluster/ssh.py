@@ -10,7 +10,6 @@ lost. Nothing here imports torch.
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import signal
 import subprocess
@@ -92,7 +91,7 @@ def everywhere(
     reader_gone: list[bool] = []
     lock = threading.Lock()
     # Through standard input: a command line can be read by every user of a machine.
-    key = run_key(os.environ) or secrets.token_hex(32)
+    key = run_key(os.environ) or os.urandom(32).hex()
 
     def follow(machine: Machine, process: subprocess.Popen[bytes], is_first: bool) -> None:
         assert process.stdout is not None

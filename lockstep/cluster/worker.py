@@ -13,12 +13,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lockstep.cluster import ending, stop
 from lockstep.cluster.causes import Report, lost_peer
-from lockstep.cluster.env import KEY, LAUNCHED, placement
+from lockstep.cluster.env import KEY, LAUNCHED, Placement, placement
 from lockstep.cluster.forkserver import LAUNCHER_ONLY
+from lockstep.cluster.limits import explained
 from lockstep.cluster.stop import when_parent_dies
 from lockstep.errors import CheckpointError, ConfigError, DataError, HangError, LaunchError, LockstepError, ReaderLost
 
@@ -62,6 +63,13 @@ def work(
         return Done(0, True)
     os.environ[LAUNCHED] = "1"
     os.environ[KEY] = key
+    here = placement(os.environ)
+    assert here is not None, "the agent sets the world's variables"
+    # Opened now: where no more files may be opened, that is what has to be reported.
+    try:
+        report = report_path(folder, here.rank, here.restart).with_suffix(".part").open("w", encoding="utf-8")
+    except FileNotFoundError:  # the launcher is gone already
+        return Done(0, True)
     state = {"finished": False, "orphan": False}
 
     def orphaned() -> None:
@@ -73,16 +81,16 @@ def work(
         os._exit(1)
 
     when_parent_dies(orphaned)
-    ending.tell_by(lambda error: _fail(folder, error))
-    ending.record_by(lambda error: _report(folder, error))
+    ending.tell_by(lambda error: _fail(report, here, error))
+    ending.record_by(lambda error: _report(report, here, error))
     code: object = 0
     try:
         code = entry(*args)
     except SystemExit as error:
         if error.code not in (None, 0):
-            _fail(folder, error)
+            _fail(report, here, error)
     except BaseException as error:
-        _fail(folder, error)
+        _fail(report, here, error)
     # From here on it only waits for the others; torch's agent ends it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     state["finished"] = True
@@ -97,19 +105,20 @@ def report_path(folder: Path, rank: int, restart: int) -> Path:
     return folder / f"rank-{rank}-{restart}.json"
 
 
-def _fail(folder: Path, error: BaseException) -> None:
-    _report(folder, error)
+def _fail(file: IO[str], here: Placement, error: BaseException) -> None:
+    _report(file, here, error)
     _flush()
     # Not sys.exit: tearing down a process group whose peers are gone may hang.
-    os._exit(_exit_code(error))
+    os._exit(_exit_code(explained(error)))
 
 
-def _report(folder: Path, error: BaseException) -> None:
+def _report(file: IO[str], here: Placement, error: BaseException) -> None:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return
+    if file.closed:  # the first error stays: what follows it may be its consequence
+        return
+    error = explained(error)
     ours = isinstance(error, LockstepError)
-    here = placement(os.environ)
-    assert here is not None, "the agent sets the world's variables"
     # What was asked for, or lies on this one machine, is wrong for all of its ranks alike.
     is_everybodys = isinstance(error, (ConfigError, DataError, CheckpointError))
     if isinstance(error, LockstepError) and not (is_everybodys and here.local_world_size == here.world_size):
@@ -123,14 +132,12 @@ def _report(folder: Path, error: BaseException) -> None:
         may_pass=isinstance(error, (LaunchError, ReaderLost)) or not ours,
         culprits=error.ranks if isinstance(error, HangError) else (),
     )
-    path = report_path(folder, here.rank, here.restart)
-    if path.exists():  # the first error stays: what follows it may be its consequence
-        return
     # The folder is gone where the launcher is; then nobody reads it.
     with suppress(OSError):
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(asdict(report)), encoding="utf-8")
-        part.rename(path)
+        file.write(json.dumps(asdict(report)))
+        file.close()
+        part = Path(file.name)
+        part.rename(part.with_suffix(".json"))
 
 
 def _is_consequence(error: BaseException) -> bool:

@@ -20,6 +20,7 @@ from lockstep.cluster import connecting, ending, rollcall, stacks
 from lockstep.cluster.address import interface_towards
 from lockstep.cluster.causes import lost_peer
 from lockstep.cluster.env import ALONE, Placement
+from lockstep.cluster.limits import out_of_files, raise_open_files
 from lockstep.cluster.pulse import Pulse
 from lockstep.cluster.rollcall import Card
 from lockstep.cluster.signed import SignedStore
@@ -114,6 +115,7 @@ def join(
     if placement.started_by == "alone":
         yield alone(device)
         return
+    raise_open_files()
     kind = _device_kind(device)
     num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
     start = time.monotonic()
@@ -147,6 +149,9 @@ def join(
         num_hosts=len({card.host for card in cards}),
         restart=max(card.restart for card in cards),
     )
+    if len(networks := {card.network for card in cards}) == 1 and "" not in networks:
+        # All on one machine: gloo then listens where no other machine can connect.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     _start_group(world, cards, timeout_s, connecting.time_left(join_timeout_s, start), say)
     try:
         yield world
@@ -158,7 +163,7 @@ def join(
             raise LaunchError(
                 f"rank {world.rank} ({world.host}) lost another process",
                 given=_first_line(error)[:200],
-                likely="that process has ended; its own words say why",
+                likely=out_of_files() or "that process has ended; its own words say why",
             ) from error
         raise
     _end_group(world)
