@@ -87,5 +87,5 @@ def from_text(text: bytes) -> tuple[LaunchError, int]:
         verdict = json.loads(text)
         facts = {str(key): str(value) for key, value in verdict["facts"].items()}
         return LaunchError(str(verdict["what"]), **facts), int(verdict["num_lost"])
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return LaunchError("another rank gave up connecting, but its reason in the store is damaged"), 1

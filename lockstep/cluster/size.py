@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from lockstep.errors import ConfigError
 
@@ -45,6 +47,9 @@ class Nodes:
         node_timeout_s: A node that is silent for so long is taken to be lost.
         rank: Of this machine, where people have given each its own; node rank 0 is on HOST. None: they number
             themselves.
+        folder: The run's.
+        has_own_id: The user has given the run id; otherwise it follows from the folder's name.
+        fingerprint: What all launchers of the run must have in common.
     """
 
     size: Size
@@ -54,6 +59,9 @@ class Nodes:
     last_call_s: float
     node_timeout_s: float
     rank: int | None = None
+    folder: Path | None = None
+    has_own_id: bool = False
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse_size(text: str, option: str, limit: int = MAX_PROCS) -> Size:

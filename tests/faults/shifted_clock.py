@@ -1,0 +1,26 @@
+"""The lockstep command on a machine with a wrong clock: shifted_clock.py SECONDS train ..."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import time
+
+if __name__ == "__main__":
+    shift_s = float(sys.argv.pop(1))
+    _now, _datetime = time.time, datetime.datetime
+
+    class Shifted(datetime.datetime):
+        """What torch's rendezvous keeps signs of life with."""
+
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
+            return _datetime.now(tz) + datetime.timedelta(seconds=shift_s)
+
+    time.time = lambda: _now() + shift_s  # type: ignore[assignment]
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    from lockstep.cli.main import main
+
+    dynamic_rendezvous.datetime = Shifted  # type: ignore[misc]
+    main()
