@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from lockstep.cluster import clocks
@@ -48,8 +49,16 @@ def admit(store: Store, nodes: Nodes, serves: bool) -> None:
         LaunchError: Another run or program meets there, or the clocks differ.
         CheckpointError: The run folder can't be made.
     """
-    for step in (publish, clocks.publish) if serves else (check, clocks.check):
-        step(store, nodes)
+    try:
+        for step in (publish, clocks.publish) if serves else (check, clocks.check):
+            step(store, nodes)
+    except dist.DistError as error:
+        raise LaunchError(
+            f"node {socket.gethostname()} lost the rendezvous at {nodes.endpoint} while it joined",
+            given=str(error).splitlines()[0][:200],
+            likely="the launcher that serves it has just ended; its own output says why",
+            do="start the same command on all machines again",
+        ) from None
 
 
 def publish(store: Store, nodes: Nodes) -> None:

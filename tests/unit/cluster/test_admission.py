@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from torch._C._distributed_c10d import HashStore
+from torch.distributed import DistNetworkError
 
 from lockstep.cluster import admission, clocks
 from lockstep.cluster.fingerprint import fingerprint
@@ -71,9 +72,16 @@ def test_a_store_without_a_record_is_left_alone(
     assert "does not belong to a run of lockstep train --nodes" in refused(store, nodes(tmp_path / "run"))
 
 
-@pytest.mark.parametrize(
-    "record", [b"", b"\xff", b"[]", b"{}", b'{"fingerprint": 1}', json.dumps({"run": []}).encode()]
-)
+def test_a_server_that_ends_meanwhile_is_an_error_with_a_text(tmp_path: Path) -> None:
+    class Broken:
+        def check(self, keys: list[str]) -> bool:
+            raise DistNetworkError("Connection reset by peer")
+
+    with pytest.raises(LaunchError, match=r"lost the rendezvous at 127.0.0.1:1 while it joined"):
+        admission.admit(Broken(), nodes(tmp_path / "run"), serves=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("record", [b"", b"\xff", b"[]", b"{}", b'{"fingerprint": 1}', 10**5 * b"["])
 def test_a_damaged_record_is_an_error_with_a_text(store: HashStore, tmp_path: Path, record: bytes) -> None:
     store.set(admission.OWNER, record)
     assert "is damaged" in refused(store, nodes(tmp_path / "run"))
