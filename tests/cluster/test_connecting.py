@@ -13,8 +13,9 @@ from typing import Any
 
 import joiner
 import pytest
+from torch._C._distributed_c10d import HashStore
 
-from lockstep.cluster import connect_errors
+from lockstep.cluster import connect_errors, connecting
 from lockstep.cluster.rollcall import Card
 from lockstep.errors import LaunchError
 from tests.runs import LONG_S, environment, kill_session, own_port, wait_until
@@ -73,6 +74,28 @@ def test_the_interface_is_blamed_where_all_ranks_are_alive(visits: Callable[...,
         text = visit.error()
         assert re.search(r"rank 0 \([^)]*\) met the others, but can't connect to them", text), text
         assert "set GLOO_SOCKET_IFNAME" in text
+
+
+def test_rank_0_that_ends_while_another_connects_to_its_store_is_named(visits: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        init = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        visit = visits(init, 1, 2)
+        server.accept()[0].close()  # it looks whether anybody listens
+        held = server.accept()[0]  # and waits for an answer of the store
+    assert f"lost rank 0 at {init} while connecting to it" in visit.error()
+    held.close()
+
+
+def test_a_rank_that_leaves_at_once_waits_until_all_are_connected(visits: Callable[..., Any], init: str) -> None:
+    pair = [visits(init, 0, 2, deed=joiner.LEAVES), visits(init, 1, 2, deed=joiner.LEAVES_LATE)]
+    for visit in pair:
+        kind, facts, _ = visit.answer()
+        assert kind == "joined", facts
+        assert facts["seconds"] >= joiner.LATE_S
+
+
+def test_a_rank_that_never_connects_is_not_waited_for_at_the_end() -> None:
+    connecting.wait_for_all(HashStore(), 2, limit_s=0.01)
 
 
 @pytest.fixture

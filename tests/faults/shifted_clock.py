@@ -1,4 +1,7 @@
-"""The lockstep command on a machine with a wrong clock: shifted_clock.py SECONDS train ..."""
+"""The lockstep command on a machine with a wrong clock: shifted_clock.py [unchecked] SECONDS train ...
+
+unchecked: as if the clocks had been right when they were compared.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import sys
 import time
 
 if __name__ == "__main__":
+    is_unchecked = sys.argv[1] == "unchecked" and bool(sys.argv.pop(1))
     shift_s = float(sys.argv.pop(1))
     _now, _datetime = time.time, datetime.datetime
 
@@ -21,6 +25,9 @@ if __name__ == "__main__":
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     from lockstep.cli.main import main
+    from lockstep.cluster import clocks
 
     dynamic_rendezvous.datetime = Shifted  # type: ignore[misc]
+    if is_unchecked:
+        clocks.check = lambda *_: None
     main()

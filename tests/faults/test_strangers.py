@@ -147,6 +147,18 @@ def test_a_node_whose_clock_is_wrong_is_refused_with_the_difference(
 
 
 @pytest.mark.slow
+def test_no_node_trains_alone_where_the_clock_goes_wrong_later(launch: Callable[..., Launcher], tmp_path: Path) -> None:
+    words = ("--nodes", 2, "--run-dir", tmp_path / "run")
+    first = launch("a", *words)
+    shifted = launch("b", *words, command=[sys.executable, str(SHIFTED), "unchecked", "3600"])
+    for launcher in (first, shifted):
+        assert launcher.code() == 4, launcher.said()
+        assert "the rendezvous has let 1 of 2 nodes begin" in launcher.said()
+        assert "clocks of the machines differ" in launcher.said()
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
 def test_a_node_whose_clock_is_a_little_wrong_takes_part(launch: Callable[..., Launcher], tmp_path: Path) -> None:
     words = ("--nodes", 2, "--run-dir", tmp_path / "run")
     first = launch("a", *words)
