@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cluster.env import Placement, placement
+from lockstep.cluster.fingerprint import fingerprint
 from lockstep.cluster.size import MAX_NODES, Nodes, Size, parse_size
 from lockstep.config.given import given_path
 from lockstep.config.schema import RunConfig
@@ -34,7 +35,7 @@ class Ask:
         procs: Processes on this machine: 4, or 2:4.
         nodes: Machines: 2, or 2:3.
         endpoint: HOST:PORT where the launchers of several machines meet.
-        run_id: Keeps runs apart that meet at one place.
+        run_id: Keeps runs apart that meet at one place; None: the run folder's name.
         init: Where processes meet that somebody else starts.
         rank: Of this process.
         world_size: How many processes there are.
@@ -46,7 +47,7 @@ class Ask:
     procs: str | int | None = None
     nodes: str | None = None
     endpoint: str | None = None
-    run_id: str = "lockstep"
+    run_id: str | None = None
     init: str | None = None
     rank: int | None = None
     world_size: int | None = None
@@ -131,12 +132,14 @@ def nodes_of(ask: Ask, config: RunConfig, run_dir: Path | None) -> Nodes | None:
     return Nodes(
         size=size,
         endpoint=_whole(endpoint, option),
-        run_id=ask.run_id,
+        run_id=ask.run_id or run_dir.absolute().name or "lockstep",
         join_timeout_s=cluster.join_timeout_s,
         last_call_s=cluster.last_call_s,
         node_timeout_s=cluster.node_timeout_s,
         rank=ask.node_rank,
         folder=run_dir,
+        has_own_id=bool(ask.run_id),
+        fingerprint=fingerprint(config.model_dump(mode="json"), config.recipe),
     )
 
 

@@ -57,7 +57,13 @@ Master = Annotated[
 ]
 MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, metavar="PORT", help="If --master has none.")]
 RunId = Annotated[
-    str, typer.Option("--rdzv-id", metavar="NAME", help="Keeps runs apart that meet at one place.", show_default=False)
+    str | None,
+    typer.Option(
+        "--rdzv-id",
+        metavar="NAME",
+        help="The run's name at the rendezvous; the run folder's name if left out.",
+        show_default=False,
+    ),
 ]
 Hosts = Annotated[
     str | None,
@@ -101,7 +107,7 @@ def train(
     procs: Procs = None,
     nodes: NumNodes = None,
     rdzv_endpoint: Endpoint = None,
-    rdzv_id: RunId = "lockstep",
+    rdzv_id: RunId = None,
     node_rank: NodeRank = None,
     master: Master = None,
     master_port: MasterPort = None,

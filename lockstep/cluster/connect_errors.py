@@ -1,10 +1,11 @@
-"""The errors of ranks that have joined and then could not connect to each other."""
+"""The texts and errors of ranks that have joined and then wait to be connected to each other."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
+from lockstep.cluster.meeting import clock
 from lockstep.cluster.rollcall import Card, ranks_text
 from lockstep.errors import LaunchError, is_too_many_files, too_many_files
 
@@ -20,6 +21,26 @@ _BLAME_INTERFACE = {
 def name(card: Card) -> str:
     """A rank with its host and process id."""
     return f"rank {card.rank} ({card.host}, pid {card.pid})"
+
+
+def still_waiting(
+    cards: Sequence[Card], missing: Sequence[int], waited_s: float, limit_s: float, quiet: Sequence[Card]
+) -> str:
+    """The line for the log while connecting takes long.
+
+    Args:
+        cards: All ranks.
+        missing: Those that have not connected.
+        waited_s: For how long.
+        limit_s: How long they have in all.
+        quiet: Those of them that do not report any more.
+    """
+    names = f"\n  no sign of life from {', '.join(map(name, quiet[:4]))}" if quiet else ""
+    have = "has" if len(missing) == 1 else "have"
+    return (
+        f"connecting {len(cards)} processes: {ranks_text(missing)} {have} not connected, {waited_s:.0f} s{names}"
+        f"\n  giving up in {clock(limit_s - waited_s)} (cluster.join_timeout_s)"
+    )
 
 
 def lost(card: Card, reason: str) -> LaunchError:
@@ -89,5 +110,5 @@ def from_text(text: bytes) -> tuple[LaunchError, int]:
         verdict = json.loads(text)
         facts = {str(key): str(value) for key, value in verdict["facts"].items()}
         return LaunchError(str(verdict["what"]), **facts), int(verdict["num_lost"])
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return LaunchError("another rank gave up connecting, but its reason in the store is damaged"), 1

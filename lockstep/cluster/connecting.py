@@ -25,8 +25,8 @@ from torch._C._distributed_c10d import Store
 
 from lockstep.cluster import connect_errors, stacks
 from lockstep.cluster.asking import in_thread
-from lockstep.cluster.meeting import SAY_EVERY_S, clock
-from lockstep.cluster.rollcall import Card, ranks_text
+from lockstep.cluster.meeting import SAY_EVERY_S
+from lockstep.cluster.rollcall import Card
 from lockstep.errors import LaunchError
 from lockstep.scratch import is_running
 
@@ -41,6 +41,7 @@ LINGER_S = 3.0
 # Even where the last rank joined late, connecting gets this long.
 LEAST_S = 10.0
 VERDICT = "connect/verdict"
+_ALIVE, _DONE, _COUNT = "connect/alive", "connect/done", "connect/count"
 
 
 def time_left(join_timeout_s: float, start: float) -> float:
@@ -80,9 +81,18 @@ def connect(
     with _Monitor(rank, cards, store, limit_s, say, has_agent_store) as monitor:
         try:
             in_thread(start, limit_s, monitor.check)
-            store.set(_done(rank), "1")
+            store.set(f"{_DONE}/{rank}", "1")
+            store.add(_COUNT, 1)
         except (RuntimeError, ValueError, TimeoutError) as error:
             monitor.wait_for_verdict(error)
+
+
+def wait_for_all(store: Store, size: int, limit_s: float) -> None:
+    """Wait until all ranks have connected: one that leaves before breaks the connections of the others."""
+    end = time.monotonic() + limit_s
+    with suppress(dist.DistError):  # rank 0 is gone with the store: it had waited, so all have connected
+        while store.add(_COUNT, 0) < size and time.monotonic() < end:
+            time.sleep(0.005)
 
 
 class _Monitor:
@@ -143,14 +153,11 @@ class _Monitor:
         if waited_s >= self._next_say:
             self._next_say += SAY_EVERY_S
             if self._is_lowest:
-                self._say(self._state(waited_s))
+                quiet = [self._cards[other] for other in self._quiet()]
+                self._say(connect_errors.still_waiting(self._cards, self._missing(), waited_s, self._limit_s, quiet))
 
     def wait_for_verdict(self, failure: BaseException) -> NoReturn:
-        """Raise the reason why this rank could not connect, once it is known which of the others are alive.
-
-        Raises:
-            LaunchError: Always.
-        """
+        """Raise the reason why this rank could not connect, once it is known which of the others are alive."""
         self._alive.clear()
         self._failure = failure
         while True:
@@ -180,7 +187,7 @@ class _Monitor:
             self._unanswered_s = 0.0
 
     def _look(self, store: Store, passed_s: float) -> None:
-        store.set(_alive(self._rank), str(time.monotonic()))
+        store.set(f"{_ALIVE}/{self._rank}", str(time.monotonic()))
         if store.check([VERDICT]):
             self._adopt(store, store.get(VERDICT))
         elif (gone := self._find_gone(store)) is not None:
@@ -216,7 +223,7 @@ class _Monitor:
         return [other for other in self._others() if other not in self._done]
 
     def _is_done(self, store: Store, other: int) -> bool:
-        if other not in self._done and store.check([_done(other)]):
+        if other not in self._done and store.check([f"{_DONE}/{other}"]):
             self._done.add(other)
         return other in self._done
 
@@ -236,7 +243,7 @@ class _Monitor:
         return card.host == mine.host and card.namespace == mine.namespace != ""
 
     def _listen(self, store: Store, other: int, passed_s: float) -> None:
-        key = _alive(other)
+        key = f"{_ALIVE}/{other}"
         report = store.get(key) if store.check([key]) else None
         before = self._reported.get(other)
         if report is not None and report != before:
@@ -269,15 +276,8 @@ class _Monitor:
                 time.sleep(0.02)
         self._verdict = error
 
-    def _state(self, waited_s: float) -> str:
-        missing = sorted([*self._not_done(), self._rank])
-        names = [connect_errors.name(self._cards[other]) for other in self._quiet()[:4]]
-        quiet = f"\n  no sign of life from {', '.join(names)}" if names else ""
-        return (
-            f"connecting {len(self._cards)} processes: {ranks_text(missing)} "
-            f"{'has' if len(missing) == 1 else 'have'} not connected, {waited_s:.0f} s{quiet}"
-            f"\n  giving up in {clock(self._limit_s - waited_s)} (cluster.join_timeout_s)"
-        )
+    def _missing(self) -> list[int]:
+        return sorted([*self._not_done(), self._rank])
 
     def _lost_store(self, reason: str) -> LaunchError:
         if self._has_agent_store:
@@ -288,12 +288,4 @@ class _Monitor:
         waiting = [self._cards[other] for other in self._not_done()]
         stopped = [card for card in waiting if self._is_here(card) and stacks.is_stopped(card.pid)]
         quiet = [self._cards[other] for other in self._quiet()]
-        return connect_errors.gave_up(sorted([*self._not_done(), self._rank]), self._limit_s, stopped, quiet)
-
-
-def _done(rank: int) -> str:
-    return f"connect/done/{rank}"
-
-
-def _alive(rank: int) -> str:
-    return f"connect/alive/{rank}"
+        return connect_errors.gave_up(self._missing(), self._limit_s, stopped, quiet)

@@ -271,7 +271,11 @@ def connect(host: str, port: int, init: str, timeout_s: float, whom: str) -> Sto
 
     thread = threading.Thread(target=connect, name="store-client", daemon=True)
     thread.start()
-    thread.join(min(HANDSHAKE_S, timeout_s))
+    end = time.monotonic() + min(HANDSHAKE_S, timeout_s)
+    while thread.is_alive() and time.monotonic() < end:
+        thread.join(min(0.5, HANDSHAKE_S))
+        if thread.is_alive() and not _is_listening(host, port):
+            raise LaunchError(f"lost {whom} at {init} while connecting to it", likely="its own output says why")
     if made and isinstance(made[0], Store):
         return made[0]
     reason = str(made[0]).splitlines()[0] if made else f"no word from it in {min(HANDSHAKE_S, timeout_s):.0f} s"
@@ -280,3 +284,11 @@ def connect(host: str, port: int, init: str, timeout_s: float, whom: str) -> Sto
         given=port_holder(port),
         do="choose another port, the same on all machines",
     )
+
+
+def _is_listening(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5.0).close()
+    except OSError as error:
+        return not isinstance(error, ConnectionRefusedError)  # else it is busy, or the link is slow
+    return True

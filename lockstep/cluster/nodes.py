@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousExitOp,
 )
 
-from lockstep.cluster import auth, node_ranks
+from lockstep.cluster import admission, auth, clocks, node_ranks
 from lockstep.cluster.address import KeptPort, address_towards
 from lockstep.cluster.asking import in_thread
 from lockstep.cluster.limits import out_of_files
@@ -77,6 +77,7 @@ class Meeting(RendezvousHandler):
         self.nodes, self._check, self._say = nodes, check, say
         self.members: frozenset[Any] = frozenset()
         self._store, self.serves = self._attend(lambda: open_for_nodes(nodes, say), nodes.join_timeout_s + ANSWER_S)
+        self._attend(lambda: admission.admit(self._store, nodes, self.serves), admission.LIMIT_S)
         # Who has joined with us answers within moments, or is lost.
         self._store.set_timeout(timedelta(seconds=max(10.0, nodes.node_timeout_s)))
         self._key_file: auth.KeyFile | None = None
@@ -90,7 +91,6 @@ class Meeting(RendezvousHandler):
                 raise
         self._round_store: SignedStore | None = None
         self._port = KeptPort()
-        seconds = timedelta(seconds=nodes.join_timeout_s)
         self._inner = DynamicRendezvousHandler.from_backend(
             nodes.run_id,
             self._store,
@@ -98,7 +98,7 @@ class Meeting(RendezvousHandler):
             nodes.size.least,
             nodes.size.most,
             local_addr=address_towards(*split_endpoint(nodes.endpoint)),
-            timeout=RendezvousTimeout(join=seconds, last_call=timedelta(seconds=nodes.last_call_s)),
+            timeout=RendezvousTimeout(timedelta(seconds=nodes.join_timeout_s), timedelta(seconds=nodes.last_call_s)),
             keep_alive_interval=nodes.node_timeout_s / HEARTBEATS,  # type: ignore[arg-type]  # it makes a timedelta
             keep_alive_max_attempt=HEARTBEATS,
         )
@@ -173,6 +173,7 @@ class Meeting(RendezvousHandler):
 
         torch numbers nodes by their addresses as text.
         """
+        clocks.check_size(info.world_size, self.nodes)
         seal = self._run.seal.within(f"round {self.round}")
         self._round_store = SignedStore(PrefixStore("lockstep", info.store), seal)
         return numbered(info, seal, self.nodes, self.serves, self._port)
@@ -196,8 +197,7 @@ class Meeting(RendezvousHandler):
 
     def announce(self, pause: Pause) -> None:
         """Tell the other nodes why all processes are about to save and stop."""
-        store = self._round_store
-        if store is not None:
+        if (store := self._round_store) is not None:
             self._ask(lambda: store.put("pause", pause))
 
     def is_pause(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.errors import ConfigError
@@ -47,6 +48,8 @@ class Nodes:
         rank: Of this machine, where people have given each its own; node rank 0 is on HOST. None: they number
             themselves.
         folder: The run's, where the launchers find their key; None: only LOCKSTEP_KEY can give them one.
+        has_own_id: The user has given the run id; otherwise it follows from the folder's name.
+        fingerprint: What all launchers of the run must have in common.
     """
 
     size: Size
@@ -57,6 +60,8 @@ class Nodes:
     node_timeout_s: float
     rank: int | None = None
     folder: Path | None = None
+    has_own_id: bool = False
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse_size(text: str, option: str, limit: int = MAX_PROCS) -> Size:

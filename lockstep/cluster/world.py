@@ -166,6 +166,9 @@ def join(
                 likely=out_of_files() or "that process has ended; its own words say why",
             ) from error
         raise
+    if chosen != "mpi":
+        assert world.store is not None
+        connecting.wait_for_all(world.store, world.size, GOODBYE_S)
     _end_group(world)
     rollcall.leave(placement, store, GOODBYE_S)
 

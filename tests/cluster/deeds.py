@@ -16,6 +16,8 @@ def work(deed: str, folder: Path) -> int:
 
     here = env.placement(os.environ)
     assert here is not None
+    if deed in ("killed early", "node lost early") and here.rank == 1 and here.restart == 0:
+        _die_before_connecting(folder, deed == "node lost early")
     if deed == "joins late" and here.rank == 1:
         (folder / "waited-for").touch()
         time.sleep(1000)
@@ -38,7 +40,7 @@ def work(deed: str, folder: Path) -> int:
         if deed == "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(1000)
-        if deed in ("ok", "killed once"):
+        if deed in ("ok", "killed once", "killed early", "node lost early"):
             # Fails at once where a peer is dead; a barrier alone would wait for it.
             collect.gather_all(joined, joined.rank)
             collect.barrier(joined, 10)
@@ -62,3 +64,16 @@ def _end_slowly() -> None:
         time.sleep(60)  # the launcher does not wait for so long
 
     dist.destroy_process_group = slowly
+
+
+def _die_before_connecting(folder: Path, with_node: bool) -> None:
+    """Kill this process, or all of its node, when it has joined and would connect to the others."""
+    from lockstep.cluster import connecting
+
+    def connect(*_: object, **__: object) -> None:
+        (folder / "died").write_text(str(time.time()))
+        if with_node:
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    connecting.connect = connect  # type: ignore[assignment]

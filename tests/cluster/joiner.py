@@ -15,6 +15,9 @@ SKIPS_BARRIER = "skips the barrier"
 DIES_EARLY = "dies before it connects"
 DIES_ELSEWHERE = "dies before it connects, on another host"
 STOPS_EARLY = "is stopped before it connects"
+LEAVES = "does nothing and leaves"
+LEAVES_LATE = "is slow to be connected, does nothing and leaves"
+LATE_S = 3.0
 HURRIES = "has 3 s to connect"
 WRONG_INTERFACE = "takes an interface that is not there"
 
@@ -50,7 +53,7 @@ def visit(
                 time.sleep(3)
             elif deed == SKIPS_BARRIER:
                 collect.barrier(joined, 1.0)
-            facts = _facts(joined)
+            facts = _facts(joined) if deed not in (LEAVES, LEAVES_LATE) else {}
         answers.send(("joined", facts | {"seconds": time.monotonic() - start}, said))
     except (LockstepError, ValueError, RuntimeError) as error:
         answers.send(("error", f"{error}\n[{type(error).__name__}, {time.monotonic() - start:.1f} s]", said))
@@ -68,6 +71,14 @@ def _prepare(deed: str) -> None:
 
     if deed in signals:
         connecting.connect = connect  # type: ignore[assignment]
+    if deed == LEAVES_LATE:
+        in_thread = connecting.in_thread
+
+        def slow(*given: Any) -> None:
+            in_thread(*given)
+            time.sleep(LATE_S)
+
+        connecting.in_thread = slow
     if deed == HURRIES:
         connecting.time_left = lambda *_: 3.0
     if deed == WRONG_INTERFACE:

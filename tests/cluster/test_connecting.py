@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import joiner
 import pytest
+from torch._C._distributed_c10d import HashStore
 
-from lockstep.cluster import connect_errors
+from lockstep.cluster import connect_errors, connecting
 from lockstep.cluster.rollcall import Card
 from lockstep.errors import LaunchError
+from tests.runs import LONG_S, environment, kill_session, own_port, wait_until
 
+STARTER = Path(__file__).with_name("starter.py")
 SOON_S = 60.0  # on a busy machine; a group's timeout is 600 s
 
 
@@ -70,7 +76,81 @@ def test_the_interface_is_blamed_where_all_ranks_are_alive(visits: Callable[...,
         assert "set GLOO_SOCKET_IFNAME" in text
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"\xff\x00", b'{"what": 1}', b'{"what": "x", "facts": 3, "num_lost": 0}'])
+def test_rank_0_that_ends_while_another_connects_to_its_store_is_named(visits: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        init = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        visit = visits(init, 1, 2)
+        server.accept()[0].close()  # it looks whether anybody listens
+        held = server.accept()[0]  # and waits for an answer of the store
+    assert f"lost rank 0 at {init} while connecting to it" in visit.error()
+    held.close()
+
+
+def test_a_rank_that_leaves_at_once_waits_until_all_are_connected(visits: Callable[..., Any], init: str) -> None:
+    pair = [visits(init, 0, 2, deed=joiner.LEAVES), visits(init, 1, 2, deed=joiner.LEAVES_LATE)]
+    for visit in pair:
+        kind, facts, _ = visit.answer()
+        assert kind == "joined", facts
+        assert facts["seconds"] >= joiner.LATE_S
+
+
+def test_a_rank_that_never_connects_is_not_waited_for_at_the_end() -> None:
+    connecting.wait_for_all(HashStore(), 2, limit_s=0.01)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts launchers: start(deed, num_procs, *endpoint)."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin(name: str, deed: str, num_procs: int, *endpoint: str) -> subprocess.Popen[str]:
+        words = [sys.executable, str(STARTER), deed, str(num_procs), "1", "20", str(tmp_path), *endpoint]
+        with (tmp_path / name).open("w") as said:
+            begun.append(
+                subprocess.Popen(words, cwd=tmp_path, env=environment(), stderr=said, start_new_session=True, text=True)
+            )
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        kill_session(process)
+
+
+def seconds_to_restart(folder: Path) -> float:
+    """From the death of a rank to when the ranks have connected again."""
+    return float((folder / "started-1-0").read_text().split()[1]) - float((folder / "died").read_text())
+
+
+def test_a_rank_that_is_killed_before_it_connects_is_started_again_soon(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    launcher = start("a", "killed early", 2)
+    assert launcher.wait(LONG_S) == 0, (tmp_path / "a").read_text()
+    assert "was killed by signal 9" in (tmp_path / "a").read_text()
+    assert "restart 1 of 1" in (tmp_path / "a").read_text()
+    assert seconds_to_restart(tmp_path) < SOON_S
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_before_it_connects_may_come_back(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    port = own_port()
+    first = start("a", "node lost early", 1, f"127.0.0.1:{port}")
+    wait_until(lambda: is_listening(port))
+    second = start("b", "node lost early", 1, f"127.0.0.1:{port}")
+    assert second.wait(LONG_S) == -signal.SIGKILL, (tmp_path / "b").read_text()
+    third = start("c", "ok", 1, f"127.0.0.1:{port}")
+    assert (first.wait(LONG_S), third.wait(LONG_S)) == (0, 0), (tmp_path / "a").read_text()
+    assert seconds_to_restart(tmp_path) < SOON_S
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"\xff\x00", b'{"what": "x", "facts": 3}', 10**5 * b"["])
 def test_a_damaged_verdict_is_an_error_with_a_text(text: bytes) -> None:
     error, num_lost = connect_errors.from_text(text)
     assert "damaged" in error.what

@@ -55,7 +55,7 @@ def test_train_hands_over_what_was_typed(api: FakeApi) -> None:
     code = run([*first, "--resume", "auto", "--max-restarts", "2", *joined])
     assert code == 7
     overrides = ["epochs=2", "optim.lr=0.5"]
-    ask = Ask("3", None, None, "lockstep", "tcp://h:1", 1, 4, 2)
+    ask = Ask("3", None, None, None, "tcp://h:1", 1, 4, 2)
     assert api.calls == [("digits", overrides, Path("runs/a"), "auto", ask)]
 
 

@@ -1,0 +1,48 @@
+"""What all launchers of a run must have in common. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from lockstep.version import __version__
+
+# Each machine may have its data elsewhere.
+_OF_A_MACHINE = ("data.root", "data.cache")
+
+
+def fingerprint(settings: Mapping[str, Any], recipe: str) -> dict[str, str]:
+    """Versions, recipe and settings, by name.
+
+    Args:
+        settings: All settings, nested.
+        recipe: The recipe's name, or the path of its file.
+    """
+    found = {"lockstep": __version__, "torch": _version_of("torch")}
+    if recipe.endswith(".py"):
+        with suppress(OSError):  # a file that can't be read is an error elsewhere
+            found["recipe file, SHA-256"] = hashlib.sha256(Path(recipe).expanduser().read_bytes()).hexdigest()[:16]
+    flat = _flat(settings)
+    return found | {f"setting {name}": flat[name] for name in flat if name not in _OF_A_MACHINE}
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = json.dumps(value)
+    return flat
