@@ -1,0 +1,315 @@
+"""A run folder that is damaged, altered or a stranger's: an error with the cause, or the run's own result."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from lockstep.cli.main import run as command
+from lockstep.engine.checkpoint import steps
+from lockstep.engine.manifest import sha256_of
+from lockstep.recipes.trust import trust
+
+RECIPE = Path(__file__).with_name("recipe_of_dots.py")
+SETTINGS = ["epochs=2", "global_batch=2", "micro_batch=1", "eval_batch=1", "device=cpu", "report.tensorboard=false"]
+SETTINGS += ["optim.ema=0.9", "loader.num_workers=0"]
+RESUME = ["train", "--run-dir", "run", "--resume", "auto", "--procs", "1"]
+MB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is complete, beside its data."""
+    place = tmp_path_factory.mktemp("strange")
+    (place / "dots").mkdir()
+    (place / "dots" / "classes.txt").write_text("dark bright")
+    Image.new("L", (2, 2), 250).save(place / "dot.png")
+    before, path = os.getcwd(), list(sys.path)
+    os.chdir(place)
+    try:
+        assert command(["train", str(RECIPE), *SETTINGS, "--procs", "1", "--run-dir", "run"]) == 0
+    finally:
+        os.chdir(before)
+        sys.path[:] = path
+    return place
+
+
+@pytest.fixture
+def run(whole: Path) -> Path:
+    """A copy of it in the current folder."""
+    shutil.copytree(whole, ".", dirs_exist_ok=True)
+    trust(RECIPE)
+    return Path("run")
+
+
+def result(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "result.json").read_text())
+    return found
+
+
+def rewrite(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a checkpoint's state.json, and its manifest with it."""
+    plain = json.loads((checkpoint / "state.json").read_text())
+    change(plain)
+    content = json.dumps(plain).encode()
+    (checkpoint / "state.json").write_bytes(content)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["files"]["state.json"] = {"bytes": len(content), "sha256": sha256_of(content)}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+def checkpoints(run: Path) -> list[Path]:
+    return [run / "checkpoints" / f"step-{step:06}" for step in steps(run / "checkpoints")]
+
+
+OPENING = (["eval", "run"], ["predict", "run", "dot.png"], ["export", "run", "--to", "safetensors"])
+
+
+@pytest.mark.parametrize("arguments", OPENING, ids=lambda arguments: arguments[0])
+def test_final_weights_with_one_bit_flipped_are_refused(
+    run: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray((run / "weights.safetensors").read_bytes())
+    content[-1] ^= 1
+    (run / "weights.safetensors").write_bytes(content)
+    assert command(arguments) == 5
+    text = capsys.readouterr().err
+    assert "run/weights.safetensors does not hold the weights that this run ended with" in text
+    assert result(run)["weights_sha256"] in text
+    assert "lockstep train --run-dir run --resume auto writes it again" in text
+
+
+def test_final_weights_of_another_run_are_refused_and_written_again_by_a_resume(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, ended_with = (run / "weights.safetensors").read_bytes(), result(run)["weights_sha256"]
+    assert command(["eval", "run", "--json"]) == 0
+    figures = capsys.readouterr().out
+    shutil.copy(checkpoints(run)[0] / "weights.safetensors", run)
+    assert command(["eval", "run"]) == 5
+    assert command(RESUME) == 0
+    assert (run / "weights.safetensors").read_bytes() == before
+    assert result(run)["weights_sha256"] == ended_with
+    capsys.readouterr()
+    assert command(["eval", "run", "--json"]) == 0
+    assert capsys.readouterr().out == figures
+
+
+def test_final_weights_without_a_result_are_not_used(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "result.json").unlink()
+    assert command(["eval", "run"]) == 5
+    assert "run/result.json does not exist" in capsys.readouterr().err
+    assert command(RESUME) == 0
+    assert command(["eval", "run"]) == 0
+
+
+def test_a_resume_without_its_config_is_compared_with_the_checkpoint(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "config.yaml").unlink()
+    (run / "result.json").unlink()
+    more = ["train", str(RECIPE), *SETTINGS, *RESUME[1:]]
+    assert command([*more, "seed=1"]) == 2
+    text = capsys.readouterr().err
+    assert "was written with other settings" in text
+    assert "seed: 0 in the run, 1 now" in text
+    assert not (run / "config.yaml").exists()
+    assert command(more) == 0
+    assert (run / "config.yaml").is_file()
+
+
+def test_a_config_that_was_edited_is_not_evaluated_as_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("twice: false", "twice: true"))
+    assert command(["eval", "run"]) == 2
+    text = capsys.readouterr().err
+    assert "run/config.yaml was altered: the run was trained with other settings" in text
+    assert "twice: False in the run, True now" in text
+    config.write_text(config.read_text().replace("twice: true", "twice: false"))
+    assert command(["eval", "run", "twice=true"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ('{"classes": ["bright", "dark"]}', "run/facts.json was altered since the run began"),
+        ("", "run/facts.json can't be read"),
+        ("{}", "run/facts.json was altered since the run began"),
+        ("[1]", "run/facts.json holds no JSON object"),
+        (None, "run/facts.json is missing, and the data gives other facts"),
+    ],
+    ids=["swapped", "empty", "no facts", "list", "missing"],
+)
+@pytest.mark.parametrize("arguments", [["eval", "run"], RESUME], ids=lambda arguments: arguments[0])
+def test_facts_that_are_not_the_run_s_are_refused(
+    run: Path, arguments: list[str], content: str | None, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is None:
+        (run / "facts.json").unlink()
+        Path("dots/classes.txt").write_text("black white")
+    else:
+        (run / "facts.json").write_text(content)
+    assert command([*arguments, "data.root=dots"]) == 5
+    assert text in capsys.readouterr().err
+
+
+def test_facts_of_a_run_from_before_they_were_hashed_that_do_not_fit_are_named(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for checkpoint in checkpoints(run):
+        rewrite(checkpoint, lambda plain: plain.pop("run"))
+    assert command(["eval", "run"]) == 0
+    (run / "facts.json").write_text('{"names": 3}')
+    assert command(["eval", "run"]) == 5
+    assert "run/facts.json does not fit the recipe: KeyError: 'classes'" in capsys.readouterr().err
+
+
+def test_a_checkpoint_from_before_settings_were_kept_still_resumes(run: Path) -> None:
+    weights = (run / "weights.safetensors").read_bytes()
+    for path in checkpoints(run)[1:]:
+        shutil.rmtree(path)
+    rewrite(checkpoints(run)[0], lambda plain: plain.pop("run"))
+    assert command(RESUME) == 0
+    assert (run / "weights.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda plain: plain["state"].update(new_entry=1), "unknown  new_entry"),
+        (lambda plain: plain["state"].update(step="three"), "its state is not one that this version"),
+        (lambda plain: plain["state"].update(best={"step": None}), "its state is not one that this version"),
+        (lambda plain: plain.pop("groups"), "does not have the form of a checkpoint"),
+        (lambda plain: plain.update(state=[]), "does not have the form of a checkpoint"),
+        (lambda plain: plain["values"].update({"optimizer:x": 1}), "does not have the form of a checkpoint"),
+    ],
+)
+def test_a_state_that_this_version_did_not_write_is_named(
+    run: Path, change: Callable[[dict[str, Any]], object], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for checkpoint in checkpoints(run):
+        rewrite(checkpoint, change)
+    assert command(RESUME) == 5
+    assert text in capsys.readouterr().err
+
+
+def test_a_recipe_that_was_edited_since_is_noticed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = Path("my_dots.py").absolute()
+    shutil.copy(RECIPE, recipe)
+    assert command(["train", "my_dots.py", *SETTINGS, "--procs", "1", "--run-dir", "mine"]) == 0
+    assert Path("mine/recipe.py").read_bytes() == RECIPE.read_bytes()
+    assert command(["eval", "mine"]) == 0
+    with recipe.open("a") as file:
+        file.write("# edited\n")
+    capsys.readouterr()
+    assert command(["eval", "mine"]) == 2
+    text = capsys.readouterr().err
+    assert "is not trusted" in text
+    assert "kept as mine/recipe.py" in text
+    assert command(["trust", "my_dots.py"]) == 0
+    assert command(["eval", "mine"]) == 0
+    assert "has changed since the run in mine began" in capsys.readouterr().err
+    sys.modules.pop("my_dots", None)
+
+
+FILES = ["config.yaml", "facts.json", "result.json", "weights.safetensors", "metrics.jsonl", "environment.json",
+         "recipe.json", "recipe.py", "checkpoints/best.json"]  # fmt: skip
+FILES += [f"checkpoints/LAST/{name}" for name in ("manifest.json", "state.json", "weights.safetensors")]
+FILES += ["checkpoints/LAST/optimizer.safetensors"]
+COMMANDS = [["eval", "run", "--json"], ["eval", "run", "--checkpoint", "best", "--json"],
+            ["predict", "run", "dot.png", "--json"], ["config", "run/config.yaml"], RESUME]  # fmt: skip
+
+
+def mutate(path: Path, numbers: random.Random) -> str:
+    """Damage a file in some way."""
+    content = path.read_bytes()
+    bits = bytearray(content or b"\0")
+    bits[numbers.randrange(len(bits))] ^= 1 << numbers.randrange(8)
+    lines = content.splitlines(keepends=True) or [b""]
+    lines[numbers.randrange(len(lines))] = numbers.choice([b"unknown: 3\n", b"- 1\n", b"seed: 9\n", b"{}\n", b""])
+    written = {
+        "cut": content[: numbers.randrange(len(content) + 1)],
+        "flipped": bytes(bits),
+        "empty": b"",
+        "list": b"[1, 2, 3]\n",
+        "binary": numbers.randbytes(500),
+        "deep": b"[" * 100_000,
+        "another line": b"".join(lines),
+        "another value": _other_value(content, numbers),
+    }
+    kinds = [*written, "folder", "link", "loop", "pipe", "endless", "huge", "missing"]
+    kind = numbers.choice(kinds)
+    if kind in written:
+        path.write_bytes(written[kind])
+        return kind
+    if kind == "huge":
+        os.truncate(path, 30 << 30)  # of holes
+        return kind
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind != "missing":
+        path.symlink_to({"link": "/etc/hostname", "loop": path.name, "endless": "/dev/zero"}[kind])
+    return kind
+
+
+def _other_value(content: bytes, numbers: random.Random) -> bytes:
+    """JSON with another value somewhere."""
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return content + b"\0"
+    at = value
+    while isinstance(at, dict) and at:
+        name = numbers.choice(sorted(at))
+        if not isinstance(at[name], dict) or numbers.random() < 0.3:
+            at[name] = numbers.choice([None, -1, 1e308, float("nan"), "x", [], {}, 10**30, "\ud800"])
+            break
+        at = at[name]
+    return json.dumps(value).encode()
+
+
+@pytest.mark.parametrize("group", range(4))
+def test_whatever_is_in_a_run_folder_there_is_an_error_with_a_text_or_the_run_s_own_result(
+    whole: Path, run: Path, group: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = random.Random(os.environ.get("FUZZ_SEED", "1") + f"-{group}")
+    last = checkpoints(run)[-1].name
+    right = {}
+    for arguments in COMMANDS[:3]:
+        assert command(arguments) == 0
+        right[" ".join(arguments)] = capsys.readouterr().out
+    ended_with = result(run)["weights_sha256"]
+    for trial in range(int(os.environ.get("FUZZ_TRIALS", "60")) // 4):
+        name = numbers.choice(FILES).replace("LAST", last)
+        kind = mutate(run / name, numbers)
+        arguments = numbers.choice(COMMANDS)
+        what = f"{name} {kind}, then {' '.join(arguments)} (trial {trial} of group {group})"
+        memory, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+        code = command(arguments)  # a fault of ours would be raised
+        taken = time.monotonic() - began
+        out, error = capsys.readouterr()
+        assert code in (0, 2, 3, 5), f"{what}: code {code}\n{error}"
+        assert "Traceback" not in out + error, f"{what}\n{error}"
+        assert code == 0 or " error: " in error, f"{what}: no text"
+        assert taken < 60, f"{what} took {taken:.0f} s"  # 10 at rest
+        assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) // 1024 < 1000, f"{what}: memory"
+        if code == 0 and arguments[0] in ("eval", "predict"):
+            assert out == right[" ".join(arguments)], f"{what}: another result"
+        if code == 0 and arguments is RESUME:
+            assert result(run)["weights_sha256"] == ended_with, f"{what}: another model"
+        shutil.rmtree(run)
+        shutil.copytree(whole / "run", run)
