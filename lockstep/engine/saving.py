@@ -227,7 +227,7 @@ class Saver:
 
     def _check_same(self, job: Job, plain: dict[str, Any], resume: str) -> None:
         """See that a checkpoint was written with this job's settings, as far as it tells."""
-        check_settings(plain.get("run", {}), job.config, self._place(resume, plain["step"]), is_resume=True)
+        check_settings(checkpoint.run_of(plain), job.config, self._place(resume, plain["step"]), is_resume=True)
 
     def _find(self, resume: str, say: Callable[[CheckpointError], None], load: Callable[[Path], T]) -> T | None:
         if resume != "auto":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -221,6 +222,52 @@ def test_a_recipe_that_was_edited_since_is_noticed(run: Path, capsys: pytest.Cap
     assert command(["eval", "mine"]) == 0
     assert "has changed since the run in mine began" in capsys.readouterr().err
     sys.modules.pop("my_dots", None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("pipe", 5), ("dangling", 5), ("link", 0), ("huge", 0), ("one long line", 0)]
+)
+def test_records_that_are_no_records_are_neither_waited_for_nor_written_through(
+    run: Path, kind: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "result.json").unlink()
+    shutil.rmtree(checkpoints(run)[-1])  # so that there is something left to train
+    records, precious = run / "metrics.jsonl", Path("precious").absolute()
+    if kind == "huge":
+        os.truncate(records, 30 << 30)
+    elif kind == "one long line":
+        records.write_bytes(b"x" * 3 * MB + b"\n" + records.read_bytes())
+    else:
+        records.unlink()
+    if kind == "pipe":
+        os.mkfifo(records)
+    elif kind in ("link", "dangling"):
+        records.symlink_to(precious)
+    if kind == "link":
+        precious.write_text("mine\n")
+    assert command(RESUME) == code
+    assert code == 0 or "metrics.jsonl" in capsys.readouterr().err
+    assert (precious.read_text() if precious.exists() else None) == ("mine\n" if kind == "link" else None)
+
+
+def test_a_checkpoint_that_claims_another_model_takes_no_memory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "weights.safetensors").unlink()
+    checkpoint = checkpoints(run)[-1]
+    shutil.rmtree(checkpoints(run)[0])
+    name, size = "optimizer.safetensors", 400 * MB  # of holes
+    entry = json.dumps({"average:w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}})
+    with (checkpoint / name).open("wb") as file:
+        file.write(len(entry).to_bytes(8, "little") + entry.encode())
+        file.truncate(8 + len(entry) + size)
+    with (checkpoint / name).open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["files"][name] = {"bytes": (checkpoint / name).stat().st_size, "sha256": sha256}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert command(["eval", "run"]) == 5
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) // 1024 < 200
+    assert "is of another model" in capsys.readouterr().err
 
 
 FILES = ["config.yaml", "facts.json", "result.json", "weights.safetensors", "metrics.jsonl", "environment.json",
