@@ -254,7 +254,7 @@ def test_a_checkpoint_that_claims_another_model_takes_no_memory(run: Path, capsy
     (run / "weights.safetensors").unlink()
     checkpoint = checkpoints(run)[-1]
     shutil.rmtree(checkpoints(run)[0])
-    name, size = "optimizer.safetensors", 400 * MB  # of holes
+    name, size = "optimizer.safetensors", 240 * MB  # of holes
     entry = json.dumps({"average:w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}})
     with (checkpoint / name).open("wb") as file:
         file.write(len(entry).to_bytes(8, "little") + entry.encode())
@@ -266,7 +266,7 @@ def test_a_checkpoint_that_claims_another_model_takes_no_memory(run: Path, capsy
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert command(["eval", "run"]) == 5
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) // 1024 < 200
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) // 1024 < 150
     assert "is of another model" in capsys.readouterr().err
 
 
