@@ -5,58 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import resource
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from lockstep.cli.main import run as command
-from lockstep.engine.checkpoint import steps
 from lockstep.engine.manifest import sha256_of
-from lockstep.recipes.trust import trust
+from tests.unit.trained.whole_runs import RECIPE, RESUME, SETTINGS, checkpoints, result
 
-RECIPE = Path(__file__).with_name("recipe_of_dots.py")
-SETTINGS = ["epochs=2", "global_batch=2", "micro_batch=1", "eval_batch=1", "device=cpu", "report.tensorboard=false"]
-SETTINGS += ["optim.ema=0.9", "loader.num_workers=0"]
-RESUME = ["train", "--run-dir", "run", "--resume", "auto", "--procs", "1"]
 MB = 1024 * 1024
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that is complete, beside its data."""
-    place = tmp_path_factory.mktemp("strange")
-    (place / "dots").mkdir()
-    (place / "dots" / "classes.txt").write_text("dark bright")
-    Image.new("L", (2, 2), 250).save(place / "dot.png")
-    before, path = os.getcwd(), list(sys.path)
-    os.chdir(place)
-    try:
-        assert command(["train", str(RECIPE), *SETTINGS, "--procs", "1", "--run-dir", "run"]) == 0
-    finally:
-        os.chdir(before)
-        sys.path[:] = path
-    return place
-
-
-@pytest.fixture
-def run(whole: Path) -> Path:
-    """A copy of it in the current folder."""
-    shutil.copytree(whole, ".", dirs_exist_ok=True)
-    trust(RECIPE)
-    return Path("run")
-
-
-def result(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "result.json").read_text())
-    return found
 
 
 def rewrite(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -68,10 +30,6 @@ def rewrite(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> Non
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     manifest["files"]["state.json"] = {"bytes": len(content), "sha256": sha256_of(content)}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-
-
-def checkpoints(run: Path) -> list[Path]:
-    return [run / "checkpoints" / f"step-{step:06}" for step in steps(run / "checkpoints")]
 
 
 OPENING = (["eval", "run"], ["predict", "run", "dot.png"], ["export", "run", "--to", "safetensors"])
@@ -268,95 +226,3 @@ def test_a_checkpoint_that_claims_another_model_takes_no_memory(run: Path, capsy
     assert command(["eval", "run"]) == 5
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) // 1024 < 150
     assert "is of another model" in capsys.readouterr().err
-
-
-FILES = ["config.yaml", "facts.json", "result.json", "weights.safetensors", "metrics.jsonl", "environment.json",
-         "recipe.json", "recipe.py", "checkpoints/best.json"]  # fmt: skip
-FILES += [f"checkpoints/LAST/{name}" for name in ("manifest.json", "state.json", "weights.safetensors")]
-FILES += ["checkpoints/LAST/optimizer.safetensors"]
-COMMANDS = [["eval", "run", "--json"], ["eval", "run", "--checkpoint", "best", "--json"],
-            ["predict", "run", "dot.png", "--json"], ["config", "run/config.yaml"], RESUME]  # fmt: skip
-
-
-def mutate(path: Path, numbers: random.Random) -> str:
-    """Damage a file in some way."""
-    content = path.read_bytes()
-    bits = bytearray(content or b"\0")
-    bits[numbers.randrange(len(bits))] ^= 1 << numbers.randrange(8)
-    lines = content.splitlines(keepends=True) or [b""]
-    lines[numbers.randrange(len(lines))] = numbers.choice([b"unknown: 3\n", b"- 1\n", b"seed: 9\n", b"{}\n", b""])
-    written = {
-        "cut": content[: numbers.randrange(len(content) + 1)],
-        "flipped": bytes(bits),
-        "empty": b"",
-        "list": b"[1, 2, 3]\n",
-        "binary": numbers.randbytes(500),
-        "deep": b"[" * 100_000,
-        "another line": b"".join(lines),
-        "another value": _other_value(content, numbers),
-    }
-    kinds = [*written, "folder", "link", "loop", "pipe", "endless", "huge", "missing"]
-    kind = numbers.choice(kinds)
-    if kind in written:
-        path.write_bytes(written[kind])
-        return kind
-    if kind == "huge":
-        os.truncate(path, 30 << 30)  # of holes
-        return kind
-    path.unlink()
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind != "missing":
-        path.symlink_to({"link": "/etc/hostname", "loop": path.name, "endless": "/dev/zero"}[kind])
-    return kind
-
-
-def _other_value(content: bytes, numbers: random.Random) -> bytes:
-    """JSON with another value somewhere."""
-    try:
-        value = json.loads(content)
-    except ValueError:
-        return content + b"\0"
-    at = value
-    while isinstance(at, dict) and at:
-        name = numbers.choice(sorted(at))
-        if not isinstance(at[name], dict) or numbers.random() < 0.3:
-            at[name] = numbers.choice([None, -1, 1e308, float("nan"), "x", [], {}, 10**30, "\ud800"])
-            break
-        at = at[name]
-    return json.dumps(value).encode()
-
-
-@pytest.mark.parametrize("group", range(4))
-def test_whatever_is_in_a_run_folder_there_is_an_error_with_a_text_or_the_run_s_own_result(
-    whole: Path, run: Path, group: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    numbers = random.Random(os.environ.get("FUZZ_SEED", "1") + f"-{group}")
-    last = checkpoints(run)[-1].name
-    right = {}
-    for arguments in COMMANDS[:3]:
-        assert command(arguments) == 0
-        right[" ".join(arguments)] = capsys.readouterr().out
-    ended_with = result(run)["weights_sha256"]
-    for trial in range(int(os.environ.get("FUZZ_TRIALS", "60")) // 4):
-        name = numbers.choice(FILES).replace("LAST", last)
-        kind = mutate(run / name, numbers)
-        arguments = numbers.choice(COMMANDS)
-        what = f"{name} {kind}, then {' '.join(arguments)} (trial {trial} of group {group})"
-        memory, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
-        code = command(arguments)  # a fault of ours would be raised
-        taken = time.monotonic() - began
-        out, error = capsys.readouterr()
-        assert code in (0, 2, 3, 5), f"{what}: code {code}\n{error}"
-        assert "Traceback" not in out + error, f"{what}\n{error}"
-        assert code == 0 or " error: " in error, f"{what}: no text"
-        assert taken < 60, f"{what} took {taken:.0f} s"  # 10 at rest
-        assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) // 1024 < 1000, f"{what}: memory"
-        if code == 0 and arguments[0] in ("eval", "predict"):
-            assert out == right[" ".join(arguments)], f"{what}: another result"
-        if code == 0 and arguments is RESUME:
-            assert result(run)["weights_sha256"] == ended_with, f"{what}: another model"
-        shutil.rmtree(run)
-        shutil.copytree(whole / "run", run)
