@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,37 +82,35 @@ class Subject:
         """The parts, and the model with its weights, in evaluation mode, on the world's device."""
         from lockstep.engine.build import build_parts, lay_out
         from lockstep.engine.determinism import configure
-        from lockstep.engine.facts import facts_for
+        from lockstep.engine.facts import build_from, facts_for
         from lockstep.engine.pretrained import load_whole
         from lockstep.engine.run_weights import weights_of
         from lockstep.engine.weights import load_into
 
         configure(config, world.device)
         if self.preset is not None:
-            facts: Mapping[str, Any] = facts_for(found, config, world, None)
+            facts = facts_for(found, config, world, None)
             parts = build_parts(config, lambda: found.build(config, facts))
             load_whole(parts.model, self.path)
         else:
             facts = self._checked_facts(found, config, world)
-            parts = build_parts(config, lambda: found.build(config, facts))
+            parts = build_parts(config, lambda: build_from(found, config, facts, self.path))
             path, state = weights_of(self.path, self.checkpoint, parts.model)
             load_into(parts.model, state, path)
         return parts, lay_out(parts.model, config, world.device).eval()
 
-    def _checked_facts(self, found: Source, config: RunConfig, world: World) -> Mapping[str, Any]:
+    def _checked_facts(self, found: Source, config: RunConfig, world: World) -> dict[str, Any]:
         """The run's facts, after a look whether recipe, settings and facts are still those of the run."""
         from lockstep.engine.facts import facts_for
         from lockstep.engine.recipe_copy import recipe_change
-        from lockstep.engine.run_identity import check_facts, check_settings, facts_sha256
+        from lockstep.engine.run_identity import check_settings
         from lockstep.engine.run_weights import identity_of
 
         if world.is_main and (changed := recipe_change(self.path, config.recipe)):
             Console(sys.stderr).say(changed)
         checkpoint, kept = identity_of(self.path, self.checkpoint)
         check_settings(kept, load(found.config_class, found.layers).config, checkpoint, is_resume=False)
-        facts = facts_for(found, config, world, self.path)
-        check_facts(kept, facts_sha256(facts), self.path)
-        return facts
+        return facts_for(found, config, world, self.path)
 
 
 def _runs_near(path: Path) -> list[str]:

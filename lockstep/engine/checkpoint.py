@@ -39,7 +39,7 @@ FILES = (MANIFEST, STATE, OPTIMIZER, WEIGHTS)
 BEST = "best.json"
 # No module has a colon in its name, so an optimizer's tensors never collide with weights.
 T = TypeVar("T")
-_OPTIMIZER, _AVERAGE = "optimizer:", "average:"
+_OPTIMIZER, AVERAGE = "optimizer:", "average:"
 
 
 @dataclass
@@ -122,7 +122,7 @@ def write(
 
 def file_of(name: str) -> str:
     """The file that a tensor is in, by its name."""
-    return OPTIMIZER if name.startswith((_OPTIMIZER, _AVERAGE)) else WEIGHTS
+    return OPTIMIZER if name.startswith((_OPTIMIZER, AVERAGE)) else WEIGHTS
 
 
 def by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -199,7 +199,7 @@ def mark_best(folder: Path, best: dict[str, Any]) -> None:
 
 def pack(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Part a checkpoint into tensors, by name, and plain JSON."""
-    tensors = checkpoint.weights | {f"{_AVERAGE}{name}": tensor for name, tensor in checkpoint.average.items()}
+    tensors = checkpoint.weights | {f"{AVERAGE}{name}": tensor for name, tensor in checkpoint.average.items()}
     values: dict[str, Any] = {}
     for place, entries in checkpoint.optimizer["state"].items():
         for key, value in entries.items():
@@ -231,8 +231,8 @@ def unpack(tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None 
 
 
 def _unpack(tensors: dict[str, Tensor], plain: dict[str, Any]) -> Checkpoint:
-    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith((_OPTIMIZER, _AVERAGE))}
-    average = {name.removeprefix(_AVERAGE): tensor for name, tensor in tensors.items() if name.startswith(_AVERAGE)}
+    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith((_OPTIMIZER, AVERAGE))}
+    average = {name.removeprefix(AVERAGE): tensor for name, tensor in tensors.items() if name.startswith(AVERAGE)}
     entries: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **plain["values"]}.items():
         if name.startswith(_OPTIMIZER):
@@ -241,8 +241,13 @@ def _unpack(tensors: dict[str, Tensor], plain: dict[str, Any]) -> Checkpoint:
     optimizer = {"state": entries, "param_groups": plain["groups"]}
     if not (isinstance(plain["step"], int) and isinstance(plain["state"], dict) and isinstance(plain["groups"], list)):
         raise TypeError("step, state or groups is of another type")
-    run = plain.get("run", {})  # since 0.2; none in older checkpoints
-    return Checkpoint(plain["step"], weights, optimizer, plain["state"], average, run if isinstance(run, dict) else {})
+    return Checkpoint(plain["step"], weights, optimizer, plain["state"], average, run_of(plain))
+
+
+def run_of(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint's state keeps of the run's identity; empty in checkpoints from before it was kept."""
+    run = plain.get("run")
+    return run if isinstance(run, dict) else {}
 
 
 def _write(path: Path, content: bytes) -> tuple[int, str]:

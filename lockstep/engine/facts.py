@@ -7,6 +7,7 @@ From then on `facts.json` in the run folder speaks, so eval, predict and resume 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +18,9 @@ from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import seeded
 from lockstep.engine.parts import Parts
 from lockstep.engine.run_folder import RunFolder
-from lockstep.errors import ConfigError
+from lockstep.engine.run_identity import check_facts, is_vouched
+from lockstep.engine.run_weights import identity_of
+from lockstep.errors import CheckpointError, ConfigError
 
 FILE_NAME = "facts.json"
 Facts = dict[str, Any]
@@ -58,7 +61,7 @@ def read_facts(folder: Path) -> Facts | None:
     Raises:
         CheckpointError: The file is damaged.
     """
-    return RunFolder(folder).read_json(FILE_NAME) if (folder / FILE_NAME).is_file() else None
+    return RunFolder(folder).read_json(FILE_NAME) if os.path.lexists(folder / FILE_NAME) else None
 
 
 def keep_facts(folder: RunFolder, facts: Facts) -> None:
@@ -69,6 +72,24 @@ def keep_facts(folder: RunFolder, facts: Facts) -> None:
         (folder.path / FILE_NAME).unlink(missing_ok=True)
 
 
+def build_from(recipe: Recipe, config: RunConfig, facts: Facts, run: Path) -> Parts:
+    """A recipe's parts from the facts of a run.
+
+    Raises:
+        CheckpointError: The recipe can't use the facts, and no checkpoint tells whether they are as they were.
+    """
+    try:
+        return recipe.build(config, facts)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        if not facts or is_vouched(identity_of(run, "last")[1]):
+            raise
+        raise CheckpointError(
+            f"{run / FILE_NAME} does not fit the recipe: {type(error).__name__}: {error}",
+            likely="the file or the recipe was changed since the run began",
+            do="put it back as it was; LOCKSTEP_DEBUG=1 shows the traceback",
+        ) from error
+
+
 def facts_for(recipe: Recipe, config: RunConfig, world: World, origin: Path | None) -> Facts:
     """The facts that a run is built with, the same on all ranks; only rank 0 looks for them.
 
@@ -77,10 +98,17 @@ def facts_for(recipe: Recipe, config: RunConfig, world: World, origin: Path | No
         config: The settings.
         world: The ranks.
         origin: The run folder to go on from; None for a run that begins.
+
+    Raises:
+        CheckpointError: The run's facts were altered since it began, or are gone and the data gives others.
     """
 
     def look() -> Facts:
-        kept = read_facts(origin) if origin is not None else None
-        return find_facts(recipe, config) if kept is None else kept
+        if origin is None:
+            return find_facts(recipe, config)
+        kept = read_facts(origin)
+        facts = find_facts(recipe, config) if kept is None else kept
+        check_facts(identity_of(origin, "last")[1], facts, origin)
+        return facts
 
     return collect.from_main(world, look)

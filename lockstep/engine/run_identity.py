@@ -26,7 +26,7 @@ def identity(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
         config: The settings.
         facts: What the recipe found in its data, as `facts.json` keeps it.
     """
-    return {SETTINGS: plain_settings(config), FACTS: facts_sha256(facts)}
+    return {SETTINGS: plain_settings(config), FACTS: _sha256(facts)}
 
 
 def check_settings(kept: Mapping[str, Any], config: RunConfig, path: Path, *, is_resume: bool) -> None:
@@ -63,19 +63,24 @@ def check_settings(kept: Mapping[str, Any], config: RunConfig, path: Path, *, is
     )
 
 
-def check_facts(kept: Mapping[str, Any], now: str | None, run: Path) -> None:
+def is_vouched(kept: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint tells which facts its run has."""
+    return kept.get(FACTS) is not None
+
+
+def check_facts(kept: Mapping[str, Any], facts: Mapping[str, Any], run: Path) -> None:
     """Compare facts with those that a checkpoint was written with.
 
     Args:
         kept: The checkpoint's identity.
-        now: SHA-256 of what `facts.json` holds, or where it is missing, of what the recipe finds in its data.
+        facts: What `facts.json` holds, or where it is missing, what the recipe finds in its data.
         run: The run folder.
 
     Raises:
         CheckpointError: They are others.
     """
-    before = kept.get(FACTS)
-    if before is None or now is None or before == now:
+    before, now = kept.get(FACTS), _sha256(facts)
+    if before is None or before == now:
         return
     path = run / "facts.json"
     if path.exists():
@@ -90,6 +95,6 @@ def check_facts(kept: Mapping[str, Any], now: str | None, run: Path) -> None:
     )
 
 
-def facts_sha256(facts: Mapping[str, Any]) -> str:
-    """The SHA-256 of facts as JSON, names in their own order."""
+def _sha256(facts: Mapping[str, Any]) -> str:
+    # As JSON, names in their own order: a recipe may go by it.
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from lockstep.engine.checkpoint import BEST, load_checkpoint, name_of, newest, steps
+from lockstep.engine.checkpoint import AVERAGE, BEST, file_of, name_of, newest, run_of, steps
 from lockstep.engine.manifest import WEIGHTS, read_json, read_state
 from lockstep.engine.run_folder import RunFolder
-from lockstep.engine.weights import read, weights_sha256
+from lockstep.engine.sharded_files import Opened, open_checkpoint
+from lockstep.engine.weights import check_fits, read, weights_sha256
 from lockstep.errors import CheckpointError
 
 
@@ -24,7 +26,7 @@ def weights_of(run: Path, which: str, model: nn.Module | None = None) -> tuple[P
     Args:
         run: The run folder.
         which: "last", "best", or a checkpoint's name.
-        model: Checked against the file of final weights before its tensors are read into memory.
+        model: What is read must fit it. That is compared before any tensor is read into memory.
 
     Raises:
         CheckpointError: There is no such checkpoint, it is not whole, or the final weights are not those of this run.
@@ -34,14 +36,13 @@ def weights_of(run: Path, which: str, model: nn.Module | None = None) -> tuple[P
         if os.path.lexists(run / WEIGHTS):
             return run / WEIGHTS, _final(run, model)
         bad = []
-        for path, one in newest(folder):
+        for path, one in newest(folder, open_checkpoint):
             if not isinstance(one, CheckpointError):
-                return path, one.average or one.weights
+                return path, _of_checkpoint(one, model)
             bad.append(one.what)
         raise CheckpointError(f"{run} has no weights and no whole checkpoint{' yet' * (not bad)}", found="\n".join(bad))
     path = _path_of(run, which)
-    found = load_checkpoint(path)
-    return path, found.average or found.weights
+    return path, _of_checkpoint(open_checkpoint(path), model)
 
 
 def identity_of(run: Path, which: str) -> tuple[Path, Mapping[str, Any]]:
@@ -55,7 +56,7 @@ def identity_of(run: Path, which: str) -> tuple[Path, Mapping[str, Any]]:
     places = [folder / name_of(step) for step in reversed(steps(folder))] if which == "last" else [_path_of(run, which)]
     for path in places:
         try:
-            return path, read_state(path).get("run", {})
+            return path, run_of(read_state(path))
         except CheckpointError:
             continue  # where it is the one asked for, reading its weights names the fault
     return folder, {}
@@ -81,6 +82,16 @@ def _path_of(run: Path, which: str) -> Path:
         there = ["last", "best", *map(name_of, steps(folder))]
         raise CheckpointError(f"{run} has no checkpoint {which}", allowed=", ".join(there))
     return folder / which
+
+
+def _of_checkpoint(opened: Opened, model: nn.Module | None) -> dict[str, Tensor]:
+    """The average that a checkpoint keeps, or else its weights; nothing else of it is read into memory."""
+    names = {name.removeprefix(AVERAGE): name for name in opened.shapes if name.startswith(AVERAGE)}
+    names = names or {name: name for name in opened.shapes if file_of(name) == WEIGHTS}
+    if model is not None:
+        metas = {name: torch.empty(opened.shapes[full][0], device="meta") for name, full in names.items()}
+        check_fits(model, metas, opened.path)
+    return {name: opened.tensor(full) for name, full in names.items()}
 
 
 def _final(run: Path, model: nn.Module | None) -> dict[str, Tensor]:

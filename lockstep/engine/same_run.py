@@ -14,6 +14,7 @@ from torch import nn
 from lockstep.cluster import collect
 from lockstep.cluster.world import World
 from lockstep.config import document
+from lockstep.config.plain_file import read_plain
 from lockstep.config.schema import RunConfig
 from lockstep.engine.checkpoint import steps
 from lockstep.engine.environment import PROCESSOR, device_name
@@ -26,6 +27,7 @@ from lockstep.version import __version__
 FREE = {"loader", "cluster", "report", "checkpoint", "watch", "device", "eval_batch", "eval_every"}
 FREE |= {"parallel", "activation_checkpointing"}
 FREE |= {"data.root", "data.cache", "data.cache_gb"}
+_MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 
 def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
@@ -71,14 +73,26 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
 
 def _differing(folder: RunFolder, config: RunConfig) -> list[str]:
     """Settings on which the result depends, and that a run folder's run has otherwise."""
+    return differing(_settings_of(folder), config)
+
+
+def _settings_of(folder: RunFolder) -> dict[str, Any]:
+    """What a run folder's `config.yaml` holds.
+
+    Raises:
+        ConfigError: It is damaged.
+    """
+    do = f"put {folder.config} back as it was, or move it away: checkpoints keep the settings too"
     try:
-        return differing(document.read(folder.config, str(folder.config)).values, config)
+        return document.parse(read_plain(folder.config, _MAX_CONFIG_BYTES).decode(), str(folder.config)).values
     except ConfigError as error:
+        raise ConfigError(error.what, **{**error.facts, "do": do}) from None
+    except UnicodeDecodeError as error:
         raise ConfigError(
-            error.what,
-            **error.facts,
-            do=f"put {folder.config} back as it was, or move it away: checkpoints keep the settings too",
+            f"{folder.config} is not text in UTF-8", given=f"byte {error.start} of the file", do=do
         ) from None
+    except OSError as error:
+        raise ConfigError(f"{folder.config} can't be read: {error.strerror}", do=do) from None
 
 
 def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:

@@ -21,7 +21,7 @@ from lockstep.engine.checkpoint import Checkpoint
 from lockstep.engine.fingerprint import Fingerprint
 from lockstep.engine.job import Job, Progress
 from lockstep.engine.run_folder import RunFolder
-from lockstep.engine.run_identity import FACTS, check_facts, check_settings
+from lockstep.engine.run_identity import check_settings
 from lockstep.engine.sharded_files import gathering, open_checkpoint, order_of, read_parts
 from lockstep.engine.weights import check_fits, load_into
 from lockstep.errors import CheckpointError, DataError
@@ -228,10 +228,8 @@ class Saver:
         return self.folder.checkpoints / checkpoint.name_of(step) if resume == "auto" else Path(resume).absolute()
 
     def _check_same(self, job: Job, plain: dict[str, Any], resume: str) -> None:
-        """See that a checkpoint was written with this job's settings and facts, as far as it tells."""
-        kept, path = plain.get("run", {}), self._place(resume, plain["step"])
-        check_settings(kept, job.config, path, is_resume=True)
-        check_facts(kept, job.identity.get(FACTS), path.parent.parent)
+        """See that a checkpoint was written with this job's settings, as far as it tells."""
+        check_settings(checkpoint.run_of(plain), job.config, self._place(resume, plain["step"]), is_resume=True)
 
     def _find(self, resume: str, say: Callable[[CheckpointError], None], load: Callable[[Path], T]) -> T | None:
         if resume != "auto":

@@ -105,7 +105,7 @@ def check_trusted(path: Path, content: bytes, named_in: str) -> None:
         f"recipe file {short_path(path)} is not trusted, so it was not run",
         given=f"{named_in}: recipe: {path}",
         sha256=sha256,
-        likely="the file was changed since it was trusted, or it is someone else's",
+        likely="it is someone else's, or it has changed since you trusted it or trained with it",
         do="read the file; if you trust it and the modules that it imports, run\n"
         f"  lockstep trust {shlex.quote(str(path))}",
     )

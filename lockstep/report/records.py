@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from lockstep.config.plain_file import parse_json, read_plain
+from lockstep.config.plain_file import parse_json
 from lockstep.errors import cannot_write
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 FILE_NAME = "metrics.jsonl"
-_MAX_BYTES = 1 << 30
+_MAX_LINE_BYTES = 1024 * 1024
 
 
 class Records:
@@ -51,7 +53,9 @@ class Records:
         record = {"kind": kind, "step": step, "epoch": epoch, **{name: _plain(value) for name, value in values.items()}}
         with _writing(self._path):
             if self._file is None:
-                self._file = self._path.open("ab")
+                # No link: a stranger's run folder must not lead to another file.
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                self._file = open(os.open(self._path, flags, 0o666), "ab")  # noqa: SIM115 - closed by `close`
             self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             self._file.flush()
         if self._tensorboard_folder is not None:
@@ -82,12 +86,12 @@ class Records:
         """
         self.close()
         self._purge_step = step + 1
-        if not self._path.exists():
+        if not os.path.lexists(self._path):
             return
         last = step if last_eval is None else last_eval
         part = self._path.with_suffix(".part")
-        with _writing(self._path), self._path.open("rb") as old, part.open("wb") as new:
-            new.writelines(line for line in old if _step(line) <= (last if _is_eval(line) else step))
+        with _writing(self._path), _opened(self._path) as old, part.open("wb") as new:
+            new.writelines(line for line in _lines(old) if _step(line) <= (last if _is_eval(line) else step))
             new.flush()
             os.fsync(new.fileno())
             part.replace(self._path)
@@ -118,10 +122,24 @@ def read_records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
     path = folder / FILE_NAME
     if not path.exists():
         return []
-    with _writing(path):
-        lines = read_plain(path, _MAX_BYTES).splitlines(keepends=True)
-    records = [json.loads(line) for line in lines if _step(line) < math.inf]
+    with _writing(path), _opened(path) as file:
+        records = [json.loads(line) for line in _lines(file) if _step(line) < math.inf]
     return [record for record in records if kind in (None, record.get("kind"))]
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The records that are there, if they are a file: reading a FIFO would wait for ever."""
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115 - by the caller
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return file
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The whole lines of a file, up to the first that is cut off or longer than any record."""
+    while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
+        yield line
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def test_a_trusted_file_runs_until_it_changes(folder: Path, capsys: pytest.Captu
         file.write("\n")
     with pytest.raises(ConfigError, match="is not trusted") as caught:
         find("run/config.yaml")
-    assert "changed since it was trusted" in caught.value.facts["likely"]
+    assert "changed since you trusted it" in caught.value.facts["likely"]
 
 
 def test_a_copy_of_a_trusted_file_in_another_folder_is_not_trusted(folder: Path) -> None:
