@@ -174,7 +174,11 @@ def _differing(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:
 
 def _sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """The sum of each tensor's bits as integers: exact, in any order, and one pass over the memory."""
-    return {name: int(_bits(tensor).sum(dtype=torch.int64)) for name, tensor in tensors.items()}
+    if not tensors:
+        return {}
+    # One read for all: on a GPU each would wait for the device.
+    sums = torch.stack([_bits(tensor).sum(dtype=torch.int64) for tensor in tensors.values()]).tolist()
+    return dict(zip(tensors, sums, strict=True))
 
 
 def _bits(tensor: Tensor) -> Tensor:

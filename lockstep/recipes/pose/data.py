@@ -91,6 +91,11 @@ class TrainPictures:
     def __len__(self) -> int:
         return len(self.source)
 
+    @property
+    def files(self) -> Sequence[str] | None:
+        """Paths of the files that are read, where the source has any."""
+        return getattr(self.source, "files", None)
+
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Read, place and draw.
 
@@ -169,6 +174,11 @@ class EvalPictures:
 
     def __len__(self) -> int:
         return len(self.source)
+
+    @property
+    def files(self) -> Sequence[str] | None:
+        """Paths of the files that are read, where the source has any."""
+        return getattr(self.source, "files", None)
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Read.

@@ -51,6 +51,14 @@ class AnnotatedPictures:
     def __len__(self) -> int:
         return len(self._pictures)
 
+    @property
+    def files(self) -> list[str]:
+        """Paths of the pictures, or of the archive that holds them."""
+        place = self._store.title
+        if Path(place).is_file():
+            return [place]
+        return [f"{place}/{self.annotations.names[picture]}" for picture in self._pictures]
+
     def example(self, index: int, key: int) -> Example:
         """Read a picture."""
         picture, known = self._pictures[index], self.annotations
@@ -79,6 +87,11 @@ class Several:
 
     def __len__(self) -> int:
         return self._ends[-1]
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of all pictures, or of the archives that hold them."""
+        return [file for part in self._parts for file in part.files]
 
     def example(self, index: int, key: int) -> Example:
         """Read a picture."""

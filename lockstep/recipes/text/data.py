@@ -55,6 +55,8 @@ class PictureLines:
         self._chosen, self._config = chosen, config
         self._jitter = config.jitter if train else 0.0
         self.groups: IntArray | None = chosen.groups
+        labels = chosen.labels.path
+        self.files = [labels / "data.mdb" if labels.is_dir() else labels]
 
     def __len__(self) -> int:
         return len(self._chosen.places)

@@ -1,0 +1,35 @@
+"""The order of a set of strings is the same in all workers of all runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tests.runs import LONG_S, environment
+
+IN_A_WORKER = """
+import multiprocessing
+from lockstep.cluster import forkserver
+if __name__ == "__main__":
+    forkserver.prepare([])
+    process = multiprocessing.get_context("forkserver").Process(target=exec, args=("print(hash('a'), flush=True)",))
+    with forkserver.without_script():
+        process.start()
+    process.join()
+"""
+
+
+def run(code: str, **more: str) -> str:
+    variables = {name: value for name, value in environment(**more).items() if name != "PYTHONHASHSEED" or name in more}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=LONG_S, cwd=os.sep, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_a_worker_has_a_fixed_hash_seed_or_the_user_s() -> None:
+    plain = "print(hash('a'))"
+    assert run(IN_A_WORKER) == run(plain, PYTHONHASHSEED="0")
+    assert run(IN_A_WORKER, PYTHONHASHSEED="7") == run(plain, PYTHONHASHSEED="7")

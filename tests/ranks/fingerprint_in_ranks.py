@@ -1,0 +1,64 @@
+"""What ranks of `test_fingerprint_worlds.py` do: one of them has other code, data or kernels."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from lockstep.cluster.world import World
+from lockstep.data.keyed import IntArray, KeyArray
+from lockstep.data.samples import Batch
+from lockstep.engine import environment
+from lockstep.engine.parts import Parts
+from lockstep.engine.run import make_job
+from lockstep.errors import LockstepError
+from tests.ranks.jobs import InMemory, Seen
+from tests.ranks.networks import WithBatchNorm
+from tests.ranks.runs_in_ranks import loss, settings
+
+NUM_SAMPLES = 8  # all of them are read
+
+
+class ByProcess(InMemory):
+    """Samples that depend on the process which reads them."""
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        batch = super().batch(indices, keys)
+        return replace(batch, inputs=batch.inputs + os.getpid() % 977)
+
+
+class ScaledByProcess(WithBatchNorm):
+    """A network that depends on the process which runs it."""
+
+    def forward(self, inputs: Any) -> Any:
+        return super().forward(inputs) * (1 + os.getpid() % 977)
+
+
+def begin(world: World, folder: Path, fault: str, mode: str = "exact") -> list[str] | str:
+    """Make a job where the last rank differs; warnings, or the error's text."""
+    is_odd = world.rank == world.size - 1
+    here = folder / str(world.rank)
+    here.mkdir(parents=True, exist_ok=True)
+    (here / "recipe.py").write_text(f"version = {world.rank if fault == 'recipe' else 0}\n")
+    config = settings(mode=mode).model_copy(update={"recipe": "recipe.py"})
+    data = ByProcess(NUM_SAMPLES) if fault == "all samples" else InMemory(NUM_SAMPLES)
+    if fault == "sample" and is_odd:
+        data.inputs[5] += 1
+    model = ScaledByProcess if fault == "model" else WithBatchNorm
+    parts = Parts(model=torch.nn.Identity(), loss=loss, train_data=lambda: data, eval_data=lambda: data, metric=Seen)
+    capability = "SVE512" if fault == "processor" and is_odd else torch.backends.cpu.get_cpu_capability()
+    before = Path.cwd()
+    os.chdir(here)  # the same path leads to another file, as on another machine
+    try:
+        with mock.patch.object(environment.torch.backends.cpu, "get_cpu_capability", return_value=capability):
+            return make_job(config, lambda: replace(parts, model=model()), world).warnings
+    except LockstepError as error:
+        return str(error)
+    finally:
+        os.chdir(before)
+        torch.use_deterministic_algorithms(False)

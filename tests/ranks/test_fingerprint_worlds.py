@@ -1,0 +1,40 @@
+"""Ranks with other code, data or processors are refused at the start, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.ranks.fingerprint_in_ranks import begin
+from tests.ranks.gang import Gang
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("recipe", "code of recipe.py"),
+        ("sample", "training sample 5"),
+        ("all samples", "training sample "),
+        ("processor", "CPU capability: SVE512 on rank 2"),
+        ("model", "gradients of a trial micro-batch"),
+    ],
+)
+def test_a_rank_with_something_else_is_named_with_what_it_has(
+    gang: Gang, tmp_path: Path, fault: str, named: str
+) -> None:
+    texts = gang.run(3, begin, tmp_path, fault)
+    assert len(set(texts)) == 1
+    assert "launch error: rank " in texts[0]
+    assert "differs from rank 0 in" in texts[0]
+    assert named in texts[0]
+
+
+def test_ranks_with_the_same_begin_without_a_warning(gang: Gang, tmp_path: Path) -> None:
+    assert gang.run(3, begin, tmp_path, "none") == [[]] * 3
+
+
+def test_in_fast_mode_another_processor_is_reported_and_other_data_refused(gang: Gang, tmp_path: Path) -> None:
+    warnings = gang.run(2, begin, tmp_path, "processor", "fast")[0]
+    assert [line.split(":")[0] for line in warnings] == ["CPU capability"]
+    assert "training sample 5" in gang.run(2, begin, tmp_path, "sample", "fast")[0]
