@@ -22,6 +22,7 @@ from tests.fuzz import readers, seeds
 from tests.fuzz.mutations import Mutation, mutated, several
 
 NUM_FILES = int(os.environ.get("FUZZ", "120"))
+SEED = int(os.environ.get("FUZZ_SEED", "1"))
 MAX_BYTES, MAX_SECONDS = 1 << 30, 10.0
 _PATIENCE_S = 120.0  # of wall time, on a busy machine
 
@@ -93,7 +94,7 @@ def test_no_mutated_file_ends_in_a_traceback_or_takes_a_gigabyte_or_ten_seconds(
     faults: list[str] = []
     by_kind = {kind: [one for one in seeds.all_seeds() if one.kind == kind] for kind in readers.READERS}
 
-    @seed(int(os.environ.get("FUZZ_SEED", "1")))
+    @seed(SEED)
     @bounded
     @given(st.sampled_from(sorted(by_kind)).flatmap(lambda kind: st.sampled_from(by_kind[kind])), several)
     def try_one(one: seeds.Seed, mutations: list[Mutation]) -> None:
@@ -111,7 +112,7 @@ def test_no_mutated_file_ends_in_a_traceback_or_takes_a_gigabyte_or_ten_seconds(
         try_one()
     finally:
         reader.close()
-    print(f"\nfuzz: {sum(reader.outcomes.values()):,} files: {dict(sorted(reader.outcomes.items()))}")
+    print(f"\nfuzz, seed {SEED}: {sum(reader.outcomes.values()):,} files: {dict(sorted(reader.outcomes.items()))}")
     distinct = {text.splitlines()[0] + text.splitlines()[-1]: text for text in faults}
     assert not faults, f"{len(faults):,} faults, {len(distinct):,} of them distinct\n" + "\n".join(
         list(distinct.values())[:20]
