@@ -13,7 +13,7 @@ BENCH_ARGS ?=
 PY := .venv/bin/python
 SOURCES := lockstep tests benchmarks examples
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-cluster test-faults check format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps audit test-versions
+.PHONY: help digits test test-cluster test-faults fuzz check format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps audit test-versions
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test-cluster: .venv/.installed-lab  ## real Slurm, MPI, ssh and hosts with links
 
 test-faults: .venv/.installed-dev  ## kill ranks at 20 random moments; FAULTS=100 for more, FAULTS_SEED=7 for the same again
 	@FAULTS="$${FAULTS:-20}" FAULTS_SEED="$${FAULTS_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/faults/test_kill.py $(PYTEST_ARGS)
+
+fuzz: .venv/.installed-dev  ## read 5,000 mutated files; FUZZ=50000 for more, FUZZ_SEED=7 for the same again
+	@FUZZ="$${FUZZ:-5000}" FUZZ_SEED="$${FUZZ_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/fuzz $(PYTEST_ARGS)
 
 check: .venv/.installed-dev  ## format, lint, types, import floors
 	@$(PY) -m ruff format --check --quiet $(SOURCES) || { echo "do: make format" >&2; exit 1; }

@@ -211,7 +211,7 @@ def open_files(base: Path, files: Files, classes: Sequence[str], config: DataCon
     if name is not None:
         raise outside(name, base, where=None, do=IMAGES_CURE)
     paths = [base / file for name in classes for file in files.get(name, [])]
-    missing = next((path for path in paths if not path.exists()), None)
+    missing = next((path for path in paths if not os.path.exists(path)), None)
     if missing is not None:
         is_link = missing.is_symlink()
         raise DataError(

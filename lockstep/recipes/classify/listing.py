@@ -187,9 +187,9 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
             name, label = (cell.strip() for cell in row)
             if first_outside([name], folder, folder) is not None:
                 raise outside(name, folder, where=where, do=IMAGES_CURE)
-            if not (folder / name).is_file():
+            if not os.path.isfile(folder / name):
                 raise DataError(
-                    f"{where} names a picture that is not there: {folder / name}",
+                    f"{where} names a picture that is not there: {folder / name[:200]}",
                     expected=_CSV_COLUMNS if reader.line_num == 1 else None,
                 )
             files.setdefault(label, []).append(name)

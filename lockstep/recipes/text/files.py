@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,10 +173,10 @@ def _picture_folder(labels: Labels, config: DataConfig, places: IntArray) -> Pat
         folders += [config.root.expanduser(), config.root.expanduser() / "images"]
     if config.images is not None:
         folders = [config.images]
-    found = next((folder for folder in folders if (folder / name).is_file()), None)
+    found = next((folder for folder in folders if os.path.isfile(folder / name)), None)
     if found is None:
         raise DataError(
-            f"the picture {name} is not there",
+            f"the picture {name[:200]} is not there",
             where=labels.where(int(places[0])),
             looked="\n".join(str(folder) for folder in dict.fromkeys(folders)),
             do="data.images=FOLDER says where the pictures are",

@@ -1,0 +1,228 @@
+"""The process that reads mutated files: each reader of the package on a file of unknown origin, one after another.
+
+Asked on stdin with a line of JSON, `{"kind": ..., "path": ...}`; answers on stdout with one that has the outcome
+("read", "refused", or the traceback), the peak of memory in bytes and the processor time in seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import shutil
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SLACK_BYTES = 3 << 30  # beyond this the process gets no memory, so that a fault does not take the machine's
+
+
+def picture(path: Path) -> None:
+    from lockstep.data.images import Picture, read_rgb
+    from lockstep.errors import DataError
+    from lockstep.recipes.mnist.data import SCALES
+    from lockstep.recipes.mnist.picture import read_picture
+
+    read_rgb(path)
+    found = Picture(path)
+    found.pixels(2 if found.is_scalable else 1, bottom_px=3)
+    try:
+        read_picture(path, SCALES["mnist"])
+    except DataError as error:
+        if "shows nothing" not in error.what:
+            raise
+
+
+def idx(path: Path) -> None:
+    from lockstep.recipes.mnist.idx import read_idx
+
+    read_idx(path, num_dims=3)
+
+
+def labels(path: Path) -> None:
+    import numpy as np
+
+    from lockstep.recipes.text.alphabet import Alphabet, text_of
+    from lockstep.recipes.text.config import Config
+    from lockstep.recipes.text.files import choose
+    from lockstep.recipes.text.labels import read_labels
+
+    chars = path.parent / "chars.txt"
+    data: dict[str, Any] = {"train": str(path), "eval": str(path), "on_unknown": "skip", "on_too_long": "skip"}
+    if chars.is_file():
+        data["chars"] = chars
+    config = Config.model_validate({"recipe": "text", "data": data})
+    found = read_labels(path, config.data, config.data.chars)
+    chosen = choose(config, Alphabet(text_of(np.unique(found.codes))), train=True)
+    for place in range(min(3, len(chosen.places))):
+        chosen.picture(place)
+
+
+def alphabet(path: Path) -> None:
+    from lockstep.recipes.text.alphabet import read_alphabet, read_chars
+
+    read_chars(path)
+    read_alphabet(path)
+
+
+def csv(path: Path) -> None:
+    from lockstep.recipes.classify.listing import read_csv
+
+    read_csv(path)
+
+
+def coco(path: Path) -> None:
+    from lockstep.recipes.pose.annotations import read_annotations
+    from lockstep.recipes.pose.regions import draw_mask
+    from lockstep.recipes.pose.skeletons import SKELETONS
+
+    found = read_annotations(path, SKELETONS["coco"])
+    for place in range(len(found)):
+        found.truth(place)
+        if found.sizes[place].prod() < 1 << 24:  # a larger one would have to be the picture's size
+            draw_mask(found, place)
+
+
+def zipped(path: Path) -> None:
+    from lockstep.recipes.pose.store import Zip, decode
+
+    store = Zip(path)
+    for name in list(store._names)[:5]:
+        decode(store.read(name), name, (12, 10))
+
+
+def packed(path: Path) -> None:
+    """An LMDB set whose entries are those of a JSON file: name -> latin-1 text."""
+    import lmdb
+
+    from lockstep.recipes.text import packed_lmdb
+    from lockstep.recipes.text.pictures import packed_size, read_packed
+
+    try:
+        entries = {name.encode(): value.encode("latin1") for name, value in json.loads(path.read_bytes()).items()}
+    except (ValueError, AttributeError, RecursionError):
+        return  # mutated into what is no list of entries
+    folder = path.parent / "set"
+    shutil.rmtree(folder, ignore_errors=True)
+    with lmdb.open(str(folder), map_size=1 << 26) as environment, environment.begin(write=True) as transaction:
+        for name, value in entries.items():
+            if 0 < len(name) < 500:
+                transaction.put(name, value)
+    try:
+        for number, _ in enumerate(packed_lmdb.read_texts(folder), start=1):
+            packed_size(folder, number)
+            read_packed(folder, number)
+    finally:
+        packed_lmdb._close_all()
+
+
+def yaml(path: Path) -> None:
+    from lockstep.config.document import parse_value, read
+
+    read(path, path.name)
+    parse_value(path.read_text())
+
+
+def checkpoint(path: Path) -> None:
+    """A file of a checkpoint, with a manifest that was made for it."""
+    from lockstep.engine.checkpoint import load_checkpoint
+    from lockstep.engine.manifest import MANIFEST, manifest_of
+
+    folder = path.parent
+    if path.name != MANIFEST:
+        content = path.read_bytes()
+        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest["files"][path.name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        (folder / MANIFEST).write_text(json.dumps(manifest))
+    manifest_of(folder)
+    load_checkpoint(folder)
+
+
+def weights(path: Path) -> None:
+    import torch
+    from torch import nn
+
+    from lockstep.engine.pretrained import load_pretrained, read_state
+
+    read_state(path)
+    torch.manual_seed(0)
+    load_pretrained(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), path)
+
+
+def run_json(path: Path) -> None:
+    from lockstep.engine.run_folder import RunFolder
+
+    RunFolder(path.parent).read_json(path.name)
+
+
+def records(path: Path) -> None:
+    from lockstep.report.records import Records, read_records
+
+    read_records(path.parent)
+    Records(path.parent, tensorboard=False).truncate_after(3)
+
+
+READERS: dict[str, Callable[[Path], None]] = {
+    reader.__name__: reader
+    for reader in (
+        picture, idx, labels, alphabet, csv, coco, zipped, packed, yaml, checkpoint, weights, run_json, records,
+    )
+}  # fmt: skip
+
+
+def try_reader(kind: str, path: Path) -> dict[str, Any]:
+    """What a reader makes of a file."""
+    from lockstep.errors import LockstepError
+
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
+    start, outcome = time.process_time(), "read"
+    try:
+        READERS[kind](path)
+    except LockstepError as error:
+        outcome = "refused"
+        try:
+            str(error).encode()
+        except UnicodeEncodeError:
+            outcome = f"the error can't be printed: {error!r}"
+    except BaseException:
+        outcome = traceback.format_exc()
+    return {"outcome": outcome, "peak_bytes": _peak_bytes(), "seconds": time.process_time() - start}
+
+
+def _peak_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
+
+def main() -> None:
+    """Read until stdin ends."""
+    import torch
+
+    from lockstep.engine import pretrained
+    from lockstep.recipes.classify import listing
+    from lockstep.recipes.mnist import picture as mnist_picture
+    from lockstep.recipes.pose import regions
+    from lockstep.recipes.text import files
+
+    assert all((pretrained, listing, mnist_picture, regions, files))  # imported now, not within the first file
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    answers = os.fdopen(os.dup(1), "w")
+    with open(os.devnull, "r+b") as nowhere:  # some libraries print what they think of a file
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + SLACK_BYTES,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for line in sys.stdin:
+        asked = json.loads(line)
+        print(json.dumps(try_reader(asked["kind"], Path(asked["path"]))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The memory that decoding takes is what the limits on pixels are computed with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from lockstep.data import picture_file
+
+_MEASURE = """
+import sys
+from pathlib import Path
+from lockstep.data.images import Picture
+
+def kilobytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+before = kilobytes()
+Picture(sys.argv[1]).pixels()
+print((kilobytes() - before) << 10)
+"""
+_SIDE_PX = 4000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+@pytest.mark.parametrize(
+    ("form", "mode", "options", "allowed"),
+    [
+        ("PNG", "RGBA", {}, picture_file._OTHERS_BYTES_PER_PIXEL),
+        ("WEBP", "RGBA", {}, picture_file._BYTES_PER_PIXEL["WEBP"]),
+        ("TIFF", "F", {"compression": "tiff_deflate"}, picture_file._BYTES_PER_PIXEL["TIFF"]),
+        ("JPEG", "CMYK", {"progressive": True}, picture_file._BYTES_PER_PIXEL["progressive"]),
+        ("JPEG", "RGB", {}, picture_file.BASELINE_BYTES_PER_PIXEL),
+    ],
+)
+def test_decoding_takes_no_more_memory_than_is_computed(
+    tmp_path: Path, form: str, mode: str, options: dict[str, Any], allowed: int
+) -> None:
+    path = tmp_path / "a"
+    Image.new(mode, (_SIDE_PX, _SIDE_PX)).save(path, form, **options)
+    answer = subprocess.run(
+        [sys.executable, "-c", _MEASURE, str(path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    room = 24 << 20  # for the strips of a conversion and for what is loaded with the first picture
+    assert int(answer.stdout) - path.stat().st_size - room <= allowed * _SIDE_PX**2
