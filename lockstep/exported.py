@@ -207,10 +207,24 @@ def _from_onnx(path: Path, model: nn.Module) -> Run:
     import onnxruntime
     import torch
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    def failed(error: Exception) -> ConfigError:
+        return ConfigError(
+            "onnxruntime can't run the file that torch.onnx has made of this model",
+            given=f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}",
+            likely=str(error).splitlines()[0][:200],
+            do="use newer versions of torch and onnxruntime; or export --to torch-export or safetensors",
+        )
+
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's kinds have no common base
+        raise failed(error) from error
 
     def run(batch: Tensor) -> list[Tensor]:
-        return [torch.from_numpy(value) for value in session.run(None, {INPUT: batch.numpy()})]
+        try:
+            return [torch.from_numpy(value) for value in session.run(None, {INPUT: batch.numpy()})]
+        except Exception as error:
+            raise failed(error) from error
 
     return run
 
