@@ -22,7 +22,7 @@ from lockstep.cluster.stop import exit_with_parent
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.order import Order, Place
 from lockstep.data.samples import Batch, Samples, with_channels_last
-from lockstep.errors import DataError, LockstepError, ReaderLost
+from lockstep.errors import DataError, LockstepError, ReaderLost, no_shared_memory
 
 Request = tuple[IntArray, KeyArray]
 
@@ -155,7 +155,12 @@ class Loader:
                 # data set would have to be picklable.
                 multiprocessing_context="fork",
             )
-            self._stream = iter(loader)
+            try:
+                self._stream = iter(loader)
+            except OSError as error:
+                if error.filename is not None:
+                    raise
+                raise no_shared_memory(error) from error
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """The next batch that was announced, on the device.
