@@ -23,6 +23,9 @@ _UNPRINTABLE = re.compile(
 )
 
 
+_RAISE_LIMIT = "ulimit -n 4096"
+
+
 def printable(text: str) -> str:
     """A text that does nothing to a terminal: what is not to be printed is written as an escape, such as \\x1b."""
     return _UNPRINTABLE.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
@@ -136,6 +139,8 @@ def _unwritten(what: object, error: OSError, instead: str) -> CheckpointError:
 def cannot_write(path: object, error: OSError) -> CheckpointError:
     """The text for a file of a run that could not be written."""
     cure = "make room" if _is_full(error) else "see that it can be written"
+    if is_too_many_files(error):
+        cure = f"raise the limit ({_RAISE_LIMIT})"
     return CheckpointError(
         f"can't write {path}: {error.strerror or error}",
         kept="what was saved before is whole",
@@ -154,7 +159,7 @@ def too_many_files() -> LaunchError:
     return LaunchError(
         "too many open files",
         given=f"this process may have {limit} open at a time, connections included",
-        do="raise the limit before you start: ulimit -n 4096",
+        do=f"raise the limit before you start: {_RAISE_LIMIT}",
     )
 
 
@@ -162,3 +167,15 @@ def is_too_many_files(error: BaseException) -> bool:
     """Whether an error is that, also one of torch's, which has it in its text alone."""
     number = getattr(error, "errno", None)
     return number in (errno.EMFILE, errno.ENFILE) or "too many open files" in str(error).lower()
+
+
+def no_shared_memory(error: OSError) -> LaunchError:
+    """The text for a machine on which processes can't share semaphores and memory."""
+    if is_too_many_files(error):
+        return too_many_files()
+    return LaunchError(
+        f"processes can't share memory on this machine: {error.strerror or error}",
+        where="/dev/shm",
+        do="give /dev/shm room and make it writable (in a container: --shm-size 1g); "
+        "or one process without others: --procs 1 loader.num_workers=0",
+    )

@@ -9,7 +9,6 @@ import copy
 import io
 import json
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import CheckpointError, ConfigError, cannot_write_result
+from lockstep.scratch import partial_path, sweep_partials
 from lockstep.subject import Subject
 from lockstep.version import __version__
 
@@ -89,9 +89,11 @@ def export(
     out = Path(out) if out is not None else (path if path.is_dir() else path.parent) / f"model{ENDINGS[to]}"
     if out.resolve() == path.resolve():
         raise ConfigError(f"--out {out} is the file of weights itself", do="give another name")
+    from lockstep.engine.own_files import is_export
     from lockstep.engine.run_folder import check_place
 
-    check_place(out)
+    check_place(out, is_export)
+    sweep_partials(out.parent, out.name)
     from lockstep.cluster.world import alone
 
     settings = [*overrides, "precision=fp32", "loss_scale=dynamic", "device=cpu"]
@@ -113,7 +115,7 @@ def _write(to: str, model: nn.Module, shape: tuple[int, ...], facts: Mapping[str
         "onnx": (_to_onnx, _from_onnx),
         "torch-export": (_to_program, _from_program),
     }[to]
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    partial = partial_path(out)
     try:
         # What torch's exporters warn of is for those who maintain them; what matters here is checked below.
         with warnings.catch_warnings():

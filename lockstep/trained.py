@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -56,8 +55,8 @@ def evaluate(
     if here is not None or size.most == 1:
         return _evaluate(subject, None, here or ALONE)
     forkserver.prepare(PRELOAD, config.num_threads)
-    with tempfile.TemporaryDirectory() as place:
-        answer = Path(place) / "figures.json"
+    with forkserver.temp_folder() as place:
+        answer = place / "figures.json"
         code = launch_here(size, config, _evaluate, (subject, answer))
         raise_if_stopped(code)
         if code:
@@ -174,11 +173,11 @@ def predictions(
     found, config = subject.settings()
     paths = expand(files)
     from lockstep.engine.run_folder import check_place
-    from lockstep.report.pictures import places_for, save_picture
+    from lockstep.report.pictures import is_drawing, places_for, save_picture
 
     targets = places_for(paths, draw) if draw is not None else {}
     for target in targets.values():
-        check_place(target)
+        check_place(target, is_drawing)
 
     import torch
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lockstep.cli.evaluate import Checkpoint, Model, Preset
-from lockstep.cli.options import Debug, Json, Overrides, path_of
+from lockstep.cli.options import Debug, Json, Overrides, json_text, line_text, path_of
 
 To = Annotated[str, typer.Option("--to", metavar="FORMAT", help="safetensors, onnx or torch-export.")]
 Out = Annotated[
@@ -40,10 +39,10 @@ def export(
     if as_json:
         facts = {"file": str(made.path), "bytes": made.num_bytes, "difference": made.difference,
                  "allowed": made.allowed, **made.facts}  # fmt: skip
-        print(json.dumps(facts, ensure_ascii=False))
+        print(json_text(facts))
         return
     own = [name for name in made.facts if name not in ("lockstep", "recipe", "input")]
-    print(f"{made.path}  {made.num_bytes / 1e6:.1f} MB, fp32")
+    print(f"{line_text(str(made.path))}  {made.num_bytes / 1e6:.1f} MB, fp32")
     print(f"  input    (batch, {', '.join(map(str, made.input_shape))})")
     print(f"  checked  largest difference {made.difference:.2g} of the largest output, {made.allowed:.2g} at most")
-    print(f"  with it  {', '.join(own) or 'nothing: the recipe gives no meaning'}")
+    print(f"  with it  {line_text(', '.join(own)) or 'nothing: the recipe gives no meaning'}")

@@ -21,6 +21,8 @@ from lockstep.version import __version__
 
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
+# What a path can be wrong by, where nothing nearer to it has said so.
+_OF_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
 
 # Plain help: half the time of the one with boxes, and the same in a log.
 app = typer.Typer(
@@ -99,6 +101,11 @@ def run(arguments: Sequence[str]) -> int:
         if is_too_many_files(error):
             _print_error(too_many_files())
             return LaunchError.exit_code
+        if error.errno in _OF_PATHS and error.filename is not None:
+            _print_error(
+                LockstepError(f"can't use {error.filename}: {error.strerror}", do="name another file or folder")
+            )
+            return LockstepError.exit_code
         if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
         _print_error(LockstepError(f"can't write {error.filename or 'any more'}: {error.strerror}", do="make room"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +12,7 @@ from typing import Annotated
 import typer
 
 from lockstep.config.given import given_path
+from lockstep.errors import printable
 
 DEBUG_VARIABLE = "LOCKSTEP_DEBUG"
 
@@ -26,6 +29,21 @@ def path_of(option: str) -> Callable[[str], Path]:
         return given_path(text, option)
 
     return read
+
+
+def json_text(value: object) -> str:
+    """JSON for standard output; with escapes where its encoding lacks a character or a terminal would obey one."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text if printable(text) == text else json.dumps(value)
+
+
+def line_text(text: str) -> str:
+    """A text from a file or its name, as one line of standard output that does nothing to a terminal."""
+    return printable(text).replace("\n", "\\n")
 
 
 Overrides = Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from lockstep.cli.evaluate import Checkpoint, Model, Preset
-from lockstep.cli.options import Debug, Json, path_of
+from lockstep.cli.options import Debug, Json, json_text, line_text, path_of
 from lockstep.errors import DataError
 
 Arguments = Annotated[
@@ -58,12 +57,12 @@ def predict(
     for answer in trained.predictions(Subject(run, settings, checkpoint, preset), files_asked, draw):
         num_bad += answer.error is not None
         if as_json:
-            print(json.dumps({"file": str(answer.file), **answer.facts}, ensure_ascii=False), flush=True)
+            print(json_text({"file": str(answer.file), **answer.facts}), flush=True)
         elif answer.error is not None:
             print(answer.error, file=sys.stderr, flush=True)
         else:
             lines = answer_lines(f"{answer.file!s:<{width}}", answer.facts, tables=len(files_asked) <= _MOST_TABLES)
-            print("\n".join(lines), flush=True)
+            print("\n".join(map(line_text, lines)), flush=True)
     return DataError.exit_code if num_bad else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import tempfile
 from collections.abc import Mapping
@@ -58,6 +59,7 @@ def scale(
     from lockstep.start import PRELOAD
 
     sizes, names = _sizes(procs), _names(compare)
+    _check_out(out)
     found = find(source)
     given = list(overrides or [])
     config = load(found.config_class, found.layers, given).config
@@ -121,6 +123,17 @@ def _keep(figures: Mapping[str, Mapping[int, Mapping[str, Any]]], out: Path, job
         lines, out / "scale.png", title=f"{job}: speed by processes", x_name="processes", y_name="samples a second"
     )
     print(f"\n{out / 'scale.json'}  {out / 'scale.png'}  (ideal: {first_name} on {first[0][0]:g}, times the processes)")
+
+
+def _check_out(out: Path) -> None:
+    """See that nothing is written over but what this command has written."""
+    try:
+        is_own = "variants" in json.loads((out / "scale.json").read_bytes())
+    except (OSError, ValueError, TypeError):
+        is_own = False
+    there = [name for name in ("scale.json", "scale.png") if os.path.lexists(out / name)]
+    if there and not is_own:
+        raise ConfigError(f"--out {out} has another {there[0]} in it", do="name a new folder")
 
 
 def _sizes(text: str) -> list[int]:

@@ -11,7 +11,7 @@ import typer
 
 from lockstep.cli.options import Debug, Overrides, path_of
 from lockstep.cluster.commands import LOCKSTEP
-from lockstep.errors import ConfigError, LaunchError
+from lockstep.errors import ConfigError, LaunchError, cannot_make
 
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Nodes = Annotated[int, typer.Option(min=1, metavar="N", help="Machines.")]
@@ -52,6 +52,7 @@ def submit(
     """Submit a run to Slurm. Before its time is up it saves, queues itself again and goes on, to the same bits."""
     from lockstep.cluster.slurm import Job, script
     from lockstep.config.load import load
+    from lockstep.engine.run_folder import check_run_dir
     from lockstep.recipes.catalog import find
 
     if source.endswith((".yaml", ".yml", ".py")):
@@ -76,7 +77,11 @@ def submit(
     if dry_run:
         print(text, end="")
         return
-    run_dir.absolute().parent.mkdir(parents=True, exist_ok=True)
+    check_run_dir(run_dir, "auto")
+    try:
+        run_dir.absolute().parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_make(run_dir, error) from None
     print(_submitted(text))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,10 @@ from lockstep.cluster.nodes import EndedElsewhere, Meeting
 from lockstep.cluster.size import Nodes
 from lockstep.cluster.watch import AskedToStop, Watch
 from lockstep.cluster.worker import work
-from lockstep.errors import LaunchError
+from lockstep.errors import LaunchError, no_shared_memory, too_many_files
+
+# Of a process with loader workers; each connection counts.
+FEWEST_FILES = 256
 
 AGENT_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
 
@@ -63,9 +67,10 @@ def launch(
         The exit code: 0, the first cause's own, 128 + the signal's number after a stop, or what an entry returned.
 
     Raises:
-        LaunchError: The other machines can't be met.
+        LaunchError: The other machines can't be met, or this one has no shared memory or too few open files.
     """
     raise_open_files()
+    _check_file_limit()
     forkserver.prepare(preload)
     with forkserver.temp_folder() as folder:
         watch = Watch(folder, stop_timeout_s, log_dir, on_stop)
@@ -93,8 +98,26 @@ def launch(
                 return _run(agents[0], watch, meeting)
         except AskedToStop:
             return watch.exit_code(False, {})
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            raise no_shared_memory(error) from error  # a semaphore has no file name
         finally:
             forkserver.keep_tracker_alive()
+
+
+def _check_file_limit() -> None:
+    """See that processes may open what a world takes, before one of them looks like a fault of the network.
+
+    Raises:
+        LaunchError: They may not, and the limit can't be raised from here.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= FEWEST_FILES:
+        return
+    if hard != resource.RLIM_INFINITY and hard < FEWEST_FILES:
+        raise too_many_files()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEWEST_FILES, hard))
 
 
 def _run(agent: Agent, watch: Watch, meeting: Meeting | None) -> int:

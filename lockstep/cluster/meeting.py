@@ -11,6 +11,7 @@ import errno
 import os
 import shlex
 import socket
+import stat
 import sys
 import threading
 import time
@@ -121,10 +122,23 @@ def _file(path: Path, placement: Placement) -> Store:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
     except OSError as error:
         raise LaunchError(f"can't meet at {placement.init}: {path} can't be written: {error.strerror}") from None
+    if not is_store_file(path):
+        raise LaunchError(
+            f"can't meet at {placement.init}: {path} is a file that no run has made", do="name a file that is not there"
+        )
     store = FileStore(str(path), placement.world_size)
     # For ever: at its end it would count itself out of the file, and so make it anew after rank 0 has removed it.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
     return store
+
+
+def is_store_file(path: Path) -> bool:
+    """Whether a file is empty, or holds the keys of a torch FileStore: it is written to, and removed at the end."""
+    with path.open("rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return False
+        head = file.read(32)
+    return not head or b"refcount/" in head  # the first key that torch writes
 
 
 def look_up(host: str, port: int, init: str) -> list[str]:

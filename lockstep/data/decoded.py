@@ -7,6 +7,7 @@ whole or not at all. The folder grows to its limit and no further; what is in it
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
@@ -24,12 +25,14 @@ import simplejpeg
 
 from lockstep.data.images import ByteArray
 from lockstep.errors import DataError
+from lockstep.scratch import partial_path, sweep_partials
 
 LOGGER = logging.getLogger("lockstep")
 
 # Magic, height, width, checksum of the pixels, and the boot of the machine that wrote the file.
 _HEAD = struct.Struct("<8sIII16s")
 _MAGIC = b"lockpix1"
+_LONGEST_COUNT = 21
 # Other versions may decode to other bits.
 _DECODERS = f"{PIL.__version__} {simplejpeg.__version__}"
 
@@ -53,6 +56,7 @@ class DecodedPictures:
             self._folder.mkdir(parents=True, exist_ok=True)
             with self._used() as (used, _):
                 LOGGER.info("decoded pictures: %s holds %s bytes of at most %s", self._folder, used, limit_bytes)
+            sweep_partials(self._folder / "partial")
         except OSError as error:
             raise DataError(
                 f"the folder {self._folder} for decoded pictures can't be used: {error.strerror or error}",
@@ -87,11 +91,12 @@ class DecodedPictures:
         size = _HEAD.size + pixels.nbytes
         if self._is_full or place.exists():
             return
-        partial = place.with_name(f"{place.name}.{os.getpid()}.partial")
+        partial = partial_path(self._folder / "partial" / place.name)
         try:
             if not self._reserve(size):
                 return
             place.parent.mkdir(exist_ok=True)
+            partial.parent.mkdir(exist_ok=True)
             pixels = np.ascontiguousarray(pixels)
             height, width = pixels.shape[:2]
             with partial.open("wb") as file:
@@ -128,17 +133,22 @@ class DecodedPictures:
     @contextlib.contextmanager
     def _used(self) -> Iterator[tuple[int, Callable[[int], None]]]:
         """(bytes in use, a function that sets them), with the folder to oneself."""
-        with (self._folder / "used").open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        # Not through a symbolic link, and no file of that name that somebody else has written.
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(self._folder / "used", flags, 0o644), "a+b") as file:
+            with contextlib.suppress(OSError):  # without locks the count may be off, and no more
+                fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
-            text = file.read()
+            text = file.read(_LONGEST_COUNT)
+            if text and not text.isdigit():
+                raise OSError(errno.EEXIST, "it has a file called used in it that is not of decoded pictures")
 
             def write(used: int) -> None:
                 file.truncate(0)
                 file.write(b"%d" % used)
                 file.flush()
 
-            if not text.isdigit():  # new, or its writer died in between
+            if not text:  # new, or its writer died in between
                 write(self._count())
                 file.seek(0)
                 text = file.read()

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -15,6 +15,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from lockstep.errors import DataError
+from lockstep.scratch import partial_path, sweep_partials
 
 LOGGER = logging.getLogger("lockstep")
 _PIECE_BYTES = 1 << 20
@@ -52,6 +53,7 @@ def fetch(download: Download, *, otherwise: str, timeout_s: float = 20.0) -> Non
         download.path.parent.mkdir(parents=True, exist_ok=True)
         with _lock(download.path):
             if not download.path.exists():
+                sweep_partials(download.path.parent, download.path.name)
                 _fetch_from_any(download, otherwise, timeout_s)
     except OSError as error:
         raise DataError(
@@ -63,7 +65,7 @@ def _fetch_from_any(download: Download, otherwise: str, timeout_s: float) -> Non
     faults = []
     for url in download.urls:
         LOGGER.warning("fetching %s", url)
-        part = download.path.with_name(f"{download.path.name}.{os.getpid()}.part")
+        part = partial_path(download.path)
         try:
             fault = _fetch_one(url, part, download.md5, timeout_s)
             if fault is None:
@@ -106,6 +108,9 @@ def _read(url: str, timeout_s: float) -> Iterator[bytes]:
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Hold a lock beside a file; it goes with the process that holds it, however that ends."""
-    with path.with_name(f".{path.name}.lock").open("w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    lock = path.with_name(f".{path.name}.lock")
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with os.fdopen(handle, "rb") as file:
+        with suppress(OSError):  # without locks two processes may fetch the same file, each to a place of its own
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

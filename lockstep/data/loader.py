@@ -22,7 +22,7 @@ from lockstep.cores import num_cores
 from lockstep.data.keyed import IntArray, KeyArray, seed_reading
 from lockstep.data.order import Order, Place
 from lockstep.data.samples import Batch, Samples, with_channels_last
-from lockstep.errors import ConfigError, DataError, LockstepError, ReaderLost
+from lockstep.errors import ConfigError, DataError, LockstepError, ReaderLost, no_shared_memory
 
 Request = tuple[IntArray, KeyArray]
 
@@ -161,7 +161,12 @@ class Loader:
                 # data set would have to be picklable.
                 multiprocessing_context="fork",
             )
-            self._stream = iter(loader)
+            try:
+                self._stream = iter(loader)
+            except OSError as error:
+                if error.filename is not None:
+                    raise
+                raise no_shared_memory(error) from error
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """The next batch that was announced, on the device.

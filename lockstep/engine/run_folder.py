@@ -8,7 +8,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -237,11 +237,15 @@ def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def check_place(path: Path) -> None:
+def check_place(path: Path, is_own: Callable[[Path], bool] = lambda _: False) -> None:
     """See that a file could be written, before the work whose result it is to hold; leaves nothing behind.
 
+    Args:
+        path: The file.
+        is_own: Whether a file that is there is one that may be replaced, as the same command has written it.
+
     Raises:
-        CheckpointError: It could not.
+        CheckpointError: It could not, or there is another file.
     """
     try:
         above = _nearest(path.parent)
@@ -252,6 +256,10 @@ def check_place(path: Path) -> None:
         _try_out(above)
     except OSError as error:
         raise cannot_write_result(path, error) from None
+    if os.path.lexists(path) and not is_own(path):
+        raise CheckpointError(
+            f"{path} is there already, and was not written by this command", do="remove it, or give another place"
+        )
 
 
 def _nearest(path: Path) -> Path:

@@ -6,7 +6,6 @@ Everything is plain numbers and text; the same calls give a moving line on a ter
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import threading
 import time
@@ -20,7 +19,6 @@ _REDRAW_S = 0.1
 # In a log file: a line for each tenth of an epoch, but not in quick epochs, and at least one a minute.
 _SHORTEST_S, _LONGEST_S = 5.0, 60.0
 _TO_LINE_START = "\r\x1b[2K"
-_STYLE = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 class Console:
@@ -48,14 +46,17 @@ class Console:
         self._gone = False
 
     def say(self, text: str) -> None:
-        """Write a line or several, above the line of progress."""
+        """Write a line or several, above the line of progress; nothing in them moves or styles the terminal."""
+        self._add(printable(text))
+
+    def _add(self, text: str) -> None:
         with self._lock:
-            self._write(f"{_TO_LINE_START if self._line else ''}{_styles_only(text)}\n{self._line}")
+            self._write(f"{_TO_LINE_START if self._line else ''}{text}\n{self._line}")
 
     def block(self, title: str, rows: Mapping[str, str]) -> None:
         """Write a title with one indented line for each fact: the head of a run, or its end."""
-        first, *rest = block(title, rows).splitlines()
-        self.say("\n".join([self._styled(first, "1"), *rest]))
+        first, *rest = map(printable, block(title, rows).splitlines())
+        self._add("\n".join([self._styled(first, "1"), *rest]))
 
     def progress(
         self,
@@ -120,7 +121,8 @@ class Console:
         """
         when = f"{epoch:g}" if epoch == int(epoch) else f"{epoch:.2f}"
         # A slash means a detail, such as one class's accuracy: those are in the files.
-        figures = {metric_name(name): metric_value(name, value) for name, value in values.items() if "/" not in name}
+        shown = {name: value for name, value in values.items() if "/" not in name}
+        figures = {printable(metric_name(name)): metric_value(name, value) for name, value in shown.items()}
         if not self._interactive:
             # Progress stands between the rows of a log file, so each row names its figures.
             named = "  ".join(f"{name} {figure:<{metric_width(name)}}" for name, figure in figures.items())
@@ -132,7 +134,7 @@ class Console:
             self._columns = {name: max(len(name), len(cell), metric_width(name)) for name, cell in cells.items()}
             lines.append(self._styled(_row({name: name for name in cells}, self._columns), "2"))
         lines.append(_row(cells, self._columns))
-        self.say("\n".join(lines))
+        self._add("\n".join(lines))
 
     def close(self) -> None:
         """Take the line of progress away."""
@@ -169,12 +171,6 @@ def encodable(text: str, stream: TextIO) -> str:
     """A text that a stream can write: characters that its encoding does not have are written as escapes."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
-def _styles_only(text: str) -> str:
-    """A text as `printable` has it, but for the styles of this module."""
-    pieces = _STYLE.split(text)
-    return "".join(piece if place % 2 else printable(piece) for place, piece in enumerate(pieces))
 
 
 def _row(cells: Mapping[str, str], widths: Mapping[str, int]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
+from PIL.PngImagePlugin import PngInfo
 
 from lockstep.errors import ConfigError, cannot_write_result
 from lockstep.report.fonts import Font, font_for
@@ -16,6 +17,7 @@ ByteArray = npt.NDArray[np.uint8]
 Colour = tuple[int, int, int]
 
 _PAPER, _INK, _FAINT = (255, 255, 255), (34, 34, 34), (150, 150, 150)
+_SOFTWARE = "lockstep"  # in the pictures themselves: those may be drawn anew
 _EMPTY = (245, 245, 245)
 _RIGHT, _WRONG = (33, 102, 172), (178, 24, 43)
 _MARGIN_PX, _CELL_PX, _TEXT_PX = 24, 44, 14
@@ -157,9 +159,26 @@ def save_picture(picture: Image.Image, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(path)
+        mark = PngInfo()
+        mark.add_text("Software", _SOFTWARE)
+        # Each format takes what it knows, and leaves the other out.
+        picture.save(path, pnginfo=mark, comment=_SOFTWARE)
     except OSError as error:
         raise cannot_write_result(path, error) from None
+
+
+def is_drawing(path: Path) -> bool:
+    """Whether a file is a picture that `save_picture` has written, as a PNG or JPEG."""
+    try:
+        if not path.is_file():
+            return False
+        with Image.open(path, formats=("PNG", "JPEG")) as picture:
+            return _SOFTWARE in (
+                picture.info.get("Software"),
+                bytes(picture.info.get("comment", b"")).decode("latin-1"),
+            )
+    except (OSError, ValueError, TypeError, SyntaxError, Image.DecompressionBombError):
+        return False
 
 
 def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:

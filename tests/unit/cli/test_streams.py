@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli.main import run
+from lockstep.errors import ConfigError
+from lockstep.report.console import Console
 from tests.runs import environment
 
 COMMAND = f"{sys.executable} -m lockstep"
@@ -48,3 +53,79 @@ def test_a_current_folder_that_is_gone_is_said(
     gone.rmdir()
     assert run(["train", "digits", "--run-dir", "X"]) == 2
     assert capsys.readouterr().err == ("config error: the current folder no longer exists\n  do  cd to one that does\n")
+
+
+class Ascii(io.TextIOWrapper):
+    """A terminal whose encoding lacks most characters."""
+
+    def __init__(self, encoding: str = "ascii") -> None:
+        super().__init__(io.BytesIO(), encoding=encoding, write_through=True)
+
+    def text(self) -> str:
+        self.seek(0)
+        return self.read()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "gbk", "latin-1"])
+def test_a_console_writes_what_its_encoding_lacks_as_escapes_and_goes_on(encoding: str) -> None:
+    stream = Ascii(encoding)
+    console = Console(stream, interactive=False)
+    console.say("über 数据 \U0001f600")
+    console.say("and on")
+    assert stream.text().endswith("and on\n")
+    assert "\\U0001f600" in stream.text()
+
+
+def test_a_console_obeys_no_control_characters_of_others() -> None:
+    stream = Ascii("utf-8")
+    console = Console(stream, interactive=True)
+    console.block("run \x1b[2J\x1b]0;title\x07", {"data": "a\u202eb\x9b31m"})
+    console.say("c\x1b[8md\re")
+    console.close()
+    assert "run \\x1b[2J\\x1b]0;title\\x07" in stream.text()
+    assert "a\\u202eb\\x9b31m\n" in stream.text()
+    assert "c\\x1b[8md\\re" in stream.text()
+
+
+def test_an_error_does_nothing_to_a_terminal() -> None:
+    error = ConfigError("x\x1b[2Jy is no file", where="a\x9b\u2028b\udcff", do="1\n2")
+    assert str(error) == ("config error: x\\x1b[2Jy is no file\n  where  a\\x9b\\u2028b\\udcff\n  do     1\n         2")
+    assert "\x1b" not in error.line
+
+
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LC_ALL": "zh_CN.GBK", "PYTHONIOENCODING": "gbk"}])
+def test_a_terminal_that_is_not_utf_8_gets_every_text(tmp_path: Path, locale: dict[str, str]) -> None:
+    (tmp_path / "größe-😀.yaml").write_text("# 😀 größe\nrecipe: mnist\nseed: 4\n", encoding="utf-8")
+    variables = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", **locale}
+    done = subprocess.run(
+        ["sh", "-c", f"{COMMAND} config *.yaml; {COMMAND} train *.yaml x=1"],
+        cwd=tmp_path, env=environment(**variables), capture_output=True, timeout=110,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode == 2, said
+    assert b"Traceback" not in said
+    assert b"seed" in done.stdout
+    assert b"x is not a setting" in done.stderr
+
+
+def test_a_file_that_ends_too_early_is_not_taken_for_ctrl_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torn.gz").write_bytes(gzip.compress(b"text")[:-6])
+
+    def read(*arguments: object, **settings: object) -> None:
+        gzip.decompress((tmp_path / "torn.gz").read_bytes())
+
+    monkeypatch.setattr("lockstep.config.load.load", read)
+    with pytest.raises(EOFError):
+        run(["train", "digits"])
+
+
+def test_what_a_program_reads_is_json_whatever_the_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lockstep.cli.options import json_text
+
+    value = {"größe": "数\x9b\u202e\udcff😀"}
+    for encoding in ("ascii", "gbk", "utf-8"):
+        monkeypatch.setattr("sys.stdout", Ascii(encoding))
+        text = json_text(value)
+        assert json.loads(text) == value
+        text.encode(encoding)
+        assert "\x9b" not in text

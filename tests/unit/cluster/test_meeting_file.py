@@ -29,3 +29,17 @@ def test_a_file_that_can_not_be_made_is_told_at_once(tmp_path: Path) -> None:
     for path in (Path("/proc/x"), tmp_path):
         with pytest.raises(LaunchError, match=f"{path} can't be written: "):
             meet(path)
+
+
+def test_a_file_of_another_kind_is_neither_written_to_nor_removed(tmp_path: Path) -> None:
+    path = tmp_path / "thesis.txt"
+    path.write_text("mine")
+    with pytest.raises(LaunchError, match="a file that no run has made"):
+        meet(path)
+    assert path.read_text() == "mine"
+
+
+def test_a_file_in_which_others_meet_is_taken(tmp_path: Path) -> None:
+    meet(tmp_path / "meet")
+    assert (tmp_path / "meet").stat().st_size
+    meet(tmp_path / "meet")

@@ -17,6 +17,7 @@ from lockstep.data import decoded
 from lockstep.data.decoded import DecodedPictures
 from lockstep.data.images import read_rgb
 from lockstep.errors import DataError
+from lockstep.scratch import partial_path
 
 
 def picture(path: Path, seed: int = 0) -> np.ndarray:
@@ -147,3 +148,25 @@ def test_writers_that_are_killed_leave_only_whole_pictures(tmp_path: Path) -> No
         assert found is None or np.array_equal(found, read_rgb(path))
         kept.keep(path, 1, read_rgb(path))  # and it can be gone on with
     assert size_of(tmp_path / "kept") <= 10**6
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_of_the_users_in_the_folder_is_not_written_over(tmp_path: Path, is_link: bool) -> None:
+    mine = tmp_path / ("mine" if is_link else "used")
+    mine.write_text("mine")
+    if is_link:
+        (tmp_path / "used").symlink_to(mine)
+    with pytest.raises(DataError, match="can't be used"):
+        DecodedPictures(tmp_path, 10**6)
+    assert mine.read_text() == "mine"
+
+
+def test_partial_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = partial_path(tmp_path / "partial" / "abc")
+    left.parent.mkdir()
+    left.with_name(left.name.replace(str(os.getpid()), str(dead.pid))).touch()
+    left.touch()
+    DecodedPictures(tmp_path, 10**6)
+    assert list(left.parent.iterdir()) == [left]

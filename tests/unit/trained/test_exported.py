@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import nn
 
 from lockstep import exported
@@ -23,6 +23,7 @@ from lockstep.cluster.world import alone
 from lockstep.config.load import load
 from lockstep.engine.build import build_parts
 from lockstep.engine.facts import facts_for
+from lockstep.engine.own_files import is_export
 from lockstep.engine.parts import Parts
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.exported import FIELD, INPUT, export
@@ -65,6 +66,10 @@ def outputs_of(model: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
     return list(found) if isinstance(found, list | tuple) else [found]
 
 
+# A file of weights that an earlier export has written.
+EARLIER = save({"a": torch.zeros(1)}, metadata={"lockstep": "0.1.0"})
+
+
 @pytest.mark.parametrize("preset", ["digits", "shapes", "text", "pose"])
 def test_an_onnx_file_gives_the_models_outputs_for_any_number_of_samples(preset: str) -> None:
     parts, settings = model_of(preset)
@@ -105,10 +110,26 @@ def test_safetensors_have_the_weights_and_the_classes() -> None:
             assert torch.equal(file.get_tensor(name), tensor)
 
 
+@pytest.mark.parametrize("to", exported.ENDINGS)
+def test_a_file_of_someone_else_is_never_written_over_and_an_export_is(to: str) -> None:
+    model_of("digits")
+    Path("net").write_text("mine: a text on lockstep")
+    with pytest.raises(CheckpointError, match="net is there already"):
+        export("w.safetensors", to, "net", preset="digits")
+    assert Path("net").read_text() == "mine: a text on lockstep"
+    Path("net").unlink()
+    export("w.safetensors", to, "net", preset="digits")
+    assert is_export(Path("net"))
+    export("w.safetensors", to, "net", preset="digits")
+    Path("link").symlink_to("net")
+    with pytest.raises(CheckpointError, match="link is there already"):
+        export("w.safetensors", to, "link", preset="digits")
+
+
 @pytest.mark.parametrize("to", ["safetensors", "torch-export"])
 def test_a_file_with_other_outputs_is_not_written(to: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     model_of("digits")
-    Path("net").write_text("from before")
+    Path("net").write_bytes(EARLIER)
     real = exported._flat
     num_calls = 0
 
@@ -126,7 +147,7 @@ def test_a_file_with_other_outputs_is_not_written(to: str, monkeypatch: pytest.M
         == CheckpointError.exit_code
     )
     assert "difference" in capsys.readouterr().err
-    assert Path("net").read_text() == "from before"
+    assert Path("net").read_bytes() == EARLIER
     assert sorted(path.name for path in Path().iterdir()) == ["net", "w.safetensors"]
 
 

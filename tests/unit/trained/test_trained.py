@@ -18,7 +18,7 @@ from lockstep.engine.weights import weights_sha256
 from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError
 from lockstep.recipes.catalog import find
 from lockstep.recipes.trust import trust
-from lockstep.report.pictures import places_for
+from lockstep.report.pictures import is_drawing, places_for
 from lockstep.subject import Subject
 from lockstep.trained import evaluate, expand, predict, predictions
 
@@ -130,6 +130,21 @@ def test_a_place_for_drawings_that_can_not_be_is_refused_before_the_model_is_ope
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         places_for([Path(f"{place}.png") for place in range(num_files)], Path(draw))
+
+
+@pytest.mark.parametrize("name", ["drawn.png", "drawn.jpg"])
+def test_a_picture_of_the_users_is_not_drawn_over_and_an_earlier_drawing_is(
+    run: Path, pictures: Path, name: str
+) -> None:
+    Image.new("RGB", (9, 9)).save(name)
+    before = Path(name).read_bytes()
+    with pytest.raises(CheckpointError, match=f"{name} is there already"):
+        list(predictions(Subject(run), [pictures / "a.png"], draw=Path(name)))
+    assert Path(name).read_bytes() == before
+    Path(name).unlink()
+    for _ in range(2):
+        list(predictions(Subject(run), [pictures / "a.png"], draw=Path(name)))
+    assert is_drawing(Path(name))
 
 
 @pytest.mark.parametrize("draw", ["pictures/a.png/drawn.png", "pictures/a.png/drawn/more"])
