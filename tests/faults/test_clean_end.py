@@ -82,7 +82,7 @@ def test_a_terminal_that_is_closed_ends_the_run_as_a_stop_does(folder: Path) -> 
     process = subprocess.Popen(
         [*LOCKSTEP, "train", TINY, *SETTINGS, *SLOW, WORKERS, ENDLESS, "--procs", "2", "--run-dir", folder / "run"],
         cwd=folder, env=environment(TMPDIR=str(folder / "tmp")), stdin=theirs, stdout=theirs, stderr=theirs,
-        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), text=True,
+        start_new_session=True, preexec_fn=_take_terminal, text=True,
     )  # fmt: skip
     os.close(theirs)
     closing = threading.Event()
@@ -101,6 +101,12 @@ def test_a_terminal_that_is_closed_ends_the_run_as_a_stop_does(folder: Path) -> 
         kill_session(process)
         closing.set()
         reader.join()
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # With nohup before the tests it is ignored, which the run would inherit and respect.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _read_until(closing: threading.Event, descriptor: int) -> None:

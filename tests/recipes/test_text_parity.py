@@ -154,9 +154,10 @@ def check_group(
 
 def test_three_training_steps_are_the_reference_s() -> None:
     outputs = load("crnn_outputs.npz")
-    model = network("small40").train()
+    # Batch norm over few samples: in float32 rounding decides single ReLUs, on each kind of processor others.
+    model = network("small40").double().train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    x = noise(outputs["small40/train/x_shape"], outputs["small40/train/x_seed"])
+    x = noise(outputs["small40/train/x_shape"], outputs["small40/train/x_seed"]).double()
     lengths = torch.from_numpy(outputs["small40/train/target_lengths"].astype(np.int64))
     classes = padded(outputs["small40/train/targets"], lengths.numpy())
     losses = []
