@@ -44,6 +44,7 @@ def test_a_schedulers_warning_to_all_processes_saves_and_exits_with_its_own_code
         assert running.left() == []
 
 
+@pytest.mark.full
 def test_a_process_that_is_alone_takes_a_warning_in_the_same_way(folder: Path) -> None:
     with job(folder, *SLOW, WORKERS, ENDLESS, "--procs", 1) as running:
         running.wait_for_step(4)
@@ -54,6 +55,7 @@ def test_a_process_that_is_alone_takes_a_warning_in_the_same_way(folder: Path) -
         assert running.left() == []
 
 
+@pytest.mark.full
 def test_sigterm_to_one_rank_stops_all_of_them(folder: Path) -> None:
     with job(folder, *SLOW, WORKERS, ENDLESS, "--procs", 2, "--max-restarts", 2) as running:
         running.wait_for_step(4)
@@ -64,7 +66,7 @@ def test_sigterm_to_one_rank_stops_all_of_them(folder: Path) -> None:
         assert running.left() == []
 
 
-@pytest.mark.parametrize("step", [0, 4])
+@pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.full), 4])
 def test_nothing_is_left_of_a_launcher_that_is_killed(folder: Path, step: int) -> None:
     with job(folder, *SLOW, WORKERS, ENDLESS, "--procs", 2) as running:
         if step:

@@ -17,7 +17,7 @@ from tests.ranks.recorded import check_recorded, record
 RECORDED = Path(__file__).with_name("pose_recorded.json")
 
 
-@pytest.mark.parametrize("batch_norm", ["micro", "sync"])
+@pytest.mark.parametrize("batch_norm", [pytest.param("micro", marks=pytest.mark.full), "sync"])
 def test_pose_gives_one_hash_in_all_worlds_and_after_a_stop(gang: Gang, tmp_path: Path, batch_norm: str) -> None:
     config = settings(batch_norm=batch_norm)
     ((weights, figures, losses, is_done),) = gang.run(1, carry_out, tmp_path / "1", config)

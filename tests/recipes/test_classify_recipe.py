@@ -86,8 +86,8 @@ def test_a_network_answers_as_the_reference(parity_folder: Path, name: str, num_
 def test_three_steps_of_training_are_the_references(parity_folder: Path) -> None:
     data = np.load(parity_folder / "resnet_outputs.npz", allow_pickle=False)
     known = {name.removeprefix("resnet34_5/train/"): data[name] for name in data.files if "34_5/train" in name}
-    # Batch norm over few samples: in float32 rounding decides single ReLUs, on each kind of processor others, and in the
-    # recording's later steps too.
+    # Batch norm over few samples: in float32 rounding decides single ReLUs, on each kind of processor others. The
+    # recording's later steps have such flips too.
     model = filled(parity_folder, "resnet34").double().train()
     settings = {"name": "sgd"} | {name: float(known[name]) for name in ("lr", "momentum", "weight_decay")}
     config = Config.model_validate({"recipe": "classify", "optim": settings})

@@ -69,8 +69,8 @@ def test_names_shapes_and_parameters_are_the_official_ones(parity_folder: Path, 
     assert sum(parameter.numel() for parameter in model.parameters()) == official["params"]
 
 
-@pytest.mark.parametrize("view", ["full", "wide"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("view", [pytest.param("full", marks=pytest.mark.full), "wide"])
+@pytest.mark.parametrize("name", [CONFIGS[0], *(pytest.param(name, marks=pytest.mark.full) for name in CONFIGS[1:])])
 def test_the_full_net_says_what_the_official_one_says(
     parity_folder: Path, fill: ModuleType, name: str, view: str
 ) -> None:
@@ -103,8 +103,8 @@ def test_a_small_net_evaluates_and_trains_as_the_official_one(parity_folder: Pat
     model.eval()
     with torch.inference_mode():
         check(model(images), "eval", 1e-5)
-    # Batch norm over few samples: in float32 rounding decides single ReLUs, on each kind of processor others, and in the
-    # recording too. In float64 what differs is that alone: in the outputs 1e-5, in a tensor's gradient up to 1%.
+    # Batch norm over few samples: in float32 rounding decides single ReLUs, on each kind of processor others. The
+    # recording has such flips too: they change outputs by 1e-5 and the gradient of a tensor by up to 1%.
     model, images = model.double().train(), images.double()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     sample = partial(fill.sample, about=64)
