@@ -1,4 +1,4 @@
-# make digits   set up, train, and see what it made      make test    set up, and run the tests
+# make digits   set up, train, and see what it made      make test    set up, and run tests of each part
 # PYTHON=python3.12 picks the interpreter (3.11 or newer); PROCS=4 the number of processes; SEED=7 another order of the
 # tests and other made-up cases in them; JOBS=4 as many files of tests at a time.
 

@@ -12,7 +12,7 @@ import pytest
 from tests.runs import ROOT, kill_session, lockstep, own_port, process_with_open, records, start, wait_until, weights
 
 # Each is two starts of torch and a hang: 15 s on two free cores.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 LIMIT_S = 150
 STUCK = ROOT / "tests" / "e2e" / "stuck_recipe.py"
 # After half of it a rank that says nothing is taken for silent: on a busy machine that must not be one that gets on.

@@ -37,7 +37,7 @@ def _run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedP
     hidden = ("PYTEST_", "MAKE", "MFLAGS", "PYTHON")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     environ |= variables
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=180)
 
 
 def _old_python(folder: Path) -> Path:

@@ -19,7 +19,7 @@ from tests.ranks.recorded import check_recorded, record
 RECORDED = Path(__file__).with_name("classify_recorded.json")
 
 # On a machine that does much else too, forked workers and ranks wait long for their turns.
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
