@@ -1,4 +1,4 @@
-# make digits   set up, train, and see what it made      make test    set up, and run the tests
+# make digits   set up, train, and see what it made      make test    set up, and run tests of each part
 # PYTHON=python3.12 picks the interpreter (3.11 or newer); PROCS=4 the number of processes; SEED=7 another order of the
 # tests and other made-up cases in them; JOBS=4 as many files of tests at a time. TORCH_INDEX=URL takes torch from there.
 
@@ -11,9 +11,10 @@ JOBS ?= 2
 DATA ?= data/mnist
 BENCH_ARGS ?=
 PY := .venv/bin/python
+PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := lockstep tests benchmarks examples
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-cluster test-faults fuzz check format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps audit test-versions
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps audit test-versions
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,8 +22,14 @@ help:  ## this list
 digits: .venv/.installed  ## train the digits recipe on 2 processes, in under a minute after set-up
 	@$(PY) -m lockstep train digits --procs $(PROCS)
 
-test: .venv/.installed-dev  ## run the tests
-	@$(PY) -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
+test: .venv/.installed-dev  ## at least one test of each promise and part, in at most 6 minutes on 2 cores
+	@$(PYTEST) -m "not full and not lab" $(PYTEST_ARGS)
+
+test-full: .venv/.installed-dev  ## the tests that `make test` leaves out
+	@$(PYTEST) -m "full and not lab" $(PYTEST_ARGS)
+
+test-all: .venv/.installed-dev  ## all tests: 20 to 30 minutes on 2 cores
+	@$(PYTEST) -m "not lab" $(PYTEST_ARGS)
 
 test-cluster: .venv/.installed-lab  ## real Slurm, MPI, ssh and hosts with links of their own: Debian, as root
 	@tests/lab/install

@@ -35,6 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device; skipped where there is none")
     config.addinivalue_line("markers", "slow: takes more than about 10 s")
     config.addinivalue_line(
+        "markers", "full: widens what another test in `make test` holds; make test-full runs it (CONTRIBUTING.md)"
+    )
+    config.addinivalue_line(
         "markers", "lab: long, with a shorter test of the same beside it; make test-cluster runs it"
     )
 
@@ -53,6 +56,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in wants_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    count = sum("../shared" in str(report.longrepr) for report in skipped)
+    if count:
+        text = f"{count} tests were skipped because their data is missing"
+        terminalreporter.write_line(f"{text}: CONTRIBUTING.md, Test data, says how to get it")
 
 
 @pytest.fixture(autouse=True)

@@ -60,7 +60,7 @@ class KeyFile:
             folder.mkdir(parents=True, exist_ok=True)
             partial.unlink(missing_ok=True)
             descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(self.key)
                 file.flush()
                 os.fsync(descriptor)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,10 +24,7 @@ from lockstep.cluster.nodes import EndedElsewhere, Meeting
 from lockstep.cluster.size import Nodes
 from lockstep.cluster.watch import AskedToStop, Watch
 from lockstep.cluster.worker import work
-from lockstep.errors import LaunchError, no_shared_memory, too_many_files
-
-# Of a process with loader workers; each connection counts.
-FEWEST_FILES = 256
+from lockstep.errors import LaunchError, no_shared_memory
 
 AGENT_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
 
@@ -70,7 +66,6 @@ def launch(
         LaunchError: The other machines can't be met, or this one has no shared memory or too few open files.
     """
     raise_open_files()
-    _check_file_limit()
     forkserver.prepare(preload)
     with forkserver.temp_folder() as folder:
         watch = Watch(folder, stop_timeout_s, log_dir, on_stop)
@@ -104,20 +99,6 @@ def launch(
             raise no_shared_memory(error) from error  # a semaphore has no file name
         finally:
             forkserver.keep_tracker_alive()
-
-
-def _check_file_limit() -> None:
-    """See that processes may open what a world takes, before one of them looks like a fault of the network.
-
-    Raises:
-        LaunchError: They may not, and the limit can't be raised from here.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= FEWEST_FILES:
-        return
-    if hard != resource.RLIM_INFINITY and hard < FEWEST_FILES:
-        raise too_many_files()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FEWEST_FILES, hard))
 
 
 def _run(agent: Agent, watch: Watch, meeting: Meeting | None) -> int:

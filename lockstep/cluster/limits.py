@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 
-from lockstep.errors import LaunchError, LockstepError
+from lockstep.errors import LaunchError, LockstepError, too_many_files
 
 try:
     import resource
@@ -15,6 +15,8 @@ except ImportError:  # not a Unix
 
 # More would help nobody, and some systems call no limit a number that the kernel then refuses.
 _MOST = 1 << 20
+# What a process with loader workers takes; each connection counts.
+_FEWEST = 256
 # What a process needs for a moment when it reads a file or starts another process.
 _ROOM = 16
 
@@ -23,6 +25,9 @@ def raise_open_files() -> None:
     """Raise the soft limit of open files to the hard one.
 
     Each connection to the store takes one, also those of programs that have no business there.
+
+    Raises:
+        LaunchError: The hard limit is below what a world takes.
     """
     if resource is None:
         return
@@ -31,6 +36,8 @@ def raise_open_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if resource.RLIM_INFINITY != hard < _FEWEST:
+        raise too_many_files()
 
 
 def out_of_files() -> str:

@@ -20,6 +20,7 @@ def _compare(repo: Path, tmp_path: Path, data: Path, *arguments: str) -> subproc
     return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110)
 
 
+@pytest.mark.full
 def test_two_processes_train_and_the_figures_are_written(repo: Path, tmp_path: Path, mnist_folder: Path) -> None:
     job = "bound: data in memory"
     run = _compare(repo, tmp_path, mnist_folder, "--only", job, "--out", "figures.json")

@@ -110,7 +110,7 @@ def test_any_other_error_shows_the_first_traceback_only(start: Callable[..., Pro
     assert text.count("Traceback") == 1
 
 
-@pytest.mark.parametrize("deed", ["exit 7", "exit 7 slowly"])
+@pytest.mark.parametrize("deed", [pytest.param("exit 7", marks=pytest.mark.full), "exit 7 slowly"])
 def test_an_exit_code_is_passed_on(start: Callable[..., Program], deed: str) -> None:
     assert start(deed).wait()[0] == 7
 
@@ -133,6 +133,7 @@ def test_a_killed_worker_is_named(start: Callable[..., Program]) -> None:
     assert program.left_files() == []
 
 
+@pytest.mark.full
 def test_a_killed_worker_is_started_again_within_seconds(start: Callable[..., Program]) -> None:
     program = start("killed once", max_restarts=2)
     code, text = program.wait()
@@ -157,6 +158,7 @@ def test_ctrl_c_lets_the_workers_save(start: Callable[..., Program]) -> None:
     assert program.all_gone()
 
 
+@pytest.mark.full
 def test_sigterm_to_the_launcher_lets_the_workers_save(start: Callable[..., Program]) -> None:
     program = start("loop")
     program.until("started-0-*", 2)
@@ -165,6 +167,7 @@ def test_sigterm_to_the_launcher_lets_the_workers_save(start: Callable[..., Prog
     assert len(list(program.folder.glob("saved-0-*"))) == 2
 
 
+@pytest.mark.full
 def test_sigterm_to_one_worker_is_the_commands_end_too(start: Callable[..., Program]) -> None:
     program = start("loop", max_restarts=1)
     program.until("started-0-*", 2)
@@ -175,7 +178,7 @@ def test_sigterm_to_one_worker_is_the_commands_end_too(start: Callable[..., Prog
     assert len(list(program.folder.glob("saved-0-*"))) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_a_stop_before_all_have_joined_is_quiet(start: Callable[..., Program], number: signal.Signals) -> None:
     # They end at once: for as long as they may take to stop, the test would not wait.
     program = start("joins late", stop_timeout_s=2 * LONG_S)
@@ -213,7 +216,7 @@ def test_workers_that_do_not_stop_are_killed(start: Callable[..., Program]) -> N
     assert program.all_gone()
 
 
-@pytest.mark.parametrize("deed", ["loop", "deaf"])
+@pytest.mark.parametrize("deed", ["loop", pytest.param("deaf", marks=pytest.mark.full)])
 def test_nothing_is_left_when_the_launcher_is_killed(start: Callable[..., Program], deed: str) -> None:
     program = start(deed, stop_timeout_s=20.0 if deed == "loop" else 1.0)
     program.until("started-0-*", 2)
@@ -224,6 +227,7 @@ def test_nothing_is_left_when_the_launcher_is_killed(start: Callable[..., Progra
     assert program.left_files() == []
 
 
+@pytest.mark.full
 def test_torchrun_starts_the_same_work(tmp_path: Path, repo: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.runs import LONG_S, environment, lockstep
 
 
@@ -31,6 +33,7 @@ def test_a_mistake_in_a_setting_is_said_before_anything_is_looked_at(tmp_path: P
     assert "epoch is not a setting" in done.stderr
 
 
+@pytest.mark.full
 def test_training_says_at_its_start_what_the_doctor_would(tmp_path: Path) -> None:
     limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 4096)); "
     limited += "sys.argv = ['lockstep', 'train', 'digits', 'epochs=1', '--procs', '1']; "

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.runs import LONG_S, TINY, environment, lockstep, result
 
 
+@pytest.mark.full
 def test_eval_under_torchrun_speaks_once_and_says_what_it_says_alone(tmp_path: Path) -> None:
     lockstep("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
     alone = json.loads(lockstep("eval", tmp_path / "run", "--json", cwd=tmp_path).stdout)

@@ -12,7 +12,7 @@ import pytest
 from tests.runs import ROOT, kill_session, lockstep, own_port, process_with_open, records, start, wait_until, weights
 
 # Each is two starts of torch and a hang: 15 s on two free cores.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 LIMIT_S = 150
 STUCK = ROOT / "tests" / "e2e" / "stuck_recipe.py"
 # After half of it a rank that says nothing is taken for silent: on a busy machine that must not be one that gets on.
@@ -32,6 +32,7 @@ def undisturbed(run: Path) -> str:
     return weights(run)
 
 
+@pytest.mark.full
 def test_a_rank_that_reads_for_ever_is_named_and_the_run_goes_on_to_the_same_weights(
     undisturbed: str, tmp_path: Path
 ) -> None:
@@ -51,6 +52,7 @@ def test_a_rank_that_reads_for_ever_is_named_and_the_run_goes_on_to_the_same_wei
     assert "parallel/reduce.py" in waiting.split("\n\n")[1]
 
 
+@pytest.mark.full
 def test_a_rank_that_holds_a_sharded_model_up_is_named_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     sharded = ["mode=fast", "parallel=fsdp", "--procs", 2, "--run-dir", folder]
@@ -84,6 +86,7 @@ def test_a_stopped_process_is_named_and_killed_and_the_run_goes_on_to_the_same_w
     assert weights(folder) == undisturbed
 
 
+@pytest.mark.full
 def test_a_world_started_by_hand_finds_out_by_itself_and_all_end_with_the_same_text(tmp_path: Path) -> None:
     folder, meeting = tmp_path / "run", f"tcp://127.0.0.1:{own_port()}"
     world = ["--init", meeting, "--world-size", 3, "--run-dir", folder]
@@ -103,6 +106,7 @@ def test_a_world_started_by_hand_finds_out_by_itself_and_all_end_with_the_same_t
     assert len(list((folder / "logs").glob("stacks-rank-*.txt"))) == 3
 
 
+@pytest.mark.full
 def test_a_rank_that_is_stopped_in_an_evaluation_is_named_by_the_other(run: Path, tmp_path: Path) -> None:
     # As torchrun starts them, which itself waits for half a minute before it kills one that is stopped.
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own_port())}

@@ -20,7 +20,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("num_procs", [2, 3, 4, 8])
+@pytest.mark.parametrize("num_procs", [2, 3, 4, pytest.param(8, marks=pytest.mark.full)])
 def test_batch_norm_and_dropout_give_one_hash_at_any_world_size(tiny: Path, tmp_path: Path, num_procs: int) -> None:
     lockstep("train", TINY, "--procs", num_procs, "--run-dir", tmp_path / "run", cwd=tmp_path)
     assert weights(tmp_path / "run") == weights(tiny)
@@ -71,6 +71,7 @@ def some_mnist(mnist_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("preset", [pytest.param("mnist", marks=pytest.mark.lab), "mnist/tutorial"])
 def test_mnist_with_dropout_gives_one_hash(some_mnist: Path, tmp_path: Path, preset: str) -> None:
     settings = [f"data.root={some_mnist}", "epochs=1", "micro_batch=16", "global_batch=128"]
@@ -80,6 +81,7 @@ def test_mnist_with_dropout_gives_one_hash(some_mnist: Path, tmp_path: Path, pre
     assert len({weights(folder) for folder in runs.values()}) == 1
 
 
+@pytest.mark.full
 def test_fast_mode_stays_close_to_exact_over_100_steps(tmp_path: Path) -> None:
     settings = ["data.num_samples=1200", "epochs=2"]
     for mode in ("exact", "fast"):

@@ -6,6 +6,8 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.runs import LONG_S, kill_session, lockstep, start, wait_until
 
 TELLS = """
@@ -33,6 +35,7 @@ def test_scale_gives_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # it leaves no run behind
 
 
+@pytest.mark.full
 def test_torchs_ddp_is_left_out_where_a_step_has_not_a_micro_batch_for_each_process(tmp_path: Path) -> None:
     options = ["global_batch=32", "micro_batch=32", "--procs", "2", "--compare", "ddp", "--out", tmp_path / "out"]
     done = lockstep("scale", "digits", *options, cwd=tmp_path, code=2)
@@ -40,6 +43,7 @@ def test_torchs_ddp_is_left_out_where_a_step_has_not_a_micro_batch_for_each_proc
     assert "nothing could be measured" in done.stderr
 
 
+@pytest.mark.full
 def test_steps_of_samples_in_groups_are_measured(tmp_path: Path) -> None:
     """Lines of two widths never share a micro-batch: here no step has all the samples that it could have."""
     lockstep("data", "make", "text", "--num", 90, "--out", tmp_path / "lines", cwd=tmp_path)
@@ -57,6 +61,7 @@ def test_names_and_numbers_that_can_not_be_are_refused_at_once(tmp_path: Path) -
         assert f"--procs is '{procs}'" in lockstep("scale", "digits", "--procs", procs, cwd=tmp_path, code=2).stderr
 
 
+@pytest.mark.full
 def test_ctrl_c_promises_no_checkpoint_where_none_is_made(tmp_path: Path) -> None:
     (tmp_path / "tells.py").write_text(TELLS)
     process = start("scale", "tells.py", "--procs", 2, "--steps", 1000000, cwd=tmp_path)

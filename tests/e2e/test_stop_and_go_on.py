@@ -63,7 +63,9 @@ def go_on(folder: Path, procs: int) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("stop", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.full), (signal.SIGTERM, 143)]
+)
 def test_a_stop_saves_in_mid_epoch_and_any_world_goes_on(
     undisturbed: Path, tmp_path: Path, stop: int, code: int
 ) -> None:
@@ -93,6 +95,7 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(record["step"], record["loss"]) for record in records(folder, "train")]
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     folder, slow = tmp_path / "run", ["data.slow_s=300", f"data.slow_while={tmp_path}/slow", "epochs=10000"]
     process = start("train", TINY, *slow, "--procs", 2, "--run-dir", folder, cwd=tmp_path)
@@ -120,6 +123,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     assert not processes_with(str(folder))
 
 
+@pytest.mark.full
 def test_a_killed_launcher_leaves_nothing_and_the_run_goes_on(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = slow_run(folder, 2, "loader.num_workers=1")
@@ -138,6 +142,7 @@ def rank_pid(folder: Path, rank: int) -> int:
     return wait_until(lambda: process_with_open(folder / "logs" / f"rank-{rank}.log"))
 
 
+@pytest.mark.full
 def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = slow_run(folder, 3)
@@ -155,6 +160,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(undistur
     assert weights(folder) == weights(undisturbed)
 
 
+@pytest.mark.full
 def test_a_killed_rank_is_started_again_where_restarts_are_allowed(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = slow_run(folder, 2, "--max-restarts", 2)
@@ -171,6 +177,7 @@ def test_a_killed_rank_is_started_again_where_restarts_are_allowed(undisturbed: 
     assert losses(folder) == losses(undisturbed)
 
 
+@pytest.mark.full
 def test_a_torn_and_an_altered_checkpoint_are_named_and_passed_over(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = slow_run(folder, 1)
@@ -207,6 +214,7 @@ def test_resume_from_a_checkpoint_by_its_folder(undisturbed: Path, tmp_path: Pat
     assert weights(other) == weights(undisturbed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("procs", [1, 2])
 def test_a_stop_that_all_processes_get_saves_though_workers_read(tmp_path: Path, procs: int) -> None:
     folder = tmp_path / "run"
@@ -223,6 +231,7 @@ def test_a_stop_that_all_processes_get_saves_though_workers_read(tmp_path: Path,
     assert not processes_with(str(folder))
 
 
+@pytest.mark.full
 def test_settings_alone_are_for_the_run_in_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     lockstep("train", TINY, "epochs=1", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
@@ -231,6 +240,7 @@ def test_settings_alone_are_for_the_run_in_the_folder(tmp_path: Path) -> None:
     assert "holds a run with other settings" in other.stderr
 
 
+@pytest.mark.full
 def test_a_torn_checkpoint_is_named_even_if_it_is_the_only_one(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     lockstep("train", TINY, "epochs=1", "--procs", 1, "--run-dir", folder, cwd=tmp_path)

@@ -17,7 +17,11 @@ UNUSUAL = ROOT / "tests" / "e2e" / "unusual_recipe.py"
 
 @pytest.mark.parametrize(
     "kind",
-    ["mask", "gaps", *(pytest.param(kind, marks=pytest.mark.lab) for kind in ("conv3d", "numpy-split")), "torch-split"],
+    [
+        "mask",
+        *(pytest.param(kind, marks=pytest.mark.full) for kind in ("gaps", "torch-split")),
+        *(pytest.param(kind, marks=pytest.mark.lab) for kind in ("conv3d", "numpy-split")),
+    ],
 )
 def test_the_same_bits_in_training_and_the_same_samples_in_eval(tmp_path: Path, kind: str) -> None:
     for procs in (1, 2):
@@ -28,6 +32,7 @@ def test_the_same_bits_in_training_and_the_same_samples_in_eval(tmp_path: Path, 
     assert figures == result(tmp_path / "1")["metrics"]
 
 
+@pytest.mark.full
 def test_batch_norm_over_one_sample_is_refused_before_the_first_step(tmp_path: Path) -> None:
     done = lockstep("train", UNUSUAL, "data.num_samples=49", cwd=tmp_path, code=2)
     assert "micro-batch of one sample" in done.stderr
@@ -42,6 +47,7 @@ def test_an_empty_training_set_is_refused(tmp_path: Path) -> None:
     ).stderr  # fmt: skip
 
 
+@pytest.mark.full
 def test_what_a_stopped_run_says_to_type_goes_on_with_it(tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
     slow = ["data.slow_s=0.2", f"data.slow_while={tmp_path}/slow"]  # it is not over before it is stopped
@@ -78,6 +84,7 @@ def test_ranks_with_other_models_are_named(tmp_path: Path) -> None:
         assert "setting model.width: 7 on rank 1, 6 on rank 0" in text
 
 
+@pytest.mark.full
 def test_resume_names_what_it_needs(tmp_path: Path) -> None:
     assert "--run-dir" in lockstep("train", TINY, "--resume", "auto", cwd=tmp_path, code=2).stderr
     assert "is no checkpoint" in lockstep("train", TINY, "--resume", "atuo", cwd=tmp_path, code=2).stderr
@@ -87,6 +94,7 @@ def test_resume_names_what_it_needs(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.full
 def test_a_restart_by_torchrun_does_not_begin_another_run(tmp_path: Path) -> None:
     variables = {
         "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own_port()),

@@ -60,6 +60,7 @@ def test_eval_needs_only_the_run_folder_and_gives_the_same_digits_at_any_world_s
         assert figures == result(digits)["metrics"]
 
 
+@pytest.mark.full
 def test_eval_of_the_best_checkpoint(digits: Path, tmp_path: Path) -> None:
     figures = json.loads(lockstep("eval", digits, "--checkpoint", "best", "--json", cwd=tmp_path).stdout)
     assert figures["top1"] == result(digits)["best"]["value"]
@@ -82,6 +83,7 @@ def test_predict_needs_only_the_run_folder(digits: Path, tmp_path: Path) -> None
     assert "class" in lockstep("predict", digits, files[0], cwd=tmp_path).stdout
 
 
+@pytest.mark.full
 def test_predict_says_which_file_is_no_picture(digits: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no picture")
     Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(tmp_path / "line.png")
@@ -115,7 +117,7 @@ def test_under_torchrun(tiny: str, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "logs" / "rank-1.log").exists()
 
 
-@pytest.mark.parametrize("form", ["tcp", "file", "env"])
+@pytest.mark.parametrize("form", ["tcp", *(pytest.param(form, marks=pytest.mark.full) for form in ("file", "env"))])
 def test_in_two_terminals(tiny: str, tmp_path: Path, form: str) -> None:
     port = own_port()
     init = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meet", "env": "env://"}[form]
@@ -159,6 +161,7 @@ def test_from_python(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "ConfigError"
 
 
+@pytest.mark.full
 def test_ctrl_c_in_a_script_saves_and_ends_without_a_traceback(tmp_path: Path) -> None:
     program = (
         "import lockstep\n"
@@ -187,6 +190,7 @@ def test_ctrl_c_in_a_script_saves_and_ends_without_a_traceback(tmp_path: Path) -
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("procs", [1, 2])
 def test_training_called_from_a_process_that_is_killed_saves_and_ends(tmp_path: Path, procs: int) -> None:
     folder = tmp_path / "run"
@@ -223,6 +227,7 @@ def test_a_loop_of_ones_own_gives_the_same_bits_at_any_world_size(tmp_path: Path
     assert float(said[0].split("top1': ")[1].split("}")[0]) > 0.9
 
 
+@pytest.mark.full
 def test_a_recipe_around_a_torch_data_set_gives_the_same_bits_at_any_world_size(tmp_path: Path) -> None:
     example = ROOT / "examples" / "own_recipe.py"
     for number, settings in enumerate((["--procs", 1], ["--procs", 3], ["--procs", 2, "loader.num_workers=2"])):

@@ -44,6 +44,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_micro_batch(tmp_p
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_the_step_is_skipped_on_all_ranks_where_that_is_asked_for(tmp_path: Path) -> None:
     runs = [tmp_path / "one", tmp_path / "three"]
     for folder, num_procs in zip(runs, (1, 3), strict=True):
@@ -52,6 +53,7 @@ def test_the_step_is_skipped_on_all_ranks_where_that_is_asked_for(tmp_path: Path
     assert weights(runs[0]) == weights(runs[1])
 
 
+@pytest.mark.full
 def test_going_back_does_not_help_against_a_bad_sample_and_the_run_says_so(tmp_path: Path) -> None:
     # A seed with which the bad sample is not in the first step: there must be a checkpoint to go back to.
     orders = (Order(num_samples=101, global_batch=24, micro_batch=4, seed=seed) for seed in range(100))
@@ -93,6 +95,7 @@ def test_a_run_does_not_go_on_with_other_settings(trained: Path, tmp_path: Path)
     assert "optim.lr: 0.05 in the run, 0.1 now" in done.stderr
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_another_model_is_named_by_its_tensors(trained: Path, tmp_path: Path) -> None:
     *_, newest = sorted((trained / "checkpoints").glob("step-*"))
     settings = ["model.width=8", "--procs", 2, "--run-dir", tmp_path / "other", "--resume"]
@@ -104,6 +107,7 @@ def test_a_checkpoint_of_another_model_is_named_by_its_tensors(trained: Path, tm
     assert "0.weight: (6, 1, 3, 3) in the file, (8, 1, 3, 3) in the model" in done.stderr
 
 
+@pytest.mark.full
 def test_a_run_does_not_go_on_with_more_samples_or_fewer(tmp_path: Path) -> None:
     recipe = tmp_path / "grown.py"
     text = TINY.read_text().replace("return len(self.labels)", "return min(len(self.labels), int(os.environ['MOST']))")

@@ -20,7 +20,7 @@ import psutil
 from tests.runs import TINY, kill_session, processes_with, records, start, wait_until
 
 SHM = Path("/dev/shm")
-WAIT_S = 120.0  # on a machine that is busy; a test has a minute
+WAIT_S = 120.0  # on a machine that is busy
 # 401 samples, 24 a step: 17 steps an epoch, 34 in all.
 SETTINGS = (
     "data.num_samples=401", "epochs=2", "checkpoint.every=3 steps", "report.every_steps=1", "report.tensorboard=false",

@@ -45,6 +45,7 @@ def test_a_schedulers_warning_to_all_processes_saves_and_exits_with_its_own_code
         assert running.left() == []
 
 
+@pytest.mark.full
 def test_a_process_that_is_alone_takes_a_warning_in_the_same_way(folder: Path) -> None:
     with job(folder, *SLOW, WORKERS, ENDLESS, "--procs", 1) as running:
         running.wait_for_step(4)
@@ -55,6 +56,7 @@ def test_a_process_that_is_alone_takes_a_warning_in_the_same_way(folder: Path) -
         assert running.left() == []
 
 
+@pytest.mark.full
 def test_sigterm_to_one_rank_stops_all_of_them(folder: Path) -> None:
     with job(folder, *SLOW, WORKERS, ENDLESS, "--procs", 2, "--max-restarts", 2) as running:
         running.wait_for_step(4)
@@ -65,7 +67,7 @@ def test_sigterm_to_one_rank_stops_all_of_them(folder: Path) -> None:
         assert running.left() == []
 
 
-@pytest.mark.parametrize("step", [0, 4])
+@pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.full), 4])
 def test_nothing_is_left_of_a_launcher_that_is_killed(folder: Path, step: int) -> None:
     with job(folder, *SLOW, WORKERS, ENDLESS, "--procs", 2) as running:
         if step:
@@ -88,7 +90,7 @@ def test_a_terminal_that_is_closed_ends_the_run_as_a_stop_does(folder: Path) -> 
     process = subprocess.Popen(
         [*LOCKSTEP, "train", TINY, *SETTINGS, *SLOW, WORKERS, ENDLESS, "--procs", "2", "--run-dir", folder / "run"],
         cwd=folder, env=environment(TMPDIR=str(folder / "tmp")), stdin=theirs, stdout=theirs, stderr=theirs,
-        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), text=True,
+        start_new_session=True, preexec_fn=_take_terminal, text=True,
     )  # fmt: skip
     os.close(theirs)
     closing = threading.Event()
@@ -107,6 +109,12 @@ def test_a_terminal_that_is_closed_ends_the_run_as_a_stop_does(folder: Path) -> 
         kill_session(process)
         closing.set()
         reader.join()
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # With nohup before the tests it is ignored, which the run would inherit and respect.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _read_until(closing: threading.Event, descriptor: int) -> None:

@@ -15,10 +15,14 @@ from tests.runs import result, weights
 
 NUM_MOMENTS = int(os.environ.get("FAULTS", "3"))
 SEED = int(os.environ.get("FAULTS_SEED", "1"))
-MOMENTS = [moment(number, SEED + number) for number in range(NUM_MOMENTS)]
+MOMENTS = [
+    # `make test` kills once, in a step.
+    pytest.param(at, id=str(at), marks=() if number == 0 else pytest.mark.full)
+    for number, at in enumerate(moment(number, SEED + number) for number in range(NUM_MOMENTS))
+]
 
 
-@pytest.mark.parametrize("at", MOMENTS, ids=str)
+@pytest.mark.parametrize("at", MOMENTS)
 def test_a_run_whose_rank_is_killed_ends_in_the_same_weights(at: Moment, undisturbed: str, tmp_path: Path) -> None:
     folder = tmp_path
     procs = f"{at.size - 1}:{at.size}" if at.how == "fewer" else str(at.size)

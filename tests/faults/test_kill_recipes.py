@@ -22,6 +22,7 @@ RECIPES = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("recipe", [
     pytest.param("classify", marks=pytest.mark.lab), "pose", pytest.param("text", marks=pytest.mark.lab),
 ])  # fmt: skip

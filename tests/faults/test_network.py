@@ -14,7 +14,7 @@ from tests.cluster.hosts import Host
 from tests.faults.faults import SETTINGS, Job
 from tests.runs import LOCKSTEP, LONG_S, TINY, environment, kill_session, weights
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")

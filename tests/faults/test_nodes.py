@@ -90,7 +90,7 @@ def said(folder: Path, name: str) -> str:
     return (folder / name / "said").read_text()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_a_node_that_is_lost_is_done_without_and_taken_back(
     undisturbed: str, slow: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_node_that_is_lost_is_done_without_and_taken_back(
     wait_until(lambda: not processes_with(str(tmp_path)))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.lab
 def test_a_node_that_was_given_a_rank_may_be_lost_and_started_again_with_it(
     undisturbed: str, slow: tuple[str, str], tmp_path: Path
@@ -130,7 +130,7 @@ def test_a_node_that_was_given_a_rank_may_be_lost_and_started_again_with_it(
     assert weights(tmp_path / "run") == undisturbed
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.lab
 def test_a_node_that_is_told_to_stop_saves_and_leaves(undisturbed: str, slow: tuple[str, str], tmp_path: Path) -> None:
     with nodes(tmp_path, *slow, "--nodes", "1:2") as begin:
@@ -158,7 +158,7 @@ def test_an_error_that_no_restart_can_mend_ends_all_nodes_with_its_text(tmp_path
         assert "restart 1 of 2" not in said(tmp_path, name)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.lab
 def test_torchruns_own_restarts_and_nodes(undisturbed: str, slow: tuple[str, str], tmp_path: Path) -> None:
     port = own_port()

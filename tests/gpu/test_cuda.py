@@ -9,7 +9,7 @@ import pytest
 
 from tests.runs import TINY, kill_session, lockstep, processes_with, records, result, start, wait_until, weights
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

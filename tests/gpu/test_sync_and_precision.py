@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.runs import TINY, lockstep, weights
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

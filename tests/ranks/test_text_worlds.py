@@ -20,7 +20,7 @@ from tests.ranks.text_in_ranks import carry_out, draw_digits, settings
 RECORDED = Path(__file__).with_name("text_recorded.json")
 
 
-@pytest.mark.parametrize(("name", "num_workers"), [("fast", 0), ("crnn", 1)])
+@pytest.mark.parametrize(("name", "num_workers"), [pytest.param("fast", 0, marks=pytest.mark.full), ("crnn", 1)])
 def test_groups_of_widths_give_one_hash_in_all_worlds_and_after_a_stop(
     gang: Gang, tmp_path: Path, name: str, num_workers: int
 ) -> None:

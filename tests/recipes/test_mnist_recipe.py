@@ -81,7 +81,8 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
     _train(parts, num_epochs=5)
     metric = evaluated(parts)
     assert metric.num_samples == 360
-    assert metric.result()["top1"] > 0.93
+    # By how a processor rounds, 0.975 to 0.989 here and 88 to 96 of 100 below; pictures read inverted give 3 to 12.
+    assert metric.result()["top1"] > 0.95
 
     images, labels = read_digits(train=False)
     assert parts.read_input is not None
@@ -95,7 +96,7 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
         num_right += answer["class"] == labels[place]
         assert answer["top"][0] == {"class": answer["class"], "probability": answer["probability"]}
         json.dumps(answer)
-    assert num_right >= 93
+    assert num_right >= 80
 
     assert parts.draw is not None
     parts.draw(metric, parts.eval_data(), tmp_path / "pictures")

@@ -23,15 +23,16 @@ from lockstep.recipes.text.recipe import build, facts
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 PARITY, TEXTS = SHARED / "parity", SHARED / "data" / "text"
+if not PARITY.is_dir():  # a small part is in every clone
+    PARITY = Path(__file__).resolve().parents[1] / "fixtures" / "parity"
 
-pytestmark = [
-    pytest.mark.skipif(not (PARITY / "crnn_models.json").is_file(), reason="../shared/parity is not there"),
-    pytest.mark.skipif(not TEXTS.is_dir(), reason="../shared/data/text is not there"),
-]
+needs_texts = pytest.mark.skipif(not TEXTS.is_dir(), reason="../shared/data/text is not there")
 
 
 def load(name: str) -> Any:
     path = PARITY / name
+    if not path.is_file():
+        pytest.skip(f"../shared/parity/{name} is not there")
     return json.loads(path.read_text()) if path.suffix == ".json" else np.load(path, allow_pickle=False)
 
 
@@ -154,9 +155,10 @@ def check_group(
 
 def test_three_training_steps_are_the_reference_s() -> None:
     outputs = load("crnn_outputs.npz")
-    model = network("small40").train()
+    # Batch norm over few samples: in float32 rounding decides single ReLUs, on each kind of processor others.
+    model = network("small40").double().train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    x = noise(outputs["small40/train/x_shape"], outputs["small40/train/x_seed"])
+    x = noise(outputs["small40/train/x_shape"], outputs["small40/train/x_seed"]).double()
     lengths = torch.from_numpy(outputs["small40/train/target_lengths"].astype(np.int64))
     classes = padded(outputs["small40/train/targets"], lengths.numpy())
     losses = []
@@ -215,6 +217,7 @@ def test_a_text_without_room_has_the_reference_s_infinite_loss_and_no_gradient()
     assert not logits.grad.any()
 
 
+@needs_texts
 def test_texts_are_encoded_as_the_reference_does() -> None:
     known = load("crnn_labels.json")
     alphabet = read_alphabet(TEXTS / "cc360" / "alphabet_6735.txt")
@@ -231,6 +234,7 @@ def test_texts_are_encoded_as_the_reference_does() -> None:
     assert toy.encode(known["toy"]["word"]).tolist() == known["toy"]["word_encoded_crnn_pytorch"][0]
 
 
+@needs_texts
 def test_paths_are_decoded_as_the_reference_does() -> None:
     known = load("crnn_labels.json")
     alphabet = read_alphabet(TEXTS / "cc360" / "alphabet_6735.txt")
@@ -245,6 +249,7 @@ def test_paths_are_decoded_as_the_reference_does() -> None:
             assert alphabet.decode_paths(paths, lengths) == texts
 
 
+@needs_texts
 def test_the_published_table_of_characters_is_read_as_the_reference_does() -> None:
     known = load("crnn_labels.json")
     table = read_chars(TEXTS / "cc360" / "char_std_5990.txt")
@@ -256,6 +261,7 @@ def test_the_published_table_of_characters_is_read_as_the_reference_does() -> No
     assert [text for text in table if text and text not in alphabet.characters] == known["char_std_not_in_alphabet"]
 
 
+@needs_texts
 @pytest.mark.parametrize(("case", "folder"), [("cc360_w160", "cc360"), ("cc360_w280", "cc360"), ("lpr_w160", "lpr")])
 @pytest.mark.parametrize("labels", ["labels_index.txt", "labels_text.txt"])
 def test_samples_are_the_reference_s(case: str, folder: str, labels: str) -> None:

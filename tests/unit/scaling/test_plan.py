@@ -60,6 +60,7 @@ def planned(settings: RunConfig, build: Callable[[], nn.Module] = resnet18, num_
     return pass_through(settings, lambda: SimpleNamespace(model=build()), inputs, num_samples)
 
 
+@pytest.mark.full
 def test_weights_and_activations_are_those_of_a_real_pass_to_a_sixth() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _MEASURED],

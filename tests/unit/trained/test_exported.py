@@ -70,7 +70,9 @@ def outputs_of(model: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
 EARLIER = save({"a": torch.zeros(1)}, metadata={"lockstep": "0.1.0"})
 
 
-@pytest.mark.parametrize("preset", ["digits", "shapes", "text", "pose"])
+@pytest.mark.parametrize(
+    "preset", ["digits", *(pytest.param(preset, marks=pytest.mark.full) for preset in ("shapes", "text", "pose"))]
+)
 def test_an_onnx_file_gives_the_models_outputs_for_any_number_of_samples(preset: str) -> None:
     parts, settings = model_of(preset)
     made = export("w.safetensors", "onnx", "net.onnx", settings, preset=preset)
