@@ -97,22 +97,17 @@ def zipped(path: Path) -> None:
 
 
 def packed(path: Path) -> None:
-    """An LMDB set whose entries are those of a JSON file: name -> latin-1 text."""
+    """An LMDB set, one of whose entries is the file: that of its name."""
     import lmdb
 
     from lockstep.recipes.text import packed_lmdb
     from lockstep.recipes.text.pictures import packed_size, read_packed
 
-    try:
-        entries = {name.encode(): value.encode("latin1") for name, value in json.loads(path.read_bytes()).items()}
-    except (ValueError, AttributeError, RecursionError):
-        return  # mutated into what is no list of entries
     folder = path.parent / "set"
     shutil.rmtree(folder, ignore_errors=True)
     with lmdb.open(str(folder), map_size=1 << 26) as environment, environment.begin(write=True) as transaction:
-        for name, value in entries.items():
-            if 0 < len(name) < 500:
-                transaction.put(name, value)
+        for name in ("num-samples", "image-000000001", "label-000000001"):
+            transaction.put(name.encode(), (path.parent / name).read_bytes())
     try:
         for number, _ in enumerate(packed_lmdb.read_texts(folder), start=1):
             packed_size(folder, number)

@@ -125,12 +125,9 @@ def zip_file() -> bytes:
     return file.getvalue()
 
 
-def packed_set() -> bytes:
-    entries = {"num-samples": "2"}
-    for number, text in enumerate(("abc", "de"), start=1):
-        entries[f"label-{number:09d}"] = text
-        entries[f"image-{number:09d}"] = encoded("PNG").decode("latin1")
-    return json.dumps(entries).encode()
+def packed_entries() -> list[Seed]:
+    entries = {"num-samples": b"1", "image-000000001": encoded("PNG"), "label-000000001": "a中".encode()}
+    return [Seed("packed", name, content, entries) for name, content in entries.items()]
 
 
 YAML = b"""# a run
@@ -186,7 +183,7 @@ def all_seeds() -> tuple[Seed, ...]:
     lines = "".join(json.dumps({"kind": "step", "step": at, "epoch": 0.5, "loss": 1.25}) + "\n" for at in range(5))
     return (
         *pictures(), *idx_files(), *text_files(), Seed("coco", "a.json", annotations()),
-        Seed("zipped", "a.zip", zip_file()), Seed("packed", "entries.json", packed_set()), Seed("yaml", "a.yaml", YAML),
+        Seed("zipped", "a.zip", zip_file()), *packed_entries(), Seed("yaml", "a.yaml", YAML),
         *weights_files(), *checkpoint_files(), Seed("run_json", "facts.json", json.dumps(facts).encode()),
         Seed("records", "metrics.jsonl", lines.encode()),
     )  # fmt: skip

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.fuzz import readers, seeds
 from tests.fuzz.mutations import Mutation, mutated, several
 
-NUM_FILES = int(os.environ.get("FUZZ", "120"))
+NUM_FILES = int(os.environ.get("FUZZ", "60"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 MAX_BYTES, MAX_SECONDS = 1 << 30, 10.0
 _PATIENCE_S = 120.0  # of wall time, on a busy machine
