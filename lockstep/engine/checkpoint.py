@@ -24,10 +24,9 @@ from lockstep.engine.weights import read
 from lockstep.errors import CheckpointError, cannot_write
 from lockstep.scratch import remove_named
 
-FORMAT = 1
+FORMAT, BEST = 1, "best.json"
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 FILES = (MANIFEST, STATE, OPTIMIZER, WEIGHTS)
-BEST = "best.json"
 # No module has a colon in its name, so an optimizer's tensors never collide with weights.
 T = TypeVar("T")
 _OPTIMIZER, _AVERAGE = "optimizer:", "average:"
