@@ -6,6 +6,7 @@ stream runs through all epochs of a run: no stall at their borders.
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import signal
 import time
@@ -162,6 +163,8 @@ class Loader:
                 multiprocessing_context="fork",
             )
             try:
+                # First, as an iterator of torch that is half made prints a traceback when it is taken apart.
+                multiprocessing.get_context("fork").Lock()
                 self._stream = iter(loader)
             except OSError as error:
                 if error.filename is not None:
