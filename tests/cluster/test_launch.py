@@ -102,6 +102,7 @@ def test_an_error_for_people_is_said_once(start: Callable[..., Program]) -> None
     assert program.all_gone()
 
 
+@pytest.mark.full
 def test_any_other_error_shows_the_first_traceback_only(start: Callable[..., Program]) -> None:
     code, text = start("value error").wait()
     assert code == 1
@@ -115,6 +116,7 @@ def test_an_exit_code_is_passed_on(start: Callable[..., Program], deed: str) -> 
     assert start(deed).wait()[0] == 7
 
 
+@pytest.mark.full
 def test_a_worker_that_vanishes_is_noticed(start: Callable[..., Program]) -> None:
     code, text = start("vanish").wait()
     assert code == 4

@@ -20,6 +20,7 @@ def test_the_doctor_looks_at_this_machine(tmp_path: Path) -> None:
     assert all(set(finding) == {"check", "value", "verdict", "do"} for finding in answer["findings"])
 
 
+@pytest.mark.full
 def test_the_doctor_looks_at_two_processes_their_settings_and_data(tmp_path: Path) -> None:
     done = lockstep("doctor", "digits", "epochs=3", "--procs", 2, cwd=tmp_path)
     assert "doctor: 2 processes" in done.stdout

@@ -23,6 +23,7 @@ def test_eval_under_torchrun_speaks_once_and_says_what_it_says_alone(tmp_path: P
     assert [json.loads(line) for line in done.stdout.splitlines()] == [alone]
 
 
+@pytest.mark.full
 def test_a_sharded_run_is_evaluated_and_used_by_one_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
     lockstep("train", "digits", "epochs=1", "mode=fast", "parallel=fsdp", "--procs", 2, "--run-dir", run, cwd=tmp_path)

@@ -106,6 +106,7 @@ def test_a_restart_by_torchrun_does_not_begin_another_run(tmp_path: Path) -> Non
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.full
 def test_paths_in_a_run_folder_hold_from_anywhere(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     lockstep("train", "digits", "epochs=1", "data.root=here", "--run-dir", "run", cwd=tmp_path / "work")

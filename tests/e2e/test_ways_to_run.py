@@ -92,6 +92,7 @@ def test_predict_says_which_file_is_no_picture(digits: Path, tmp_path: Path) -> 
     assert "line.png" in done.stdout  # the others are answered
 
 
+@pytest.mark.full
 def test_a_yaml_file_with_overrides(tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text("recipe: digits\nepochs: 5\noptim: {lr: 0.2}\n")
     lockstep("train", "my.yaml", "optim.lr=0.05", "epochs=1", cwd=tmp_path)

@@ -90,6 +90,7 @@ def test_a_run_is_not_written_over(trained: Path, tmp_path: Path) -> None:
     assert weights(trained) == before
 
 
+@pytest.mark.full
 def test_a_run_does_not_go_on_with_other_settings(trained: Path, tmp_path: Path) -> None:
     done = lockstep("train", TINY, "optim.lr=0.1", "--run-dir", trained, "--resume", "auto", cwd=tmp_path, code=2)
     assert "optim.lr: 0.05 in the run, 0.1 now" in done.stderr

@@ -88,7 +88,7 @@ def test_the_full_net_says_what_the_official_one_says(
         assert np.abs(ours - expected).max() < 1e-4 * expected.std()
 
 
-@pytest.mark.parametrize("tag", ["crowdpose", "coco"])
+@pytest.mark.parametrize("tag", ["crowdpose", pytest.param("coco", marks=pytest.mark.full)])
 def test_a_small_net_evaluates_and_trains_as_the_official_one(parity_folder: Path, fill: ModuleType, tag: str) -> None:
     recorded = np.load(parity_folder / "pose_tiny.npz")
     model = _filled(fill, HigherHRNet(TINY, 14 if tag == "crowdpose" else 17))
