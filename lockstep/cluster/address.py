@@ -49,6 +49,41 @@ def is_ours(address: str) -> bool:
     return True
 
 
+def store_address(host: str, port: int) -> str:
+    """Where a store for `host` listens, and where this machine reaches it: one address, and never all of them.
+
+    A machine's own name is often 127.0.1.1 to itself, where other machines can't reach it. It then stands for the
+    address by which this machine reaches others.
+
+    Returns:
+        An address of this machine, or `host` where that is another machine.
+    """
+    try:
+        found = {str(item[4][0]) for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return host
+    mine = sorted((address for address in found if is_ours(address)), key=lambda address: (":" in address, address))
+    outward = [address for address in mine if not _is_loopback(address)]
+    if outward:
+        return outward[0]
+    is_own_name = host.lower() in (name := socket.gethostname().lower(), name.partition(".")[0])
+    if is_own_name and mine and all(map(_is_loopback, found)):
+        return address_towards("192.0.2.1", 9) or address_towards("2001:db8::1", 9) or mine[0]
+    return mine[0] if mine else host
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def network() -> str:
+    """What all processes have in common that reach each other over 127.0.0.1; empty if it can't be known."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/net')}" if is_ours("127.0.0.1") else ""
+    return ""
+
+
 def port_holder(port: int) -> str:
     """Who listens on a TCP port of this machine: `pid 4123 (python -m http.server)`; empty if it can't be known.
 
@@ -110,8 +145,9 @@ def interface_towards(init: str) -> str:
     parts = urlsplit(init)
     if parts.scheme != "tcp" or not sys.platform.startswith("linux"):
         return ""
-    mine = address_towards(str(parts.hostname), int(parts.port or 0))
-    if mine.startswith("127.") or mine == "::1":
+    port = int(parts.port or 0)
+    mine = address_towards(store_address(str(parts.hostname), port), port)
+    if _is_loopback(mine):
         return "lo"
     return next((name for _, name in socket.if_nameindex() if mine and _ipv4_of(name) == mine), "")
 

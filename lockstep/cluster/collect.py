@@ -4,48 +4,101 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
+from lockstep.cluster import codec
 from lockstep.cluster.rollcall import ranks_text
 from lockstep.cluster.world import World
 from lockstep.errors import LaunchError, LockstepError
 
 T = TypeVar("T")
 TELLING = "telling each other facts"
+# The longest message of one rank. Metrics that keep all of a large evaluation set stay below a tenth of it.
+MAX_BYTES = 1 << 30
 
 
 def gather(world: World, value: T) -> list[T] | None:
-    """Every rank's value, by rank, on rank 0; None elsewhere. The value must be picklable."""
+    """Every rank's value, by rank, on rank 0; None elsewhere. `codec.encode` lists what a value may hold."""
     if world.size == 1:
         return [value]
-    values: list[T] | None = [value] * world.size if world.is_main else None
     with world.pulse.waiting(TELLING):
-        dist.gather_object(value, values, dst=0)
-    return values
+        mine, lengths = _with_lengths(world, value)
+        padded = [torch.empty_like(mine) for _ in lengths] if world.is_main else None
+        dist.gather(mine, padded, dst=0)
+        return _decoded(world, padded, lengths) if padded is not None else None
 
 
 def gather_all(world: World, value: T) -> list[T]:
     """Every rank's value, by rank, on every rank."""
     if world.size == 1:
         return [value]
-    values: list[T] = [value] * world.size
     with world.pulse.waiting(TELLING):
-        dist.all_gather_object(values, value)
-    return values
+        mine, lengths = _with_lengths(world, value)
+        padded = [torch.empty_like(mine) for _ in lengths]
+        dist.all_gather(padded, mine)
+        return _decoded(world, padded, lengths)
 
 
 def broadcast(world: World, value: T) -> T:
     """Rank 0's value, on every rank; what the others give is ignored."""
     if world.size == 1:
         return value
-    values: list[object] = [value if world.is_main else None]
     with world.pulse.waiting(TELLING):
-        dist.broadcast_object_list(values, src=0)
-    return cast(T, values[0])
+        data = codec.encode(value) if world.is_main else b""
+        length = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
+        dist.broadcast(length, src=0)
+        lengths = _checked_lengths(length.tolist())
+        message = _message(data, lengths[0], world)
+        dist.broadcast(message, src=0)
+        # Rank 0 keeps its own value, as it is.
+        return value if world.is_main else cast(T, _decoded(world, [message], lengths)[0])
+
+
+def _with_lengths(world: World, value: object) -> tuple[Tensor, list[int]]:
+    """This rank's message, padded to the longest of all ranks, and how long each rank's is."""
+    data = codec.encode(value)
+    mine = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
+    every = [torch.empty_like(mine) for _ in range(world.size)]
+    dist.all_gather(every, mine)
+    lengths = _checked_lengths(torch.cat(every).tolist())
+    return _message(data, max(lengths), world), lengths
+
+
+def _checked_lengths(lengths: list[int]) -> list[int]:
+    for rank, length in enumerate(lengths):
+        if not 0 <= length <= MAX_BYTES:
+            raise LaunchError(
+                f"rank {rank} announced a message of {length:,} bytes",
+                allowed=f"at most {MAX_BYTES:,}",
+                likely="a metric that keeps too much of each sample, or the network is shared with a hostile process",
+            )
+    return lengths
+
+
+def _message(data: bytes, length: int, world: World) -> Tensor:
+    message = torch.zeros(length, dtype=torch.uint8)
+    if data:
+        message[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return message.to(world.device)
+
+
+def _decoded(world: World, messages: Sequence[Tensor], lengths: Sequence[int]) -> list[Any]:
+    values = []
+    for rank, (message, length) in enumerate(zip(messages, lengths, strict=True)):
+        try:
+            values.append(codec.decode(message[:length].cpu().numpy().tobytes(), world.device))
+        except codec.MessageError as error:
+            raise LaunchError(
+                f"rank {world.rank} ({world.host}) cannot read the message of rank {rank}",
+                reason=error,
+                likely="the ranks run different versions of lockstep, or the network damages data",
+            ) from None
+    return values
 
 
 def from_main(world: World, make: Callable[[], T]) -> T:
@@ -112,7 +165,7 @@ def barrier(world: World, timeout_s: float) -> None:
 def _wait(store: Store, count: int, timeout_s: float) -> bool:
     end = time.monotonic() + timeout_s
     pause_s = 0.001
-    while int(store.get("barrier/count")) < count:
+    while _count(store, "barrier/count") < count:
         if time.monotonic() > end:
             return False
         time.sleep(pause_s)
@@ -121,5 +174,11 @@ def _wait(store: Store, count: int, timeout_s: float) -> bool:
 
 
 def _turn(store: Store, rank: int) -> int:
-    key = f"barrier/{rank}"
-    return int(store.get(key)) if store.check([key]) else 0
+    return _count(store, f"barrier/{rank}")
+
+
+def _count(store: Store, name: str) -> int:
+    try:
+        return int(store.get(name)) if store.check([name]) else 0
+    except ValueError:  # another program has written to the store
+        return 0

@@ -7,7 +7,7 @@ Nothing here imports torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 from urllib.parse import urlsplit
 
@@ -18,6 +18,9 @@ StartedBy = Literal["lockstep", "torchrun", "slurm", "mpi", "command line", "alo
 
 # Set for the workers by our own launcher.
 LAUNCHED = "LOCKSTEP_LAUNCHED"
+# A secret that all processes of a run share.
+KEY = "LOCKSTEP_KEY"
+SHORTEST_KEY = 16
 FORMS = "tcp://HOST:PORT, file:///PATH or env://"
 
 
@@ -35,6 +38,7 @@ class Placement:
         restart: How often the launcher has started them again.
         agent_store: Somebody else serves the store at `init` (torchrun's agent), so rank 0 must not.
         run_id: Keeps the keys of runs apart that share a store.
+        key: Signs what the processes leave for each other in the store; empty: nothing is signed.
     """
 
     rank: int
@@ -46,6 +50,7 @@ class Placement:
     restart: int = 0
     agent_store: bool = False
     run_id: str = ""
+    key: str = field(default="", repr=False)
 
 
 ALONE = Placement(0, 1, 0, 1, "", "alone")
@@ -71,6 +76,7 @@ def placement(
     Raises:
         LaunchError: A part is missing, is not a number, or contradicts another.
     """
+    run_key(environ)  # checked even where this process is none of a world: it will start some
     if init is None and rank is None and world_size is None:
         return _from_environment(environ) if in_world(environ) else None
     if init is None:
@@ -90,7 +96,24 @@ def placement(
         local_world_size=_number(environ, "LOCAL_WORLD_SIZE", None),
         init=check_init(init),
         started_by="command line",
+        key=run_key(environ),
     )
+
+
+def run_key(environ: Mapping[str, str]) -> str:
+    """The secret in LOCKSTEP_KEY; empty where it is not set.
+
+    Raises:
+        LaunchError: It is too short to be a secret.
+    """
+    key = environ.get(KEY, "").strip()
+    if key and len(key) < SHORTEST_KEY:
+        raise LaunchError(
+            f"the environment's {KEY} has {len(key)} characters",
+            allowed=f"{SHORTEST_KEY} or more",
+            do=f"on all machines the same: export {KEY}=... with the output of: openssl rand -hex 32",
+        )
+    return key
 
 
 def _from_environment(environ: Mapping[str, str], rank: int | None = None, world_size: int | None = None) -> Placement:
@@ -122,6 +145,7 @@ def _from_environment(environ: Mapping[str, str], rank: int | None = None, world
         restart=_number(environ, "TORCHELASTIC_RESTART_COUNT", None) or 0,
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
+        key=run_key(environ),
     )
 
 

@@ -6,7 +6,6 @@ hears through the world's store; it may hang there, as rank 0's process serves t
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -21,6 +20,7 @@ from lockstep.cluster import collect, ending, stacks
 from lockstep.cluster.causes import lost_peer
 from lockstep.cluster.hang import Sign, explain, find_culprits, is_silent
 from lockstep.cluster.rollcall import ranks_text
+from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.world import World
 
 LOGGER = logging.getLogger("lockstep")
@@ -62,8 +62,8 @@ class Heartbeat:
     def __enter__(self) -> Heartbeat:
         self._stacks = stacks.Stacks()
         card = _Card(self._world.host, os.getpid(), stacks.namespace(), self._stacks.descriptor)
-        self._cards = collect.gather_all(self._world, card)
-        works = [self._watch, *([self._talk] if self._world.store is not None else [])]
+        self._cards = [_Card(**found) for found in collect.gather_all(self._world, asdict(card))]
+        works = [self._watch, *([self._talk] if self._world.signed is not None else [])]
         self._threads = [threading.Thread(target=work, name="heartbeat", daemon=True) for work in works]
         for thread in self._threads:
             thread.start()
@@ -102,35 +102,41 @@ class Heartbeat:
 
     def _talk(self) -> None:
         world = self._world
-        assert world.store is not None
+        assert world.signed is not None
         keys = [f"watch/{rank}" for rank in range(world.size)]
         is_complete = False
         try:
             # One of its own: in the main thread's a call may wait for long.
-            store = world.store.clone()
+            store = world.signed.clone()
             while not self._is_over.wait(self._period_s):
-                store.set(keys[world.rank], json.dumps(self._mine()))
+                store.put(keys[world.rank], self._mine())
                 # The others listen only once they stand still themselves.
                 if not world.is_main and self._stalled_s < (self._timeout_s or 1e9) / 2:
                     continue
-                is_complete = is_complete or store.check(keys)
+                is_complete = is_complete or store.store.check(keys)
                 if is_complete:
-                    self._hear([json.loads(text) for text in store.multi_get(keys)])
+                    self._hear(store)
                 verdict = self._verdict
-                if verdict is not None:
-                    self._verdict = json.loads(store.compare_set(VERDICT, "", json.dumps(verdict)))
-                elif store.check([VERDICT]):
-                    self._verdict = json.loads(store.get(VERDICT))
+                found = store.get(VERDICT) if verdict is None else store.put_first(VERDICT, verdict)
+                self._verdict = found if _is_verdict(found, world.size) else verdict
         except RuntimeError as error:
             # The store is gone with rank 0: whoever waits for it sees that too.
             LOGGER.info("heartbeat: %s", str(error).splitlines()[:1])
 
-    def _hear(self, heard: list[dict[str, Any]]) -> None:
-        before = self._heard or [{"beat": None}] * len(heard)
-        for rank, (old, new) in enumerate(zip(before, heard, strict=True)):
-            if old["beat"] != new["beat"]:
+    def _hear(self, store: SignedStore) -> None:
+        names = [f"watch/{rank}" for rank in range(self._world.size)]
+        before: list[Any] = [*self._heard] or [None] * self._world.size
+        heard: list[Any] = []
+        for rank, (old, new) in enumerate(zip(before, store.get_all(names), strict=True)):
+            if new is not None and not _is_sign(new):
+                store.refuse(names[rank], "it has another form than a rank's heartbeat")
+                new = None
+            if new is not None and (old is None or old["beat"] != new["beat"]):
                 self._silent_s[rank] = 0.0
-        self._heard = heard
+            # What is not a rank's own word leaves the last one standing.
+            heard.append(new if new is not None else old)
+        if all(sign is not None for sign in heard):
+            self._heard = heard
 
     def _watch(self) -> None:
         seen, looked_at = -1, time.monotonic()
@@ -219,3 +225,34 @@ class Heartbeat:
         with suppress(OSError):
             return time.time() - self._path(rank).stat().st_mtime < 60
         return False
+
+
+def _is_sign(value: Any) -> bool:
+    """Whether what was read from the store can be a rank's heartbeat."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("doing"), str)
+        and isinstance(value.get("waits"), bool)
+        and (value.get("step") is None or isinstance(value["step"], int))
+        and all(isinstance(value.get(name), int | float) for name in ("beat", "stalled_s", "work_s"))
+        and all(isinstance(value.get(name), int) for name in ("num_steps", "num_micro_batches"))
+    )
+
+
+def _is_verdict(value: Any, size: int) -> bool:
+    """Whether what was read from the store can be the verdict of a rank."""
+    if not isinstance(value, dict) or not isinstance(value.get("culprits"), list) or not value["culprits"]:
+        return False
+    try:
+        signs = [Sign(**sign) for sign in value["culprits"]]
+    except TypeError:
+        return False
+    return all(
+        type(sign.rank) is int
+        and 0 <= sign.rank < size
+        and isinstance(sign.host, str)
+        and isinstance(sign.doing, str)
+        and (sign.step is None or isinstance(sign.step, int))
+        and all(isinstance(value, int | float) for value in (sign.pid, sign.stalled_s, sign.silent_s))
+        for sign in signs
+    )

@@ -18,8 +18,9 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-from lockstep.cluster import forkserver
+from lockstep.cluster import auth, forkserver
 from lockstep.cluster.agent import LOCAL, Agent, ThisMachine
+from lockstep.cluster.limits import raise_open_files
 from lockstep.cluster.nodes import EndedElsewhere, Meeting
 from lockstep.cluster.size import Nodes
 from lockstep.cluster.watch import AskedToStop, Watch
@@ -65,6 +66,7 @@ def launch(
     Raises:
         LaunchError: The other machines can't be met.
     """
+    raise_open_files()
     forkserver.prepare(preload)
     folder = forkserver.temp_folder()
     watch = Watch(folder, stop_timeout_s, log_dir, on_stop)
@@ -77,12 +79,13 @@ def launch(
             watch.signals(lambda: agents[0].pids() if agents else []),
         ):
             meeting = Meeting(nodes, watch.raise_if_asked, watch.say) if nodes is not None else None
+            key = meeting.key if meeting is not None else auth.key_for_launch()
             spec = WorkerSpec(
                 role="rank",
                 local_world_size=num_procs,
                 rdzv_handler=meeting or ThisMachine(),
                 entrypoint=work,
-                args=(entry, args, folder, stop_timeout_s),
+                args=(entry, args, folder, stop_timeout_s, key),
                 max_restarts=max_restarts,
                 monitor_interval=0.02,
                 local_addr=LOCAL,

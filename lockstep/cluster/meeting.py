@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import ipaddress
 import os
 import shlex
 import socket
@@ -23,7 +22,7 @@ from urllib.parse import urlsplit
 
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
-from lockstep.cluster.address import is_ours, port_holder
+from lockstep.cluster.address import is_ours, port_holder, store_address
 from lockstep.cluster.env import Placement
 from lockstep.cluster.size import Nodes
 from lockstep.errors import LaunchError
@@ -172,23 +171,16 @@ def served(host: str, port: int, init: str, timeout_s: float, who: str = "rank 0
             raise _in_use(port, init, who) from None
         raise LaunchError(f"{who} can't listen on port {port}: {error.strerror}", given=init) from None
     seconds = timedelta(seconds=timeout_s)
-    return TCPStore(host, port, None, True, seconds, wait_for_workers=False, master_listen_fd=listener.detach())
+    address = str(listener.getsockname()[0])
+    return TCPStore(address, port, None, True, seconds, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listen on no more than it takes: on an address that was given as one; for a name on all.
-
-    A machine's own name is often 127.0.1.1 to itself, and something else to the others.
-    """
-    try:
-        address = str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
-    except ValueError:
-        address = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    """Listen on the one address that the others are given."""
+    address = store_address(host, port)
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if address == "::":
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind((address, port))
         listener.listen(1024)
     except OSError:
@@ -235,10 +227,11 @@ def reach(
     start = time.monotonic()
     next_say = SAY_EVERY_S
     pause_s = 0.01
+    address = store_address(host, port)
     while True:
         waited = time.monotonic() - start
         try:
-            socket.create_connection((host, port), timeout=max(0.1, min(5.0, timeout_s - waited))).close()
+            socket.create_connection((address, port), timeout=max(0.1, min(5.0, timeout_s - waited))).close()
             return
         except OSError as error:
             reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
@@ -268,10 +261,11 @@ def connect(host: str, port: int, init: str, timeout_s: float, whom: str) -> Sto
         LaunchError: It is none; `whom` says who it should have been.
     """
     made: list[Store | BaseException] = []
+    address = store_address(host, port)
 
     def connect() -> None:
         try:
-            made.append(TCPStore(host, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False))
+            made.append(TCPStore(address, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False))
         except BaseException as error:
             made.append(error)
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Sequence
 
-from torch._C._distributed_c10d import Store
-
 from lockstep.cluster.rollcall import is_running
+from lockstep.cluster.signed import SignedStore
 from lockstep.errors import LaunchError
 
 
-def claim(store: Store, rank: int, num_nodes: int) -> None:
+def claim(store: SignedStore, rank: int, num_nodes: int) -> None:
     """Take a rank for this machine's launcher.
 
     Args:
@@ -24,19 +22,21 @@ def claim(store: Store, rank: int, num_nodes: int) -> None:
     Raises:
         LaunchError: Another one has the rank, or was told of another number of machines.
     """
-    first = int(store.compare_set("num_nodes", "", str(num_nodes)))
+    first = store.put_first("num_nodes", num_nodes)
     if first != num_nodes:
         raise LaunchError(
             f"the machines don't agree on how many they are: node rank {rank} was started with --nodes {num_nodes}, "
             f"another with --nodes {first}",
             do="give all of them the same --nodes",
         )
-    mine = (socket.gethostname(), os.getpid())
-    host, pid = json.loads(store.compare_set(_key(rank), "", json.dumps(mine)))
-    if (host, pid) == mine:
+    mine = [socket.gethostname(), os.getpid()]
+    found = store.put_first(_key(rank), mine)
+    if found == mine:
         return
-    if host == mine[0] and not is_running(pid):  # it has died, and was started again
-        store.set(_key(rank), json.dumps(mine))
+    is_claim = isinstance(found, list) and [type(item) for item in found] == [str, int]
+    host, pid = found if is_claim else (mine[0], 0)
+    if not is_claim or (host == mine[0] and not is_running(pid)):  # it has died, and was started again
+        store.put(_key(rank), mine)
         return
     raise LaunchError(
         f"two machines have node rank {rank}",
@@ -46,14 +46,14 @@ def claim(store: Store, rank: int, num_nodes: int) -> None:
     )
 
 
-def release(store: Store, rank: int) -> None:
+def release(store: SignedStore, rank: int) -> None:
     """Give a rank back."""
-    store.delete_key(_key(rank))
+    store.store.delete_key(_key(rank))
 
 
-def absent(store: Store, num_nodes: int) -> Sequence[int]:
+def absent(store: SignedStore, num_nodes: int) -> Sequence[int]:
     """The ranks that nobody has taken."""
-    return [rank for rank in range(num_nodes) if not store.check([_key(rank)])]
+    return [rank for rank in range(num_nodes) if store.get(_key(rank)) is None]
 
 
 def _key(rank: int) -> str:

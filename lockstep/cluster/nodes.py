@@ -6,14 +6,13 @@ whenever somebody is lost or comes. "Node" is torch's word for one launcher with
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -22,21 +21,23 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousError,
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousTimeout,
     _RendezvousExitOp,
 )
 
-from lockstep.cluster import admission, clocks, node_ranks
+from lockstep.cluster import admission, auth, clocks, node_ranks
 from lockstep.cluster.address import KeptPort, address_towards
 from lockstep.cluster.asking import in_thread
+from lockstep.cluster.limits import out_of_files
 from lockstep.cluster.meeting import SAY_EVERY_S, clock, open_for_nodes, split_endpoint
+from lockstep.cluster.places import numbered
+from lockstep.cluster.rendezvous_state import StateInStore
 from lockstep.cluster.rollcall import ranks_text
+from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.size import Nodes
 from lockstep.errors import LaunchError
 
@@ -79,16 +80,21 @@ class Meeting(RendezvousHandler):
         self._attend(lambda: admission.admit(self._store, nodes, self.serves), admission.LIMIT_S)
         # Who has joined with us answers within moments, or is lost.
         self._store.set_timeout(timedelta(seconds=max(10.0, nodes.node_timeout_s)))
-        # The rendezvous keeps its own keys in the same store.
-        self._run = PrefixStore(f"lockstep/{nodes.run_id}", self._store)
+        self._key_file: auth.KeyFile | None = None
+        self.key = self._agree_on_key(PrefixStore(f"lockstep/{nodes.run_id}", self._store))
+        self._run = SignedStore(PrefixStore(f"lockstep/{nodes.run_id}", self._store), auth.nodes_seal(self.key, nodes))
         if (rank := nodes.rank) is not None:
-            self._attend(lambda: node_ranks.claim(self._run, rank, nodes.size.most), ANSWER_S)
-        self._round_store: Store | None = None
+            try:
+                self._attend(lambda: node_ranks.claim(self._run, rank, nodes.size.most), ANSWER_S)
+            except BaseException:
+                self._drop_key()
+                raise
+        self._round_store: SignedStore | None = None
         self._port = KeptPort()
         self._inner = DynamicRendezvousHandler.from_backend(
             nodes.run_id,
             self._store,
-            C10dRendezvousBackend(self._store, nodes.run_id),
+            StateInStore(self._run),
             nodes.size.least,
             nodes.size.most,
             local_addr=address_towards(*split_endpoint(nodes.endpoint)),
@@ -99,6 +105,15 @@ class Meeting(RendezvousHandler):
         self._lock = threading.Lock()  # the rendezvous is not made for two threads
         self._num_waiting = 0
         self._is_watched = False
+
+    def _agree_on_key(self, run: Store) -> str:
+        def agree() -> str:
+            if not self.serves:
+                return auth.find_key(run, self.nodes)
+            key, self._key_file = auth.greet(run, self.nodes)
+            return key
+
+        return self._attend(agree, auth.GREETING_S + ANSWER_S)
 
     @property
     def round(self) -> int:
@@ -147,7 +162,6 @@ class Meeting(RendezvousHandler):
         except (RendezvousError, dist.DistError):
             raise self._lost_store("the connection is broken") from None
         self.members = frozenset(self._inner._state_holder.state.participants)
-        self._round_store = info.store
         self._num_waiting = 0
         if not self._is_watched:
             self._is_watched = True
@@ -160,17 +174,9 @@ class Meeting(RendezvousHandler):
         torch numbers nodes by their addresses as text.
         """
         clocks.check_size(info.world_size, self.nodes)
-        store = PrefixStore("lockstep/places", info.store)
-        rank = self.nodes.rank
-        if rank is None:
-            store.set(str(info.rank), str(int(self.serves)))
-            serving = [other for other in range(info.world_size) if store.get(str(other)) == b"1"]
-            if not serving:  # it is not among them: there are more nodes than were asked for
-                return info
-            rank = 0 if info.rank == serving[0] else info.rank + (info.rank < serving[0])
-        local_addr = address_towards(*split_endpoint(self.nodes.endpoint))
-        place = RendezvousStoreInfo.build(rank, store, local_addr, self._port.renew("") if rank == 0 else None)
-        return RendezvousInfo(info.store, rank, info.world_size, place)
+        seal = self._run.seal.within(f"round {self.round}")
+        self._round_store = SignedStore(PrefixStore("lockstep", info.store), seal)
+        return numbered(info, seal, self.nodes, self.serves, self._port)
 
     def num_nodes_waiting(self) -> int:
         """How many have come since the world began, and wait for the next one."""
@@ -192,16 +198,16 @@ class Meeting(RendezvousHandler):
     def announce(self, pause: Pause) -> None:
         """Tell the other nodes why all processes are about to save and stop."""
         if (store := self._round_store) is not None:
-            self._ask(lambda: store.set("lockstep/pause", pause))
+            self._ask(lambda: store.put("pause", pause))
 
     def is_pause(self) -> bool:
         """Whether the processes of this round were to stop only to be started anew."""
         store = self._round_store
-        return store is not None and bool(self._ask(lambda: store.check(["lockstep/pause"])))
+        return store is not None and self._ask(lambda: store.get("pause")) in get_args(Pause)
 
     def is_over(self) -> bool:
         """Whether a node has ended the run."""
-        return bool(self._ask(lambda: self._run.check(["ended"])))
+        return self._ask(lambda: self._run.get("ended")) is not None
 
     def leave(self) -> None:
         """Let the others go on without this node at once, not only when it is missed."""
@@ -225,25 +231,33 @@ class Meeting(RendezvousHandler):
         """
 
         def close() -> None:
-            self._run.compare_set("ended", "", json.dumps({"code": code, "text": text}))
-            self._run.add("told", 1)
+            self._run.put_first("ended", {"code": code, "text": text})
+            self._run.store.add("told", 1)
             with self._lock:
                 self._inner.shutdown()
 
         def all_told() -> None:
-            while self._run.add("told", 0) < len(self.members):
+            while self._run.count("told") < len(self.members):
                 time.sleep(0.05)
 
         self._ask(close)
         if self.serves:
             self._ask(all_told, LINGER_S)
+        self._drop_key()
+
+    def _drop_key(self) -> None:
+        if self._key_file is not None:
+            self._key_file.remove()
 
     def _ended(self) -> EndedElsewhere:
-        def read() -> dict[str, Any]:
-            self._run.add("told", 1)
-            return dict(json.loads(self._run.get("ended"))) if self._run.check(["ended"]) else {}
+        def read() -> Any:
+            self._run.store.add("told", 1)
+            return self._run.get("ended")
 
-        said = self._ask(read) or {"code": 4, "text": "another node has ended the run"}
+        said = self._ask(read)
+        is_whole = isinstance(said, dict) and isinstance(said.get("code"), int) and isinstance(said.get("text"), str)
+        if said is None or not is_whole:
+            return EndedElsewhere(4, "another node has ended the run")
         return EndedElsewhere(said["code"], said["text"])
 
     def _count_waiting(self) -> None:
@@ -272,7 +286,7 @@ class Meeting(RendezvousHandler):
     def _lost_store(self, reason: str) -> LaunchError:
         return LaunchError(
             f"node {socket.gethostname()} has lost the rendezvous at {self.nodes.endpoint}: {reason}",
-            likely="that machine or the network to it is down",
+            likely=out_of_files() or "that machine or the network to it is down",
             do="when it is back, start the same command on all machines, with --resume auto",
         )
 

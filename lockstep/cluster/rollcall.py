@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore
 
+from lockstep.cluster.address import network
 from lockstep.cluster.env import Placement
+from lockstep.cluster.limits import out_of_files
 from lockstep.cluster.meeting import SAY_EVERY_S, clock, command_for, open_store
+from lockstep.cluster.seats import SLACK_S, Seats
+from lockstep.cluster.signed import Seal, SignedStore
 from lockstep.errors import LaunchError
 
 # How long rank 0 keeps its store open after a fault, for the others to read it.
 LINGER_S = 8.0
-# How long a process may take from claiming its rank to saying who it is.
-CARD_S = 5.0
-# The others give up a little later than rank 0, so that its text, which knows who is missing, is the one shown.
-SLACK_S = 3.0
+# How often a process looks whether a stranger has overwritten its card.
+CARD_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,18 @@ class Card:
     num_gpus: int
     restart: int = 0
     namespace: str = ""  # where its pid means something, see `stacks.namespace`
+    # Shows that an answer which holds this card was written for this very process, and is not an older one.
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
+    # Equal for processes that reach each other over 127.0.0.1.
+    network: str = field(default_factory=network)
 
     def __str__(self) -> str:
         return f"{self.host} pid {self.pid}"
 
 
-def hold(placement: Placement, mine: Card, timeout_s: float, say: Callable[[str], None]) -> tuple[Store, list[Card]]:
+def hold(
+    placement: Placement, mine: Card, timeout_s: float, say: Callable[[str], None]
+) -> tuple[SignedStore, list[Card]]:
     """Wait until every process of the world has said who it is.
 
     Args:
@@ -64,31 +72,37 @@ def hold(placement: Placement, mine: Card, timeout_s: float, say: Callable[[str]
     start = time.monotonic()
     base = PrefixStore(f"lockstep/{placement.run_id}", open_store(placement, timeout_s, say))
     try:
-        seats = _Seats(placement, base, start, timeout_s) if placement.agent_store else None
+        run = SignedStore(base, Seal(placement.key, f"run {placement.run_id}"))
+        seats = Seats(placement, run, start, timeout_s) if placement.agent_store else None
         number = seats.find_world() if seats is not None else 1
-        store = PrefixStore(str(number), base)
+        is_ours = placement.started_by == "lockstep"
+        seal = Seal(placement.key, f"world {placement.run_id}/{placement.restart if is_ours else 0}/{number}")
+        store = SignedStore(PrefixStore(str(number), base), seal)
         # Who joins a job late does not know how often the others were started again.
         mine = dataclasses.replace(mine, restart=max(placement.restart, number - 1))
         call = _Call(placement, mine, store, start, timeout_s, say, seats)
         call.sign_in()
-        return store, call.wait()
+        cards = call.wait()
+        # From here on only messages of this very world count: rank 0's nonce is as new as the roll, and each rank has
+        # found its own in that.
+        return SignedStore(store.store, seal.within(cards[0].nonce)), cards
     except dist.DistError as error:
         raise LaunchError(
             f"rank {mine.rank} ({mine}) lost rank 0 while it waited for the others to join",
             given=placement.init,
-            likely="rank 0 has ended; its own words say why",
+            likely=out_of_files() or "rank 0 has ended; its own words say why",
         ) from error
 
 
-def leave(placement: Placement, store: Store, timeout_s: float) -> None:
+def leave(placement: Placement, store: SignedStore, timeout_s: float) -> None:
     """Say good-bye. Rank 0, where it serves the store, waits for the others to be done with it, and removes a file."""
     if placement.agent_store:
         return
     # Who is gone already, with or without a good-bye, is not waited for here: the run is over.
     with suppress(dist.DistError):
-        store.add("left", 1)
+        store.store.add("left", 1)
         end = time.monotonic() + timeout_s
-        while placement.rank == 0 and int(store.get("left")) < placement.world_size and time.monotonic() < end:
+        while placement.rank == 0 and store.count("left") < placement.world_size and time.monotonic() < end:
             time.sleep(0.005)
     parts = urlsplit(placement.init)
     if placement.rank == 0 and parts.scheme == "file":
@@ -102,58 +116,21 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"
 
 
-class _Seats:
-    """Keeps the worlds of a job apart where one store serves them all, torchrun's.
-
-    Nothing that torchrun says tells one world from the next when only the membership has changed. So each process
-    takes a seat, and rank 0 invites all seats into a world of a new number; who sits in an old seat is gone.
-    """
-
-    def __init__(self, placement: Placement, store: Store, start: float, timeout_s: float) -> None:
-        self._rank, self._store, self._end, self._timeout_s = placement.rank, store, start + timeout_s, timeout_s
-        self._mine = store.add("seats", 1)
-        self._num_invited = 0
-        self._world = 0
-
-    def find_world(self) -> int:
-        """The number of this process's world, from 1."""
-        if self._rank == 0:
-            self._world = self._store.add("worlds", 1)
-            self.invite()
-            return self._world
-        key = f"invitation/{self._mine}"
-        while not self._store.check([key]):
-            if time.monotonic() > self._end + SLACK_S:
-                raise LaunchError(
-                    f"rank {self._rank} waited {self._timeout_s:.0f} s for rank 0, which did not come",
-                    where="cluster.join_timeout_s",
-                )
-            time.sleep(0.01)
-        return int(self._store.get(key))
-
-    def invite(self) -> None:
-        """Rank 0 asks in whoever has come since the last time."""
-        num_seats = self._store.add("seats", 0)
-        for seat in range(self._num_invited + 1, num_seats + 1):
-            self._store.set(f"invitation/{seat}", str(self._world))
-        self._num_invited = num_seats
-
-
 @dataclass
 class _Call:
     placement: Placement
     mine: Card
-    store: Store
+    store: SignedStore
     start: float
     timeout_s: float
     say: Callable[[str], None]
-    seats: _Seats | None
+    seats: Seats | None
 
     def sign_in(self) -> None:
         mine, store = self.mine, self.store
-        store.add("came", 1)
+        store.store.add("came", 1)
         # Kept with the first who came, so that a wrong size shows even where ranks 0 to N-1 are all there.
-        first = _card(store.compare_set("first", "", json.dumps(asdict(mine))))
+        first = _card(store.put_first("first", asdict(mine))) or mine
         if first.world_size != mine.world_size:
             self._refuse_stale(first)
             # By rank, not by who came first, so that one fault has one text.
@@ -164,45 +141,62 @@ class _Call:
                 where=f"rank {low.rank}: {low}\nrank {high.rank}: {high}",
                 do="give all processes the same --world-size (or WORLD_SIZE)",
             )
-        if store.add(f"claim/{mine.rank}", 1) > 1:
-            other = self._read_card(mine.rank)
-            self._refuse_stale(other)
-            self._fault(
-                f"two processes have rank {mine.rank}",
-                where=f"{other or 'one that has not said who it is'}\n{mine}",
-                do=f"give each process its own --rank (or RANK), 0 to {mine.world_size - 1}",
-            )
-        store.set(f"card/{mine.rank}", json.dumps(asdict(mine)))
+        self._claim()
+
+    def _claim(self) -> None:
+        """Leave this process's card, and see that no other process has left one for the same rank."""
+        name = f"card/{self.mine.rank}"
+        other = _card(self.store.put_first(name, asdict(self.mine)))
+        if other is None:
+            self.store.put(name, asdict(self.mine))
+        elif other != self.mine:
+            self._refuse_twin(other)
+
+    def _refuse_twin(self, other: Card) -> NoReturn:
+        self._refuse_stale(other)
+        self._fault(
+            f"two processes have rank {self.mine.rank}",
+            where=f"{other}\n{self.mine}",
+            do=f"give each process its own --rank (or RANK), 0 to {self.mine.world_size - 1}",
+        )
 
     def wait(self) -> list[Card]:
         rank, size, store = self.mine.rank, self.mine.world_size, self.store
-        missing = [other for other in range(size) if other != rank]
+        cards: dict[int, Card] = {rank: self.mine}
         limit_s = self.timeout_s + (0 if rank == 0 else SLACK_S)
-        next_say, pause_s = SAY_EVERY_S, 0.002
+        next_say, next_claim, pause_s = SAY_EVERY_S, CARD_S, 0.002
         while True:
             if rank == 0:
                 if self.seats is not None:
                     self.seats.invite()
-                missing = self._absent(missing)
-                if not missing:
-                    cards = store.multi_get([f"card/{other}" for other in range(size)])
-                    store.set("roll", json.dumps([json.loads(card) for card in cards]))
-            if store.check(["roll"]):
-                return [Card(**card) for card in json.loads(store.get("roll"))]
-            if store.check(["fault"]):
-                fault = json.loads(store.get("fault"))
-                self._end(LaunchError(fault["what"], **fault["facts"]))
+                if not self._absent(cards):
+                    roll = [cards[other] for other in range(size)]
+                    store.put("roll", [asdict(card) for card in roll])
+                    return roll
+            elif (found := _roll(store.get("roll"), size)) is not None:
+                if found[rank] != self.mine:
+                    self._refuse_twin(found[rank])
+                return found
+            if (fault := _fault(store.get("fault"))) is not None:
+                self._end(fault)
             waited = time.monotonic() - self.start
             if waited >= limit_s:
-                self._give_up(self._absent(missing), waited)
+                self._give_up(self._absent(cards), waited)
             if waited >= next_say:
                 next_say += SAY_EVERY_S
-                self._say(self._absent(missing), waited)
+                self._say(self._absent(cards), waited)
+            if waited >= next_claim:
+                next_claim = waited + CARD_S
+                self._claim()
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, 0.05)
 
-    def _absent(self, ranks: Sequence[int]) -> list[int]:
-        return [rank for rank in ranks if not self.store.check([f"card/{rank}"])]
+    def _absent(self, cards: dict[int, Card]) -> list[int]:
+        """Read the cards that have come since; the ranks that are missing."""
+        for rank in range(self.mine.world_size):
+            if rank not in cards and (card := _card(self.store.get(f"card/{rank}"))) is not None and card.rank == rank:
+                cards[rank] = card
+        return [rank for rank in range(self.mine.world_size) if rank not in cards]
 
     def _say(self, missing: Sequence[int], waited: float) -> None:
         # Rank 0 speaks for all; the others only while it is missing itself.
@@ -228,39 +222,33 @@ class _Call:
             f"gave up {self._state(missing)}",
             missing=ranks_text(missing),
             where=f"after {waited:.0f} s (cluster.join_timeout_s)",
+            likely=self.store.strangers() or None,
             do=command_for(self.placement, missing[0]) if missing else None,
         )
 
     def _fault(self, what: str, **facts: object) -> NoReturn:
         error = LaunchError(what, **facts)
-        self.store.compare_set("fault", "", json.dumps({"what": error.what, "facts": error.facts}))
+        self.store.put_first("fault", {"what": error.what, "facts": error.facts})
         self._end(error)
 
     def _end(self, error: LaunchError) -> NoReturn:
+        store = self.store
         with suppress(dist.DistError):
-            self.store.add("told", 1)
+            store.store.add("told", 1)
             serves = self.mine.rank == 0 and not self.placement.agent_store
             end = time.monotonic() + LINGER_S
             # Counts processes and not ranks: there may be two of one rank.
-            came = int(self.store.get("came"))
-            while serves and int(self.store.get("told")) < came and time.monotonic() < end:
+            came = store.count("came")
+            while serves and store.count("told") < came and time.monotonic() < end:
                 time.sleep(0.02)
         raise error
 
-    def _read_card(self, rank: int) -> Card | None:
-        end = time.monotonic() + CARD_S
-        while time.monotonic() < end:
-            if self.store.check([f"card/{rank}"]):
-                return _card(self.store.get(f"card/{rank}"))
-            time.sleep(0.02)
-        return None
-
-    def _refuse_stale(self, other: Card | None) -> None:
+    def _refuse_stale(self, other: Card) -> None:
         """A file that an earlier run left behind holds the cards of processes that are gone."""
         parts = urlsplit(self.placement.init)
         if parts.scheme != "file":
             return
-        if other is None or other.host != self.mine.host or is_running(other.pid):
+        if other.host != self.mine.host or is_running(other.pid):
             return
         self._fault(
             f"{parts.path} is left over from an earlier run",
@@ -269,8 +257,30 @@ class _Call:
         )
 
 
-def _card(text: bytes) -> Card:
-    return Card(**json.loads(text))
+def _card(value: Any) -> Card | None:
+    """A card that was read from a store; None where it is none."""
+    names = {"rank", "world_size", "num_gpus", "pid", "restart"}
+    if not isinstance(value, dict) or value.keys() != {each.name for each in dataclasses.fields(Card)}:
+        return None
+    if not all(type(item) is (int if name in names else str) for name, item in value.items()):
+        return None
+    return Card(**value)
+
+
+def _roll(value: Any, size: int) -> list[Card] | None:
+    cards = [_card(item) for item in value] if isinstance(value, list) else []
+    roll = [card for card in cards if card is not None]
+    return roll if [card.rank for card in roll] == [*range(size)] else None
+
+
+def _fault(value: Any) -> LaunchError | None:
+    if (
+        not isinstance(value, dict)
+        or not isinstance(value.get("what"), str)
+        or not isinstance(value.get("facts"), dict)
+    ):
+        return None
+    return LaunchError(value["what"], **{name: fact for name, fact in value["facts"].items() if name != "what"})
 
 
 def is_running(pid: int) -> bool:

@@ -47,7 +47,7 @@ class Nodes:
         node_timeout_s: A node that is silent for so long is taken to be lost.
         rank: Of this machine, where people have given each its own; node rank 0 is on HOST. None: they number
             themselves.
-        folder: The run's.
+        folder: The run's, where the launchers find their key; None: only LOCKSTEP_KEY can give them one.
         has_own_id: The user has given the run id; otherwise it follows from the folder's name.
         fingerprint: What all launchers of the run must have in common.
     """

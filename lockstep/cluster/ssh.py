@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
+from lockstep.cluster.env import KEY, run_key
 from lockstep.errors import ConfigError, LaunchError
 
 # Set over there: stop when standard input ends.
@@ -88,6 +89,8 @@ def everywhere(
     stopped: list[int] = []
     first_failure: list[int] = []
     lock = threading.Lock()
+    # Through standard input: a command line can be read by every user of a machine.
+    key = run_key(os.environ) or os.urandom(32).hex()
 
     def follow(machine: Machine, process: subprocess.Popen[bytes], is_first: bool) -> None:
         assert process.stdout is not None
@@ -106,6 +109,7 @@ def everywhere(
     try:
         for number, machine in enumerate(machines):
             running.append(_start(machine, command(number, machine)))
+            _send_key(running[-1], key)
     except FileNotFoundError:
         raise LaunchError("--hosts needs ssh, and there is none here", do="install an ssh client") from None
     followers = [
@@ -126,6 +130,8 @@ def stop_at_eof() -> None:
     """Over there: ask this process to stop once its standard input ends, if it was started by `everywhere`."""
     if os.environ.pop(STOP_AT_EOF, "") != "1":
         return
+    if key := _first_line():
+        os.environ[KEY] = key
 
     def wait() -> None:
         with suppress(OSError):
@@ -158,6 +164,22 @@ def _start(machine: Machine, words: Sequence[str]) -> subprocess.Popen[bytes]:
         stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C is for us: the machines get the end of their input, and time to save
     )
+
+
+def _send_key(process: subprocess.Popen[bytes], key: str) -> None:
+    assert process.stdin is not None
+    with suppress(OSError):  # it has ended already, and says why
+        process.stdin.write(f"{key}\n".encode())
+        process.stdin.flush()
+
+
+def _first_line() -> str:
+    """What standard input begins with, read without taking more from it."""
+    line = b""
+    with suppress(OSError):
+        while len(line) < 1024 and (byte := os.read(0, 1)) not in (b"", b"\n"):
+            line += byte
+    return line.decode(errors="replace")
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lockstep.cluster import ending, stop
 from lockstep.cluster.causes import Report, lost_peer
-from lockstep.cluster.env import LAUNCHED, placement
+from lockstep.cluster.env import KEY, LAUNCHED, Placement, placement
 from lockstep.cluster.forkserver import LAUNCHER_ONLY
+from lockstep.cluster.limits import explained
 from lockstep.cluster.stop import when_parent_dies
 from lockstep.errors import CheckpointError, ConfigError, DataError, HangError, LaunchError, LockstepError, ReaderLost
 
@@ -39,7 +40,9 @@ class Done:
     was_asked: bool
 
 
-def work(entry: Callable[..., object], args: tuple[Any, ...], folder: Path, stop_timeout_s: float) -> Done:
+def work(
+    entry: Callable[..., object], args: tuple[Any, ...], folder: Path, stop_timeout_s: float, key: str = ""
+) -> Done:
     """Run `entry(*args)` so that its end, of whatever kind, is known to the launcher.
 
     Args:
@@ -47,6 +50,7 @@ def work(entry: Callable[..., object], args: tuple[Any, ...], folder: Path, stop
         args: What it gets.
         folder: Where to report a failure; holds a file called stop if everybody shall stop.
         stop_timeout_s: How long it may go on after the launcher is dead.
+        key: What the processes of the run sign with.
 
     Returns:
         What torch's agent hands to the launcher once all are done.
@@ -59,6 +63,14 @@ def work(entry: Callable[..., object], args: tuple[Any, ...], folder: Path, stop
     if (folder / STOP_FILE).exists():
         return Done(0, True)
     os.environ[LAUNCHED] = "1"
+    os.environ[KEY] = key
+    here = placement(os.environ)
+    assert here is not None, "the agent sets the world's variables"
+    # Opened now: where no more files may be opened, that is what has to be reported.
+    try:
+        report = report_path(folder, here.rank, here.restart).with_suffix(".part").open("w")
+    except FileNotFoundError:  # the launcher is gone already
+        return Done(0, True)
     state = {"finished": False, "orphan": False}
 
     def orphaned() -> None:
@@ -71,15 +83,15 @@ def work(entry: Callable[..., object], args: tuple[Any, ...], folder: Path, stop
         os._exit(1)
 
     when_parent_dies(orphaned)
-    ending.tell_by(lambda error: _fail(folder, error))
+    ending.tell_by(lambda error: _fail(report, here, error))
     code: object = 0
     try:
         code = entry(*args)
     except SystemExit as error:
         if error.code not in (None, 0):
-            _fail(folder, error)
+            _fail(report, here, error)
     except BaseException as error:
-        _fail(folder, error)
+        _fail(report, here, error)
     # From here on it only waits for the others; torch's agent ends it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     state["finished"] = True
@@ -94,10 +106,9 @@ def report_path(folder: Path, rank: int, restart: int) -> Path:
     return folder / f"rank-{rank}-{restart}.json"
 
 
-def _fail(folder: Path, error: BaseException) -> None:
+def _fail(file: IO[str], here: Placement, error: BaseException) -> None:
+    error = explained(error)
     ours = isinstance(error, LockstepError)
-    here = placement(os.environ)
-    assert here is not None, "the agent sets the world's variables"
     # What was asked for, or lies on this one machine, is wrong for all of its ranks alike.
     is_everybodys = isinstance(error, (ConfigError, DataError, CheckpointError))
     if isinstance(error, LockstepError) and not (is_everybodys and here.local_world_size == here.world_size):
@@ -111,12 +122,12 @@ def _fail(folder: Path, error: BaseException) -> None:
         may_pass=isinstance(error, (LaunchError, ReaderLost)) or not ours,
         culprits=error.ranks if isinstance(error, HangError) else (),
     )
-    path = report_path(folder, here.rank, here.restart)
     # The folder is gone where the launcher is; then nobody reads it.
     with suppress(OSError):
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(asdict(report)))
-        part.rename(path)
+        file.write(json.dumps(asdict(report)))
+        file.close()
+        part = Path(file.name)
+        part.rename(part.with_suffix(".json"))
     _flush()
     # Not sys.exit: tearing down a process group whose peers are gone may hang.
     os._exit(report.exit_code)

@@ -20,8 +20,10 @@ from lockstep.cluster import connecting, rollcall, stacks
 from lockstep.cluster.address import interface_towards
 from lockstep.cluster.causes import lost_peer
 from lockstep.cluster.env import ALONE, Placement
+from lockstep.cluster.limits import out_of_files, raise_open_files
 from lockstep.cluster.pulse import Pulse
 from lockstep.cluster.rollcall import Card
+from lockstep.cluster.signed import SignedStore
 from lockstep.errors import LaunchError
 
 GOODBYE_S = 10.0
@@ -49,6 +51,7 @@ class World:
         placement: What the process was told when it was started.
         num_hosts: How many machines there are.
         restart: How many worlds this run has had before, at least.
+        signed: Values in the store that only processes with the run's key can write; None for a process that is alone.
         pulse: What this process is at; see `heartbeat`.
     """
 
@@ -62,6 +65,7 @@ class World:
     placement: Placement
     num_hosts: int = 1
     restart: int = 0
+    signed: SignedStore | None = field(default=None, repr=False, compare=False)
     turns: _Turns = field(default_factory=_Turns, repr=False, compare=False)
     pulse: Pulse = field(default_factory=Pulse, repr=False, compare=False)
 
@@ -111,6 +115,7 @@ def join(
     if placement.started_by == "alone":
         yield alone(device)
         return
+    raise_open_files()
     kind = _device_kind(device)
     num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
     start = time.monotonic()
@@ -138,11 +143,15 @@ def join(
         device=where,
         backend=chosen,
         host=mine.host,
-        store=PrefixStore("world", store),
+        store=PrefixStore("world", store.store),
+        signed=SignedStore(PrefixStore("signed", store.store), store.seal),
         placement=placement,
         num_hosts=len({card.host for card in cards}),
         restart=max(card.restart for card in cards),
     )
+    if len(networks := {card.network for card in cards}) == 1 and "" not in networks:
+        # All on one machine: gloo then listens where no other machine can connect.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     _start_group(world, cards, timeout_s, connecting.time_left(join_timeout_s, start), say)
     try:
         yield world
@@ -152,12 +161,12 @@ def join(
             raise LaunchError(
                 f"rank {world.rank} ({world.host}) lost another process",
                 given=_first_line(error)[:200],
-                likely="that process has ended; its own words say why",
+                likely=out_of_files() or "that process has ended; its own words say why",
             ) from error
         raise
     if chosen != "mpi":
-        assert world.store is not None
-        connecting.wait_for_all(world.store, world.size, GOODBYE_S)
+        assert world.signed is not None
+        connecting.wait_for_all(world.signed.store, world.size, GOODBYE_S)
     _end_group(world)
     rollcall.leave(placement, store, GOODBYE_S)
 
@@ -235,6 +244,7 @@ def _start_group(
 ) -> None:
     placement, store = world.placement, world.store
     assert store is not None
+    assert world.signed is not None
     if world.backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ:
         # Left alone, gloo looks its own host name up, which may have no address, or one that peers can't reach.
         name = interface_towards(placement.init)
@@ -258,7 +268,7 @@ def _start_group(
         start()
     else:
         agent_store = placement.agent_store
-        connecting.connect(start, world.rank, cards, store, limit_s, say, has_agent_store=agent_store)
+        connecting.connect(start, world.rank, cards, world.signed, limit_s, say, has_agent_store=agent_store)
 
 
 def _end_group(world: World) -> None:

@@ -63,7 +63,8 @@ def _round(world: World, config: RunConfig | None, data: list[Samples], run_dir:
     if world.size == 1:
         samples = [Finding("data", compare.fingerprint(each)) for each in data]
         return [*mine, *samples]
-    every = [pair for pair in collect.gather_all(world, (world.host, mine)) if pair[1]]
+    gathered = collect.gather_all(world, (world.host, [finding.to_json() for finding in mine]))
+    every = [(host, [Finding(**found) for found in theirs]) for host, theirs in gathered if theirs]
     machines = merged([findings for _, findings in every], [host for host, _ in every])
     compared = compare.examine(world, compare.facts(world, config, data))
     # What is compared over the ranks stands in one row, that of the comparison.

@@ -149,7 +149,10 @@ def _merge(
     world: World, merged: Metric, counted: Metric, sums: dict[str, list[float]], num_samples: int
 ) -> tuple[dict[str, float], Metric]:
     # A metric may keep much of each sample: it goes to rank 0 alone, and only figures come back.
-    counts = collect.gather(world, (counted.state(), sums))
+    try:
+        counts = collect.gather(world, (counted.state(), sums))
+    except TypeError as error:
+        raise _metric_fault(merged, error) from error
 
     def own_figures() -> dict[str, float]:
         assert counts is not None

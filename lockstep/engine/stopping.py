@@ -32,13 +32,13 @@ class StopFlag:
         return self._is_asked(True)
 
     def _is_asked(self, looks: bool) -> bool:
-        store = self._world.store
+        store = self._world.signed
         if self._stop.requested:
             if store is not None and not self._world.is_main and not self._said:
-                store.set(STORE_KEY, str(self._world.rank))
+                store.put(STORE_KEY, self._world.rank)
                 self._said = True
             return True
         if looks and store is not None and time.monotonic() - self._looked_at > POLL_S:
             self._looked_at = time.monotonic()
-            return bool(store.check([STORE_KEY]))
+            return store.get(STORE_KEY) is not None
         return False

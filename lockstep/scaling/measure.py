@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
 
@@ -85,7 +85,8 @@ def measure(
         job = make_job(config, lambda: found.build(config, facts), world)
         run = _ddp(job) if is_ddp else _ours
         timings = _timed(job, run, num_steps)
-        every = collect.gather_all(world, timings)
+        gathered = collect.gather_all(world, [asdict(timing) for timing in timings])
+        every = [[Timing(**timing) for timing in theirs] for theirs in gathered]
         if world.is_main:
             # The slowest rank is the one that all wait for; the parts are means over the ranks. Of all the median step
             # counts: one that was held up must not make a part larger than the whole.

@@ -20,6 +20,11 @@ RANK_CALLS = {"get_rank", "get_world_size", "get_node_local_rank", "get_global_r
 RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|NODE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(SLURM|OMPI|PMIX?|TORCHELASTIC)_.*"
 )
+PICKLE_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+OBJECT_COLLECTIVES = {"gather_object", "all_gather_object", "broadcast_object_list", "scatter_object_list"}
+OBJECT_COLLECTIVES |= {"send_object_list", "recv_object_list"}
+# torch's rendezvous wants its own state as a pickle; that one never leaves the process.
+OWN_PICKLES = {"lockstep/cluster/rendezvous_state.py"}
 SPEAKERS = ("lockstep/cli/", "lockstep/doctor/", "lockstep/report/", "lockstep/cluster/", "lockstep/__main__.py")
 MACHINE_PATH = re.compile(r"(?<![\w.:/~}])/(home|root|Users|mnt|media|work|scratch|opt|tmp|farm)/\w[\w./-]*")
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".ini", ".cfg", ".sh", ".html", ""}
@@ -191,6 +196,27 @@ def twin_tests(root: Path) -> list[str]:
     return [f"one name for two: {' '.join(names)}" for names in places.values() if len(names) > 1]
 
 
+def pickles(root: Path) -> list[str]:
+    """Calls that unpickle, or that send pickles to other processes: these run whatever a stranger has put in."""
+    problems = []
+    for name, path in sources(root, "lockstep"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module in PICKLE_MODULES:
+                problems.append(f"{name}:{node.lineno}: imports from {node.module}; use cluster/codec.py or JSON")
+            if not isinstance(node, ast.Call) or name in OWN_PICKLES:
+                continue
+            called = ast.unparse(node.func)
+            module, _, function = called.rpartition(".")
+            safe = {(word.arg, ast.unparse(word.value)) for word in node.keywords}
+            unsafe = module in PICKLE_MODULES or function in OBJECT_COLLECTIVES
+            unsafe = unsafe and not function.endswith("Error")
+            unsafe = unsafe or (called == "torch.load" and ("weights_only", "True") not in safe)
+            unsafe = unsafe or (function == "load" and ("allow_pickle", "True") in safe)
+            if unsafe:
+                problems.append(f"{name}:{node.lineno}: {called} pickles; use cluster/codec.py, JSON or safetensors")
+    return problems
+
+
 ALL = (
     long_files,
     long_functions,
@@ -205,6 +231,7 @@ ALL = (
     old_words,
     machine_paths,
     twin_tests,
+    pickles,
 )
 
 

@@ -61,6 +61,14 @@ BROKEN: dict[Rule, list[tuple[str, str, str]]] = {
         ("notes.txt", f"/{'root'}/x\n", "notes.txt:1"),
     ],
     rules.twin_tests: [("tests/e2e/test_x.py", "", "tests/e2e/test_x.py tests/unit/test_x.py")],
+    rules.pickles: [
+        ("lockstep/x.py", "import pickle\nx = pickle.loads(b'')\n", "x.py:2: pickle.loads pickles"),
+        ("lockstep/x.py", "from pickle import loads\n", "x.py:1: imports from pickle"),
+        ("lockstep/x.py", "dist.all_gather_object([], 1)\n", "dist.all_gather_object pickles"),
+        ("lockstep/x.py", "import torch\ntorch.load('x')\n", "torch.load pickles"),
+        ("lockstep/x.py", "import torch\ntorch.load('x', weights_only=False)\n", "torch.load pickles"),
+        ("lockstep/x.py", "import numpy\nnumpy.load('x', allow_pickle=True)\n", "numpy.load pickles"),
+    ],
 }
 
 # What looks like a breach and is none.
@@ -79,6 +87,11 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
     ],
     rules.missing_docstrings: [("lockstep/x.py", '"""X."""\ndef _f(): ...\n'), ("tests/test_x.py", "def f(): ...\n")],
     rules.old_words: [("lockstep/x.py", "class A:\n    def __iter__(self): return iter([])\n")],
+    rules.pickles: [
+        ("lockstep/x.py", "import torch\nimport pickle\ntorch.load('x', weights_only=True)\n"),
+        ("lockstep/x.py", "import pickle\nraise pickle.UnpicklingError('x')\n"),
+        ("tests/test_x.py", "import pickle\nx = pickle.loads(b'')\n"),
+    ],
     rules.machine_paths: [("docs/x.md", f"https://x.org/{'home'}/a and file:///{'tmp'}/store and ~/{'work'}/a\n")],
 }
 

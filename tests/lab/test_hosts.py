@@ -15,6 +15,8 @@ from tests.lab.conftest import SETTINGS
 from tests.runs import LOCKSTEP, LONG_S, ROOT, wait_until, weights
 
 Command = Callable[..., list[str]]
+# For machines that share no disk, where the launcher that serves the rendezvous could leave one.
+KEY = {"LOCKSTEP_KEY": "what the three machines were given"}
 
 
 @contextmanager
@@ -66,7 +68,7 @@ def test_nodes_meet_at_the_one_that_is_named_and_the_run_is_kept_there(
         (tmp_path / host.name).mkdir()
         train = command("--nodes", 3, "--procs", 1, "--rdzv-endpoint", "n3:29519")
         train[train.index("--run-dir") + 1] = str(tmp_path / host.name / "run")
-        started.append(host.start(*train, env=environ, cwd=tmp_path))
+        started.append(host.start(*train, env=environ | KEY, cwd=tmp_path))
     with _running(*started) as processes:
         said = _ended(processes)
     assert "3 processes on 3 hosts" in said[2]
@@ -81,7 +83,7 @@ def test_machines_that_were_given_ranks_meet_at_the_master(
     for rank, host in enumerate(reversed(three)):  # not the order of their addresses
         train = command("--nodes", 3, "--procs", 1, "--node-rank", rank, "--master-addr", "n3", "--master-port", 29520)
         train[train.index("--run-dir") + 1] = str(tmp_path / host.name / "run")
-        started.append(host.start(*train, env=environ, cwd=tmp_path))
+        started.append(host.start(*train, env=environ | KEY, cwd=tmp_path))
     with _running(*started) as processes:
         said = _ended(processes)
     assert "3 processes on 3 hosts" in said[0]

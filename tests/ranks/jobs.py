@@ -263,8 +263,8 @@ def stop_flags(world: World, asked_rank: int, num_calls: int) -> Any:
             answers.append(flag())
             if world.size > 1:
                 dist.barrier()
-    if world.store is not None and world.is_main:
-        world.store.delete_key("lockstep/stop")
+    if world.signed is not None and world.is_main:
+        world.signed.store.delete_key("lockstep/stop")
     return answers
 
 

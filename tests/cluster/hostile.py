@@ -1,0 +1,73 @@
+"""A program that reaches the port of another user's run, and does what it can there."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+from torch.distributed import TCPStore
+
+
+class Bomb:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.system, (f"touch {self.canary}",))
+
+
+def garbage(canary: Path) -> list[bytes]:
+    """What is written into a key, one after the other."""
+    forged = {"by": 0, "culprits": [{"rank": 0}], "what": "x", "facts": {"what": "y"}, "code": 0, "text": "", "rank": 1}
+    return [
+        b"",
+        b"\xff\x00" * 500,
+        pickle.dumps(Bomb(canary)),
+        json.dumps(forged).encode(),
+        b"- " + json.dumps(forged).encode(),
+        b"0" * 64 + b" " + json.dumps(forged).encode(),
+        b"- " + b"[" * 50_000,
+        b"- [1, null]",
+        b"x" * 3_000_000,
+    ]
+
+
+def connect(port: int) -> TCPStore:
+    """A client of the run's store."""
+    return TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60), wait_for_workers=False)
+
+
+def poison(store: TCPStore, keys: list[str], canary: Path, only: int | None = None) -> None:
+    """Write garbage into keys."""
+    everything = garbage(canary)
+    for key in keys:
+        for content in everything if only is None else everything[only : only + 1]:
+            store.set(key, content)  # type: ignore[arg-type]  # bytes are taken too
+
+
+def idle(port: int, count: int) -> list[socket.socket]:
+    """Connections that say nothing."""
+    return [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(count)]
+
+
+def listening(pid: int) -> dict[int, list[tuple[str, int]]]:
+    """Where a process and its children listen, by process, in the order in which it began to."""
+    found: dict[int, list[tuple[str, int]]] = {}
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        try:
+            connections = process.net_connections("tcp")
+        except psutil.Error:
+            continue
+        opened = sorted((each for each in connections if each.status == psutil.CONN_LISTEN), key=lambda each: each.fd)
+        places = [(each.laddr.ip, each.laddr.port) for each in opened]
+        if places:
+            found[process.pid] = places
+    return found
