@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from typing import Any
 
+from lockstep.cluster.limits import out_of_files
 from lockstep.cluster.meeting import clock
 from lockstep.cluster.rollcall import Card, ranks_text
 from lockstep.errors import LaunchError, is_too_many_files, too_many_files
@@ -91,24 +92,26 @@ def could_not_connect(card: Card, failure: BaseException) -> LaunchError:
             given=reason[:200],
             likely="that process has ended; its own output says why",
         )
-    return LaunchError(f"{name(card)} met the others, but can't connect to them: {reason}", **_BLAME_INTERFACE)
+    what = f"{name(card)} met the others, but can't connect to them: {reason}"
+    if files := out_of_files():
+        return LaunchError(what, likely=files)
+    return LaunchError(what, **_BLAME_INTERFACE)
 
 
-def to_text(error: LaunchError, num_lost: int) -> str:
+def to_json(error: LaunchError, num_lost: int) -> dict[str, Any]:
     """A verdict for the store.
 
     Args:
         error: What all ranks raise.
         num_lost: How many ranks can't read it.
     """
-    return json.dumps({"what": error.what, "facts": error.facts, "num_lost": num_lost})
+    return {"what": error.what, "facts": error.facts, "num_lost": num_lost}
 
 
-def from_text(text: bytes) -> tuple[LaunchError, int]:
+def from_json(verdict: Any) -> tuple[LaunchError, int]:
     """Read a verdict; a damaged one is an error too."""
     try:
-        verdict = json.loads(text)
         facts = {str(key): str(value) for key, value in verdict["facts"].items()}
         return LaunchError(str(verdict["what"]), **facts), int(verdict["num_lost"])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return LaunchError("another rank gave up connecting, but its reason in the store is damaged"), 1

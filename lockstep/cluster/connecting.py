@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
@@ -27,6 +27,7 @@ from lockstep.cluster import connect_errors, stacks
 from lockstep.cluster.asking import in_thread
 from lockstep.cluster.meeting import SAY_EVERY_S
 from lockstep.cluster.rollcall import Card
+from lockstep.cluster.signed import SignedStore
 from lockstep.errors import LaunchError
 from lockstep.scratch import is_running
 
@@ -58,7 +59,7 @@ def connect(
     start: Callable[[], object],
     rank: int,
     cards: Sequence[Card],
-    store: Store,
+    store: SignedStore,
     limit_s: float,
     say: Callable[[str], None],
     *,
@@ -81,8 +82,8 @@ def connect(
     with _Monitor(rank, cards, store, limit_s, say, has_agent_store) as monitor:
         try:
             in_thread(start, limit_s, monitor.check)
-            store.set(f"{_DONE}/{rank}", "1")
-            store.add(_COUNT, 1)
+            store.store.set(f"{_DONE}/{rank}", "1")
+            store.store.add(_COUNT, 1)
         except (RuntimeError, ValueError, TimeoutError) as error:
             monitor.wait_for_verdict(error)
 
@@ -102,7 +103,7 @@ class _Monitor:
         self,
         rank: int,
         cards: Sequence[Card],
-        store: Store,
+        store: SignedStore,
         limit_s: float,
         say: Callable[[str], None],
         has_agent_store: bool,
@@ -186,17 +187,18 @@ class _Monitor:
                 return
             self._unanswered_s = 0.0
 
-    def _look(self, store: Store, passed_s: float) -> None:
-        store.set(f"{_ALIVE}/{self._rank}", str(time.monotonic()))
-        if store.check([VERDICT]):
-            self._adopt(store, store.get(VERDICT))
-        elif (gone := self._find_gone(store)) is not None:
+    def _look(self, store: SignedStore, passed_s: float) -> None:
+        store.store.set(f"{_ALIVE}/{self._rank}", str(time.monotonic()))
+        if (verdict := store.get(VERDICT)) is not None:
+            self._adopt(store.store, verdict)
+        elif (gone := self._find_gone(store.store)) is not None:
             self._decide(store, connect_errors.lost(self._cards[gone], "its process has ended"), num_lost=1)
         else:
             self._judge(store, passed_s)
 
-    def _judge(self, store: Store, passed_s: float) -> None:
+    def _judge(self, signed: SignedStore, passed_s: float) -> None:
         """Find a silent rank. The lowest rank that is alive and not connected does this, and reports, for all."""
+        store = signed.store
         for other in self._others():
             if self._is_done(store, other):
                 continue
@@ -208,13 +210,13 @@ class _Monitor:
         silent = [other for other in self._not_done() if self._silent_s.get(other, 0.0) >= SILENT_S]
         if silent:
             reason = f"no sign of life for {SILENT_S:.0f} s"
-            self._decide(store, connect_errors.lost(self._cards[silent[0]], reason), num_lost=len(silent))
+            self._decide(signed, connect_errors.lost(self._cards[silent[0]], reason), num_lost=len(silent))
         elif isinstance(self._failure, TimeoutError):
             if self._alive.issuperset(set(self._not_done()).difference(self._quiet())):
-                self._decide(store, self._gave_up(), num_lost=len(self._quiet()))
+                self._decide(signed, self._gave_up(), num_lost=len(self._quiet()))
         elif self._failure is not None and self._alive.issuperset(self._not_done()):
             mine = self._cards[self._rank]
-            self._decide(store, connect_errors.could_not_connect(mine, self._failure), num_lost=0)
+            self._decide(signed, connect_errors.could_not_connect(mine, self._failure), num_lost=0)
 
     def _others(self) -> list[int]:
         return [other for other in range(len(self._cards)) if other != self._rank]
@@ -259,11 +261,11 @@ class _Monitor:
     def _quiet(self) -> list[int]:
         return [other for other in self._not_done() if self._is_quiet(other)]
 
-    def _decide(self, store: Store, error: LaunchError, num_lost: int) -> None:
-        self._adopt(store, store.compare_set(VERDICT, "", connect_errors.to_text(error, num_lost)))
+    def _decide(self, store: SignedStore, error: LaunchError, num_lost: int) -> None:
+        self._adopt(store.store, store.put_first(VERDICT, connect_errors.to_json(error, num_lost)))
 
-    def _adopt(self, store: Store, text: bytes) -> None:
-        error, num_lost = connect_errors.from_text(text)
+    def _adopt(self, store: Store, verdict: Any) -> None:
+        error, num_lost = connect_errors.from_json(verdict)
         with suppress(dist.DistError):
             store.add("connect/told", 1)
             end = time.monotonic() + LINGER_S

@@ -167,8 +167,8 @@ def join(
             ) from error
         raise
     if chosen != "mpi":
-        assert world.store is not None
-        connecting.wait_for_all(world.store, world.size, GOODBYE_S)
+        assert world.signed is not None
+        connecting.wait_for_all(world.signed.store, world.size, GOODBYE_S)
     _end_group(world)
     rollcall.leave(placement, store, GOODBYE_S)
 
@@ -246,6 +246,7 @@ def _start_group(
 ) -> None:
     placement, store = world.placement, world.store
     assert store is not None
+    assert world.signed is not None
     if world.backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ:
         # Left alone, gloo looks its own host name up, which may have no address, or one that peers can't reach.
         name = interface_towards(placement.init)
@@ -269,7 +270,7 @@ def _start_group(
         start()
     else:
         agent_store = placement.agent_store
-        connecting.connect(start, world.rank, cards, store, limit_s, say, has_agent_store=agent_store)
+        connecting.connect(start, world.rank, cards, world.signed, limit_s, say, has_agent_store=agent_store)
 
 
 def _end_group(world: World) -> None:

@@ -65,7 +65,7 @@ def _prepare(deed: str) -> None:
     signals = {DIES_EARLY: signal.SIGKILL, DIES_ELSEWHERE: signal.SIGKILL, STOPS_EARLY: signal.SIGSTOP}
 
     def connect(start: Any, rank: int, cards: Any, store: Any, *_: Any, **__: Any) -> None:
-        while not store.check([f"connect/alive/{card.rank}" for card in cards if card.rank != rank]):
+        while not store.store.check([f"connect/alive/{card.rank}" for card in cards if card.rank != rank]):
             time.sleep(0.01)
         os.kill(os.getpid(), signals[deed])
 
