@@ -63,6 +63,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.slow
 def test_a_run_of_another_folder_is_refused_and_the_first_one_goes_on(
     launch: Callable[..., Launcher], tmp_path: Path
 ) -> None:
@@ -125,7 +126,7 @@ def test_a_store_of_torchrun_is_recognised_and_left_alone(launch: Callable[..., 
     assert sorted(store.list_keys()) == before
 
 
-@pytest.mark.parametrize(("size", "shift_s"), [("2", 3600), ("1:2", -60)])
+@pytest.mark.parametrize(("size", "shift_s"), [("2", 3600), pytest.param("1:2", -60, marks=pytest.mark.slow)])
 def test_a_node_whose_clock_is_wrong_is_refused_with_the_difference(
     launch: Callable[..., Launcher], tmp_path: Path, size: str, shift_s: int
 ) -> None:
