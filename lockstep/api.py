@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cluster import forkserver
-from lockstep.cluster.commands import LOCKSTEP
+from lockstep.cluster.commands import LOCKSTEP, import_path
 from lockstep.cluster.env import ALONE, Placement, placement
 from lockstep.cluster.size import Size, parse_size
 from lockstep.cluster.stop import StopSignal, when_parent_dies
@@ -125,7 +125,7 @@ def _run_command(command: Sequence[str]) -> tuple[int, str]:
     is_asked = False
     with tempfile.TemporaryFile("w+", encoding=locale.getencoding(), errors="replace") as errors:
         # In a group of its own, so that Ctrl-C comes to this process alone, in a terminal as in a notebook.
-        environ = {**os.environ, _CALLER: str(os.getpid()), **_import_path()}
+        environ = {**os.environ, _CALLER: str(os.getpid()), **import_path()}
         child = subprocess.Popen(command, stderr=errors, process_group=0, env=environ)
         while child.returncode is None:
             try:
@@ -142,16 +142,6 @@ def _run_command(command: Sequence[str]) -> tuple[int, str]:
     if is_asked and child.returncode > 128:
         raise Stopped(child.returncode)
     return child.returncode, text
-
-
-def _import_path() -> dict[str, str]:
-    """A recipe may import what is beside the script that called `train`, as the script can itself."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    folder = os.path.dirname(os.path.abspath(script)) if script else ""
-    if not folder or folder not in sys.path:
-        return {}
-    before = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": f"{before}{os.pathsep}{folder}" if before else folder}
 
 
 def _end_with_caller() -> None:

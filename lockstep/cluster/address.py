@@ -79,7 +79,7 @@ def _is_loopback(address: str) -> bool:
 def network() -> str:
     """What all processes have in common that reach each other over 127.0.0.1; empty if it can't be known."""
     with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.readlink('/proc/self/ns/net')}" if is_ours("127.0.0.1") else ""
     return ""
 

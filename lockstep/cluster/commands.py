@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 # -P: without it, -m puts the current folder first on sys.path, where a torch.py of a stranger may lie.
 LOCKSTEP = (sys.executable, "-P", "-m", "lockstep")
+
+
+def import_path() -> dict[str, str]:
+    """A variable that lets a recipe import what is beside the script that called `train`, as the script can itself."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    folder = os.path.dirname(os.path.abspath(script)) if script else ""
+    if not folder or folder not in sys.path:
+        return {}
+    before = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{before}{os.pathsep}{folder}" if before else folder}

@@ -6,9 +6,7 @@ found out before: a host that nobody knows, a port in use, nobody answering.
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import os
 import shlex
 import socket
 import sys
@@ -20,10 +18,11 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 
 from lockstep.cluster.address import is_ours, port_holder, store_address
 from lockstep.cluster.env import Placement
+from lockstep.cluster.file_store import open_file_store
 from lockstep.cluster.size import Nodes
 from lockstep.errors import LaunchError
 
@@ -43,7 +42,7 @@ def open_store(placement: Placement, timeout_s: float, say: Callable[[str], None
     """
     parts = urlsplit(placement.init)
     if parts.scheme == "file":
-        return _file(Path(parts.path), placement)
+        return open_file_store(Path(parts.path), placement)
     host, port = str(parts.hostname), int(parts.port or 0)
     addresses = look_up(host, port, placement.init)
     if placement.rank == 0 and not placement.agent_store:
@@ -110,31 +109,6 @@ def clock(seconds: float) -> str:
     """Minutes and seconds: 4:48."""
     whole = max(0, round(seconds))
     return f"{whole // 60}:{whole % 60:02d}"
-
-
-def _file(path: Path, placement: Placement) -> Store:
-    folder = path.parent
-    if not folder.is_dir():
-        raise LaunchError(f"can't meet at {placement.init}: there is no folder {folder}")
-    try:
-        # Opened as torch does, which would wait for ever: permissions don't say that nothing can be made in /proc.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-    except OSError as error:
-        raise LaunchError(f"can't meet at {placement.init}: {path} can't be written: {error.strerror}") from None
-    if not is_store_file(path):
-        raise LaunchError(
-            f"can't meet at {placement.init}: {path} is a file that no run has made", do="name a file that is not there"
-        )
-    store = FileStore(str(path), placement.world_size)
-    # For ever: at its end it would count itself out of the file, and so make it anew after rank 0 has removed it.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
-    return store
-
-
-def is_store_file(path: Path) -> bool:
-    """Whether a file is empty, or holds the keys of a torch FileStore: it is written to, and removed at the end."""
-    head = path.read_bytes()[:32] if path.is_file() else b"-"
-    return not head or b"refcount/" in head  # the first key that torch writes
 
 
 def look_up(host: str, port: int, init: str) -> list[str]:

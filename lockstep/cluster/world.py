@@ -133,22 +133,7 @@ def join(
     chosen, warning = choose_backend(cards)
     if warning and placement.rank == 0:
         say(warning)
-    here = [card.rank for card in cards if card.host == mine.host]
-    local_rank = here.index(placement.rank) if placement.local_rank is None else placement.local_rank
-    where = _device(kind, local_rank)
-    world = World(
-        rank=placement.rank,
-        size=placement.world_size,
-        local_rank=local_rank,
-        device=where,
-        backend=chosen,
-        host=mine.host,
-        store=PrefixStore("world", store.store),
-        signed=SignedStore(PrefixStore("signed", store.store), store.seal),
-        placement=placement,
-        num_hosts=len({card.host for card in cards}),
-        restart=max(card.restart for card in cards),
-    )
+    world = _world(placement, mine, store, cards, chosen)
     if len(networks := {card.network for card in cards}) == 1 and "" not in networks:
         # All on one machine: gloo then listens where no other machine can connect.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -171,6 +156,25 @@ def join(
         connecting.wait_for_all(world.signed.store, world.size, GOODBYE_S)
     _end_group(world)
     rollcall.leave(placement, store, GOODBYE_S)
+
+
+def _world(placement: Placement, mine: Card, store: SignedStore, cards: Sequence[Card], backend: str) -> World:
+    here = [card.rank for card in cards if card.host == mine.host]
+    local_rank = here.index(placement.rank) if placement.local_rank is None else placement.local_rank
+    where = _device(mine.device, local_rank)
+    return World(
+        rank=placement.rank,
+        size=placement.world_size,
+        local_rank=local_rank,
+        device=where,
+        backend=backend,
+        host=mine.host,
+        store=PrefixStore("world", store.store),
+        signed=SignedStore(PrefixStore("signed", store.store), store.seal),
+        placement=placement,
+        num_hosts=len({card.host for card in cards}),
+        restart=max(card.restart for card in cards),
+    )
 
 
 def choose_backend(cards: Sequence[Card]) -> tuple[str, str]:

@@ -71,3 +71,9 @@ def listening(pid: int) -> dict[int, list[tuple[str, int]]]:
         if places:
             found[process.pid] = places
     return found
+
+
+def store_port(places: dict[int, list[tuple[str, int]]]) -> int:
+    """Where the store is: rank 0 opens it first, and gloo's port after it."""
+    (port,) = {found[0][1] for found in places.values() if len(found) > 1}
+    return port

@@ -67,12 +67,6 @@ def trains(folder: Path, run: subprocess.Popen[str]) -> bool:
     return run.poll() is not None or bool(records(folder / "run", "train"))
 
 
-def store_port(places: dict[int, list[tuple[str, int]]]) -> int:
-    """Where the store is: rank 0 opens it first, and gloo's port after it."""
-    (port,) = {found[0][1] for found in places.values() if len(found) > 1}
-    return port
-
-
 def test_a_run_that_strangers_write_to_ends_in_the_same_weights(undisturbed: str, tmp_path: Path) -> None:
     with slow_run(tmp_path, "--procs", 2) as run:
         wait_until(lambda: trains(tmp_path, run), LONG_S)
@@ -81,7 +75,7 @@ def test_a_run_that_strangers_write_to_ends_in_the_same_weights(undisturbed: str
         ours = {address for found in places.values() for address, _ in found}
         assert ours <= {"127.0.0.1", "::1"}, "other machines can connect"
 
-        port = store_port(places)
+        port = hostile.store_port(places)
         idlers = hostile.idle(port, 200)
         store = hostile.connect(port)
         watched = wait_until(lambda: [key for key in store.list_keys() if "watch/1" in key], LONG_S)
@@ -248,7 +242,7 @@ def test_idle_connections_beyond_the_soft_limit_of_open_files_do_no_harm(undistu
         run = run_in.__enter__()
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
         wait_until(lambda: trains(tmp_path, run), LONG_S)
-        idlers = hostile.idle(store_port(hostile.listening(run.pid)), 600)
+        idlers = hostile.idle(hostile.store_port(hostile.listening(run.pid)), 600)
         (tmp_path / "slow").unlink()
         output, errors = run.communicate(timeout=LONG_S)
         for idler in idlers:
@@ -274,7 +268,7 @@ def test_idle_connections_up_to_the_hard_limit_are_named_as_the_cause(tmp_path: 
         wait_until(lambda: trains(tmp_path, run), LONG_S)
         places = hostile.listening(run.pid)
         (server,) = (pid for pid, found in places.items() if len(found) > 1)
-        idlers = hostile.idle(store_port(places), most)
+        idlers = hostile.idle(hostile.store_port(places), most)
         wait_until(lambda: run.poll() is not None or psutil.Process(server).num_fds() > most - 16, LONG_S)
         (tmp_path / "slow").unlink()
         output, errors = run.communicate(timeout=LONG_S)
