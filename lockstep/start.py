@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cluster.env import Placement, placement
-from lockstep.cluster.fingerprint import fingerprint
+from lockstep.cluster.shared_settings import shared_settings
 from lockstep.cluster.size import MAX_NODES, Nodes, Size, parse_size
 from lockstep.config.given import given_path
 from lockstep.config.schema import RunConfig
@@ -139,7 +139,7 @@ def nodes_of(ask: Ask, config: RunConfig, run_dir: Path | None) -> Nodes | None:
         rank=ask.node_rank,
         folder=run_dir,
         has_own_id=bool(ask.run_id),
-        fingerprint=fingerprint(config.model_dump(mode="json"), config.recipe),
+        shared=shared_settings(config.model_dump(mode="json"), config.recipe),
     )
 
 

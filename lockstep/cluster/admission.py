@@ -111,7 +111,7 @@ def compare(theirs: Mapping[str, Any], mine: Mapping[str, Any], has_own_id: bool
     lines = []
     if not has_own_id and not _is_same_folder(theirs, mine):
         lines.append(f"run folder: {theirs['folder']} there, {mine['folder']} here")
-    there, here = theirs["fingerprint"], mine["fingerprint"]
+    there, here = theirs["shared"], mine["shared"]
     names = [name for name in there | here if there.get(name) != here.get(name)]
     lines += [f"{name}: {there.get(name, 'none')} there, {here.get(name, 'none')} here" for name in names]
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
@@ -126,7 +126,7 @@ def _record(nodes: Nodes) -> dict[str, Any]:
     if folder is not None:
         with suppress(OSError):
             inode = folder.stat().st_ino
-    shared = dict(nodes.fingerprint)
+    shared = dict(nodes.shared)
     if nodes.rank is None:  # else `node_ranks.claim` compares it
         shared["--nodes"] = str(nodes.size)
     return {
@@ -136,7 +136,7 @@ def _record(nodes: Nodes) -> dict[str, Any]:
         "user": user,
         "folder": str(folder),
         "inode": inode,
-        "fingerprint": shared,
+        "shared": shared,
     }
 
 
@@ -166,9 +166,9 @@ def _read(text: bytes) -> dict[str, Any] | None:
     """A record; None if it is damaged."""
     try:
         found = json.loads(text)
-        shared = {str(name): str(value) for name, value in found["fingerprint"].items()}
+        shared = {str(name): str(value) for name, value in found["shared"].items()}
         named = {name: _printable(str(found[name])) for name in ("run", "host", "pid", "user", "folder")}
-        return {**named, "inode": int(found["inode"]), "fingerprint": shared}
+        return {**named, "inode": int(found["inode"]), "shared": shared}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 

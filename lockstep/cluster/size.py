@@ -49,7 +49,7 @@ class Nodes:
             themselves.
         folder: The run's, where the launchers find their key; None: only LOCKSTEP_KEY can give them one.
         has_own_id: The user has given the run id; otherwise it follows from the folder's name.
-        fingerprint: What all launchers of the run must have in common.
+        shared: What all launchers of the run must have in common.
     """
 
     size: Size
@@ -61,7 +61,7 @@ class Nodes:
     rank: int | None = None
     folder: Path | None = None
     has_own_id: bool = False
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse_size(text: str, option: str, limit: int = MAX_PROCS) -> Size:

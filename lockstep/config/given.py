@@ -16,17 +16,20 @@ def as_overrides(settings: Mapping[str, Any] | Sequence[str] | None) -> list[str
     Raises:
         ConfigError: A value is nothing that a setting can be.
     """
-    return list(_flat(settings)) if isinstance(settings, Mapping) else list(settings or ())
+    if not isinstance(settings, Mapping):
+        return list(settings or ())
+    return [f"{name}={_text(name, value)}" for name, value in flat(settings).items()]
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
-    overrides: list[str] = []
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings with dotted names: `{"optim": {"lr": 0.1}}` as `{"optim.lr": 0.1}`."""
+    found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            overrides += _flat(value, f"{prefix}{name}.")
+            found |= flat(value, f"{prefix}{name}.")
         else:
-            overrides.append(f"{prefix}{name}={_text(f'{prefix}{name}', value)}")
-    return overrides
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def _text(key: str, value: Any) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 from lockstep.cluster import collect
 from lockstep.cluster.world import World
 from lockstep.config import document
+from lockstep.config.given import flat
 from lockstep.config.plain_file import read_plain
 from lockstep.config.schema import RunConfig
 from lockstep.engine.checkpoint import steps
@@ -97,8 +98,8 @@ def _settings_of(folder: RunFolder) -> dict[str, Any]:
 
 def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
     """Settings on which the result depends, and that other settings have otherwise, each with both values."""
-    old = _flat(_with_defaults(settings, config))
-    new = _flat(plain_settings(config))
+    old = flat(_with_defaults(settings, config))
+    new = flat(plain_settings(config))
     return [
         f"{name}: {old.get(name, 'nothing')} in the run, {new.get(name, 'nothing')} now"
         for name in sorted(old.keys() | new.keys())
@@ -135,7 +136,7 @@ def check_ranks_agree(
         "lockstep": __version__,
         "torch": torch.__version__,
         "device": device_name(world.device),
-        **{f"setting {name}": value for name, value in _flat(config.model_dump(mode="json")).items()},
+        **{f"setting {name}": value for name, value in flat(config.model_dump(mode="json")).items()},
         "training samples": num_samples[0],
         "evaluation samples": num_samples[1],
         **{f"shape of {name}": str(tuple(tensor.shape)) for name, tensor in model.state_dict().items()},
@@ -184,16 +185,6 @@ def _with_defaults(settings: dict[str, Any], config: RunConfig) -> dict[str, Any
         return plain_settings(type(config).model_validate(settings))
     except ValidationError:  # a setting has gone, or means something else
         return settings
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def plain_settings(config: RunConfig) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import DistNetworkError
 
 from lockstep.cluster import admission, clocks
-from lockstep.cluster.fingerprint import fingerprint
+from lockstep.cluster.shared_settings import shared_settings
 from lockstep.cluster.size import Nodes, Size
 from lockstep.errors import LaunchError
 
 
 def nodes(folder: Path, **changes: object) -> Nodes:
-    plain = Nodes(Size(2, 2), "127.0.0.1:1", folder.name, 10.0, 1.0, 10.0, folder=folder, fingerprint={"seed": "0"})
+    plain = Nodes(Size(2, 2), "127.0.0.1:1", folder.name, 10.0, 1.0, 10.0, folder=folder, shared={"seed": "0"})
     return dataclasses.replace(plain, **changes)
 
 
@@ -50,8 +50,8 @@ def test_machines_without_a_shared_disk_have_the_folder_at_one_path(store: HashS
 
 def test_what_differs_is_named(store: HashStore, tmp_path: Path) -> None:
     admission.publish(store, nodes(tmp_path / "run"))
-    assert "seed: 0 there, 7 here" in refused(store, nodes(tmp_path / "run", fingerprint={"seed": "7"}))
-    assert "lr: none there, 1 here" in refused(store, nodes(tmp_path / "run", fingerprint={"seed": "0", "lr": "1"}))
+    assert "seed: 0 there, 7 here" in refused(store, nodes(tmp_path / "run", shared={"seed": "7"}))
+    assert "lr: none there, 1 here" in refused(store, nodes(tmp_path / "run", shared={"seed": "0", "lr": "1"}))
     assert "--nodes: 2 there, 2:3 here" in refused(store, nodes(tmp_path / "run", size=Size(2, 3)))
     assert "run: run there, other here" in refused(store, nodes(tmp_path / "other"))
     assert "run folder: " in refused(store, nodes(tmp_path / "b" / "run"))
@@ -61,7 +61,7 @@ def test_an_id_that_the_user_gave_overrides_the_folder_but_not_the_settings(stor
     mine = {"run_id": "a", "has_own_id": True}
     admission.publish(store, nodes(tmp_path / "run", **mine))
     admission.check(store, nodes(tmp_path / "other", **mine))
-    assert "seed: 0 there, 7 here" in refused(store, nodes(tmp_path / "run", fingerprint={"seed": "7"}, **mine))
+    assert "seed: 0 there, 7 here" in refused(store, nodes(tmp_path / "run", shared={"seed": "7"}, **mine))
     assert "run: a there, run here" in refused(store, nodes(tmp_path / "run"))
 
 
@@ -81,7 +81,7 @@ def test_a_server_that_ends_meanwhile_is_an_error_with_a_text(tmp_path: Path) ->
         admission.admit(Broken(), nodes(tmp_path / "run"), serves=False)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("record", [b"", b"\xff", b"[]", b"{}", b'{"fingerprint": 1}', 10**5 * b"["])
+@pytest.mark.parametrize("record", [b"", b"\xff", b"[]", b"{}", b'{"shared": 1}', 10**5 * b"["])
 def test_a_damaged_record_is_an_error_with_a_text(store: HashStore, tmp_path: Path, record: bytes) -> None:
     store.set(admission.OWNER, record)
     assert "is damaged" in refused(store, nodes(tmp_path / "run"))
@@ -91,20 +91,20 @@ def test_a_record_of_a_stranger_can_not_write_to_the_terminal(store: HashStore, 
     admission.publish(store, nodes(tmp_path / "run"))
     record = json.loads(store.get(admission.OWNER))
     escape = "\x1b]0;owned\x07\nconfig"
-    record |= {"user": escape, "host": escape, "fingerprint": {escape: escape}}
+    record |= {"user": escape, "host": escape, "shared": {escape: escape}}
     store.set(admission.OWNER, json.dumps(record))
     text = refused(store, nodes(tmp_path / "run"))
     assert "\x1b" not in text
     assert "\nconfig" not in text
 
 
-def test_the_fingerprint_follows_the_recipe_file_and_not_where_the_data_is(tmp_path: Path) -> None:
+def test_shared_settings_follow_the_recipe_file_and_not_where_the_data_is(tmp_path: Path) -> None:
     recipe = tmp_path / "r.py"
     recipe.write_text("a = 1")
-    first = fingerprint({"seed": 0, "data": {"root": "a", "size": 3}}, str(recipe))
-    assert first == fingerprint({"seed": 0, "data": {"root": "b", "size": 3}}, str(recipe))
+    first = shared_settings({"seed": 0, "data": {"root": "a", "size": 3}}, str(recipe))
+    assert first == shared_settings({"seed": 0, "data": {"root": "b", "size": 3}}, str(recipe))
     recipe.write_text("a = 2")
-    assert first != fingerprint({"seed": 0, "data": {"root": "a", "size": 3}}, str(recipe))
+    assert first != shared_settings({"seed": 0, "data": {"root": "a", "size": 3}}, str(recipe))
     assert first["setting data.size"] == "3"
 
 

@@ -10,13 +10,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.given import flat
 from lockstep.version import __version__
 
 # Each machine may have its data elsewhere.
 _OF_A_MACHINE = ("data.root", "data.cache")
 
 
-def fingerprint(settings: Mapping[str, Any], recipe: str) -> dict[str, str]:
+def shared_settings(settings: Mapping[str, Any], recipe: str) -> dict[str, str]:
     """Versions, recipe and settings, by name.
 
     Args:
@@ -27,8 +28,8 @@ def fingerprint(settings: Mapping[str, Any], recipe: str) -> dict[str, str]:
     if recipe.endswith(".py"):
         with suppress(OSError):  # a file that can't be read is an error elsewhere
             found["recipe file, SHA-256"] = hashlib.sha256(Path(recipe).expanduser().read_bytes()).hexdigest()[:16]
-    flat = _flat(settings)
-    return found | {f"setting {name}": flat[name] for name in flat if name not in _OF_A_MACHINE}
+    values = flat(settings)
+    return found | {f"setting {name}": json.dumps(values[name]) for name in values if name not in _OF_A_MACHINE}
 
 
 def _version_of(package: str) -> str:
@@ -36,13 +37,3 @@ def _version_of(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "unknown"
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = json.dumps(value)
-    return flat
