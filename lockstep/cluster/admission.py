@@ -37,7 +37,7 @@ LIMIT_S = RECORD_S + clocks.FRESH_S + 5.0
 _SHOWN = 5
 
 
-def admit(store: Store, nodes: Nodes, serves: bool) -> None:
+def admit(store: Store, nodes: Nodes, serves: bool) -> bool:
     """See that this launcher may join. One that serves the store lets the others see what they have to share with it.
 
     Args:
@@ -45,13 +45,21 @@ def admit(store: Store, nodes: Nodes, serves: bool) -> None:
         nodes: What this launcher was asked for.
         serves: Whether it serves the store.
 
+    Returns:
+        Whether this launcher is the first of its run.
+
     Raises:
         LaunchError: Another run or program meets there, or the clocks differ.
         CheckpointError: The run folder can't be made.
     """
     try:
-        for step in (publish, clocks.publish) if serves else (check, clocks.check):
-            step(store, nodes)
+        if serves:
+            publish(store, nodes)
+            clocks.publish(store, nodes)
+            return True
+        is_first = check(store, nodes)
+        clocks.check(store, nodes)
+        return is_first
     except dist.DistError as error:
         raise LaunchError(
             f"node {socket.gethostname()} lost the rendezvous at {nodes.endpoint} while it joined",
@@ -76,18 +84,22 @@ def publish(store: Store, nodes: Nodes) -> None:
     store.set(OWNER, json.dumps(_record(nodes)))
 
 
-def check(store: Store, nodes: Nodes) -> None:
+def check(store: Store, nodes: Nodes) -> bool:
     """On any other launcher: see that the run that meets here is this one.
+
+    Returns:
+        Whether this launcher is the first of a run with an id of its own.
 
     Raises:
         LaunchError: It is another run, has other settings, or is not a run of Lockstep.
     """
-    owner = _owner(store, nodes)
+    owner, mine, is_first = _owner(store, nodes), _record(nodes), False
     if owner["run"] != nodes.run_id and nodes.has_own_id:
         # Two runs share the store on purpose. The first launcher of this run leaves its record.
-        text = store.compare_set(f"lockstep/{nodes.run_id}/record", "", json.dumps(_record(nodes)))
+        text = store.compare_set(f"lockstep/{nodes.run_id}/record", "", json.dumps(mine))
+        is_first = text == json.dumps(mine).encode()
         owner = _read(text) or owner
-    differing = compare(owner, _record(nodes), nodes.has_own_id)
+    differing = compare(owner, mine, nodes.has_own_id)
     if differing:
         raise LaunchError(
             f"another run meets at {nodes.endpoint}",
@@ -96,6 +108,7 @@ def check(store: Store, nodes: Nodes) -> None:
             do="give this run another port, the same on all its machines; or, if it is the same run, start it with the "
             "same command everywhere" + ("" if nodes.has_own_id else ", or with the same --rdzv-id"),
         )
+    return is_first
 
 
 def compare(theirs: Mapping[str, Any], mine: Mapping[str, Any], has_own_id: bool) -> Sequence[str]:

@@ -77,11 +77,11 @@ class Meeting(RendezvousHandler):
         self.nodes, self._check, self._say = nodes, check, say
         self.members: frozenset[Any] = frozenset()
         self._store, self.serves = self._attend(lambda: open_for_nodes(nodes, say), nodes.join_timeout_s + ANSWER_S)
-        self._attend(lambda: admission.admit(self._store, nodes, self.serves), admission.LIMIT_S)
+        is_first = self._attend(lambda: admission.admit(self._store, nodes, self.serves), admission.LIMIT_S)
         # Who has joined with us answers within moments, or is lost.
         self._store.set_timeout(timedelta(seconds=max(10.0, nodes.node_timeout_s)))
         self._key_file: auth.KeyFile | None = None
-        self.key = self._agree_on_key(PrefixStore(f"lockstep/{nodes.run_id}", self._store))
+        self.key = self._agree_on_key(PrefixStore(f"lockstep/{nodes.run_id}", self._store), is_first)
         self._run = SignedStore(PrefixStore(f"lockstep/{nodes.run_id}", self._store), auth.nodes_seal(self.key, nodes))
         if (rank := nodes.rank) is not None:
             try:
@@ -106,9 +106,9 @@ class Meeting(RendezvousHandler):
         self._num_waiting = 0
         self._is_watched = False
 
-    def _agree_on_key(self, run: Store) -> str:
+    def _agree_on_key(self, run: Store, is_first: bool) -> str:
         def agree() -> str:
-            if not self.serves:
+            if not is_first:
                 return auth.find_key(run, self.nodes)
             key, self._key_file = auth.greet(run, self.nodes)
             return key

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from lockstep.config.schema import RunConfig
 from lockstep.data.groups import groups_of
-from lockstep.data.keyed import CHECK, IntArray, KeyArray, key, keys
+from lockstep.data.keyed import CHECK, key, keys
 from lockstep.data.loader import Loader, Request, choose_num_workers
 from lockstep.data.order import MicroBatch, Order, permute
 from lockstep.data.samples import Batch, Samples
@@ -102,15 +102,15 @@ def take_fingerprint(
     tried: Batch | None = None
     micro_batch = _first_micro_batch(config, data[0]) if is_exact and len(data[0]) else None
     for name, samples, count in (("training", data[0], NUM_TRAIN), ("evaluation", data[1], NUM_EVAL)):
-        request = _chosen(samples, config.seed, count)
-        requests = [request] * (2 if is_twice else 1)
+        singles = _chosen(samples, config.seed, count)
+        requests = singles * (2 if is_twice else 1)
         more = [(micro_batch.indices, micro_batch.keys)] if micro_batch is not None and samples is data[0] else []
-        if not len(request[0]):
+        if not singles:
             continue
         with _reader(samples, [*requests, *more], config, device, num_ranks_here) as loader:
-            first, *again = [sample_digests(loader.raw(*each)) for each in requests]
-            if again:
-                check_same_samples(name, first, again[0])
+            first = _digests(loader, singles)
+            if is_twice:
+                check_same_samples(name, first, _digests(loader, singles))
             tried = loader.batch(*more[0]) if more else tried
         found |= {f"{name} sample {index}": digest for index, digest in first.items()}
         if sizes := _sizes(samples):
@@ -168,15 +168,24 @@ class _Alone:
     rank, size = 0, 1
 
 
-def _chosen(samples: Samples, seed: int, count: int) -> tuple[IntArray, KeyArray]:
-    """Some samples that can share a batch, with the keys of their first epoch; they follow from the seed."""
+def _chosen(samples: Samples, seed: int, count: int) -> list[Request]:
+    """Some samples, each in a batch of its own, with the keys of their first epoch; they follow from the seed.
+
+    One by one: samples of different sizes cannot share a batch.
+    """
     size = len(samples)
-    indices = permute(np.arange(min(size, 8 * count)), size, key(seed, CHECK)) if size else np.empty(0, np.int64)
-    groups = groups_of(samples)
-    if groups is not None and size:
-        indices = indices[groups[indices] == groups[indices[0]]]
-    indices = indices[:count]
-    return indices, keys(seed, 0, indices)
+    if not size:
+        return []
+    indices = permute(np.arange(min(size, count)), size, key(seed, CHECK))
+    return [(indices[at : at + 1], keys(seed, 0, indices[at : at + 1])) for at in range(len(indices))]
+
+
+def _digests(loader: Loader, requests: Sequence[Request]) -> dict[int, str]:
+    """A digest for each of the samples that are read next."""
+    digests: dict[int, str] = {}
+    for request in requests:
+        digests |= sample_digests(loader.raw(*request))
+    return digests
 
 
 @contextmanager

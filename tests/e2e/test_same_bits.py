@@ -25,7 +25,7 @@ def test_batch_norm_and_dropout_give_one_hash_at_any_world_size(tiny: Path, tmp_
     lockstep("train", TINY, "--procs", num_procs, "--run-dir", tmp_path / "run", cwd=tmp_path)
     assert weights(tmp_path / "run") == weights(tiny)
     assert result(tmp_path / "run")["metrics"] == result(tiny)["metrics"]
-    assert result(tmp_path / "run")["worlds"] == [{"size": num_procs, "from_step": 0}]
+    assert [(world["size"], world["from_step"]) for world in result(tmp_path / "run")["worlds"]] == [(num_procs, 0)]
 
 
 def test_loader_workers_change_nothing(tiny: Path, tmp_path: Path) -> None:

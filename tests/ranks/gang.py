@@ -171,6 +171,7 @@ def _form(meeting: str, rank: int, size: int) -> World:
     import torch.distributed as dist
 
     from lockstep.cluster.env import Placement
+    from lockstep.cluster.signed import Seal, SignedStore
     from lockstep.cluster.world import World
 
     if dist.is_initialized():
@@ -179,4 +180,5 @@ def _form(meeting: str, rank: int, size: int) -> World:
     store = dist.FileStore(meeting, size) if size > 1 else None
     if store is not None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100))
-    return World(rank, size, rank, torch.device("cpu"), "gloo", "here", store, placement)
+    signed = SignedStore(dist.PrefixStore("signed", store), Seal()) if store is not None else None
+    return World(rank, size, rank, torch.device("cpu"), "gloo", "here", store, placement, signed=signed)

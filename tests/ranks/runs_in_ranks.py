@@ -85,7 +85,7 @@ def carry_out(
     """Train until the end, or until after step `stop_at`.
 
     Returns:
-        Hash of the weights, progress without times and worlds, whether it is complete, what was said; or the error's
+        Hash of the weights, progress without times, worlds and fingerprint, whether it is complete, what was said; or the error's
         text.
     """
     folder = RunFolder(path)
@@ -112,7 +112,7 @@ def carry_out(
             except RollBack:
                 saver.restore(job, "auto", quiet.say)
         progress = job.progress.to_json()
-        progress["seconds"], progress["worlds"] = 0, []
+        progress["seconds"], progress["worlds"], progress["fingerprint"] = 0, [], {}
         state = dict(job.model.state_dict())
         if job.average is not None:
             state |= {f"average:{name}": tensor for name, tensor in job.average.state.items()}
