@@ -32,6 +32,7 @@ def test_quality_is_of_different_parts_of_each_picture(
     assert capsys.readouterr().out.strip().endswith("6 parts")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -131,6 +131,7 @@ def test_a_rank_that_is_killed_before_it_connects_is_started_again_soon(
     assert seconds_to_restart(tmp_path) < SOON_S
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_node_that_is_lost_before_it_connects_may_come_back(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path

@@ -116,6 +116,7 @@ def connected(port: int) -> Any:
     return None
 
 
+@pytest.mark.full
 def test_a_rank_without_the_key_is_not_let_in_and_the_text_says_why(visits: Callable[..., Any], init: str) -> None:
     first = visits(init, 0, 2, environ={"LOCKSTEP_KEY": KEY}, join_timeout_s=8.0)
     second = visits(init, 1, 2, join_timeout_s=8.0)
@@ -199,6 +200,7 @@ def test_an_older_state_written_once_more_is_refused() -> None:
     assert pickle.loads(found[0]).closed
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_two_nodes_share_the_key_in_the_run_folder_and_strangers_do_not_count(undisturbed: str, tmp_path: Path) -> None:
     port = own_port()
@@ -231,6 +233,7 @@ def test_two_nodes_share_the_key_in_the_run_folder_and_strangers_do_not_count(un
     assert not key.exists()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_idle_connections_beyond_the_soft_limit_of_open_files_do_no_harm(undisturbed: str, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -254,6 +257,7 @@ def test_idle_connections_beyond_the_soft_limit_of_open_files_do_no_harm(undistu
     assert weights(tmp_path / "run") == undisturbed
 
 
+@pytest.mark.full
 def test_idle_connections_up_to_the_hard_limit_are_named_as_the_cause(tmp_path: Path) -> None:
     most = 300
     slowly = ("data.slow_s=0.2", f"data.slow_while={tmp_path}/slow")

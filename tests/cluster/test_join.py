@@ -157,6 +157,7 @@ def test_rank_0_on_another_machine_than_named_is_refused(visits: Callable[..., A
     assert "rank 0 must run on 192.0.2.1" in text
 
 
+@pytest.mark.full
 def test_a_file_of_an_earlier_run_is_named(visits: Callable[..., Any], tmp_path: Path) -> None:
     init = f"file://{tmp_path}/meet"
     pair = [visits(init, rank, 2, deed=joiner.DIES) for rank in (0, 1)]

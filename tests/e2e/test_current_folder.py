@@ -37,6 +37,7 @@ def test_training_on_two_processes_runs_nothing_of_the_current_folder(strange: P
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
+@pytest.mark.full
 def test_hosts_and_batch_scripts_start_python_so_too(strange: Path, tmp_path: Path) -> None:
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
@@ -69,6 +70,7 @@ def test_a_recipe_may_import_what_is_beside_the_script_that_calls_train(tmp_path
     assert "width: 5" in (tmp_path / "run" / "config.yaml").read_text()
 
 
+@pytest.mark.full
 def test_a_script_that_a_recipe_starts_finds_what_is_beside_it(tmp_path: Path) -> None:
     """What keeps the fork server's imports safe is not handed on to a user's own programs."""
     (tmp_path / "helper_of_mine.py").write_text("print('found')\n")

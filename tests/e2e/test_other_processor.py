@@ -32,6 +32,7 @@ def test_a_resume_on_another_processor_is_refused_unless_told(tmp_path: Path) ->
     assert [world["environment"]["CPU capability"] for world in worlds][1:] == ["DEFAULT"]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_ranks_with_different_processors_are_refused_by_name(tmp_path: Path) -> None:
     join = ["--init", f"file://{tmp_path}/meet", "--world-size", 2, "--run-dir", tmp_path / "run"]

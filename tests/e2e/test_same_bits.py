@@ -33,6 +33,7 @@ def test_loader_workers_change_nothing(tiny: Path, tmp_path: Path) -> None:
     assert weights(tmp_path / "run") == weights(tiny)
 
 
+@pytest.mark.full
 def test_another_seed_gives_another_model(tiny: Path, tmp_path: Path) -> None:
     lockstep("train", TINY, "seed=1", "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
     assert weights(tmp_path / "run") != weights(tiny)

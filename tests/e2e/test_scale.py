@@ -22,6 +22,7 @@ def build(config):
 """
 
 
+@pytest.mark.full
 def test_scale_gives_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
     options = ["--procs", "2", "--compare", "bf16-sums", "--steps", 3, "--out", tmp_path / "out"]
     done = lockstep("scale", "digits", *options, cwd=tmp_path)

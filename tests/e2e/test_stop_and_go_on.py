@@ -207,6 +207,7 @@ def test_a_run_that_is_complete_is_left_as_it_is(undisturbed: Path, tmp_path: Pa
     assert result(undisturbed) == before
 
 
+@pytest.mark.full
 def test_resume_from_a_checkpoint_by_its_folder(undisturbed: Path, tmp_path: Path) -> None:
     *_, newest = sorted((undisturbed / "checkpoints").glob("step-*"))
     other = tmp_path / "other"

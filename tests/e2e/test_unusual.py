@@ -15,6 +15,7 @@ from tests.runs import LONG_S, ROOT, TINY, kill_session, lockstep, own_port, rec
 UNUSUAL = ROOT / "tests" / "e2e" / "unusual_recipe.py"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind",
     [
@@ -41,6 +42,7 @@ def test_batch_norm_over_one_sample_is_refused_before_the_first_step(tmp_path: P
     lockstep("train", UNUSUAL, "data.num_samples=49", "global_batch=25", cwd=tmp_path)
 
 
+@pytest.mark.full
 def test_an_empty_training_set_is_refused(tmp_path: Path) -> None:
     assert "the training set is empty" in lockstep(
         "train", UNUSUAL, "data.num_samples=0", "--procs", 1, cwd=tmp_path, code=3
@@ -66,6 +68,7 @@ def test_what_a_stopped_run_says_to_type_goes_on_with_it(tmp_path: Path) -> None
     assert weights(tmp_path / "mine") == weights(tmp_path / "whole")
 
 
+@pytest.mark.full
 def test_ranks_with_other_models_are_named(tmp_path: Path) -> None:
     init = f"tcp://127.0.0.1:{own_port()}"
     terminals = [
@@ -122,6 +125,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_a_recipe_is_answered_in_words(tmp_path: Path, mistake: str) -> None:
     name = mistake.partition("=")[0]
@@ -135,6 +139,7 @@ def test_a_mistake_in_a_recipe_is_answered_in_words(tmp_path: Path, mistake: str
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_a_run_that_never_began_leaves_no_folder(tmp_path: Path) -> None:
     for procs in (1, 2):
         lockstep("train", UNUSUAL, "data.num_samples=0", "--procs", procs, cwd=tmp_path, code=3)

@@ -52,6 +52,7 @@ def test_the_run_folder_holds_all_of_a_run(digits: Path) -> None:
     assert json.loads((digits / "environment.json").read_text())["packages"]["torch"]
 
 
+@pytest.mark.full
 def test_eval_needs_only_the_run_folder_and_gives_the_same_digits_at_any_world_size(
     digits: Path, tmp_path: Path
 ) -> None:
@@ -118,6 +119,7 @@ def test_under_torchrun(tiny: str, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "logs" / "rank-1.log").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", ["tcp", *(pytest.param(form, marks=pytest.mark.full) for form in ("file", "env"))])
 def test_in_two_terminals(tiny: str, tmp_path: Path, form: str) -> None:
     port = own_port()
@@ -143,6 +145,7 @@ def test_in_two_terminals(tiny: str, tmp_path: Path, form: str) -> None:
     assert weights(tmp_path / "run") == tiny
 
 
+@pytest.mark.full
 def test_from_python(tmp_path: Path) -> None:
     program = (
         "import lockstep\n"
@@ -211,6 +214,7 @@ def test_training_called_from_a_process_that_is_killed_saves_and_ends(tmp_path: 
     assert not (folder / "result.json").exists()
 
 
+@pytest.mark.full
 def test_a_loop_of_ones_own_gives_the_same_bits_at_any_world_size(tmp_path: Path) -> None:
     example = str(ROOT / "examples" / "own_loop.py")
     said = []

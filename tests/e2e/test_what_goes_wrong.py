@@ -121,6 +121,7 @@ def test_a_run_does_not_go_on_with_more_samples_or_fewer(tmp_path: Path) -> None
     assert weights(tmp_path / "run") == before
 
 
+@pytest.mark.full
 def test_a_reader_that_is_killed_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (tmp_path / "slow").touch()
@@ -155,6 +156,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+@pytest.mark.full
 def test_a_full_disk_ends_the_run_and_leaves_the_older_checkpoint_whole(small_disk: Path, tmp_path: Path) -> None:
     settings = ["model.width=64", "data.num_samples=401", "checkpoint.every=1 steps", "checkpoint.keep=1000"]
     folder = small_disk / "run"

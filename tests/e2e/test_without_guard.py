@@ -17,6 +17,7 @@ print(lockstep.evaluate("run", procs=2) == lockstep.evaluate("run", {"device": "
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_file", [pytest.param(True, marks=pytest.mark.full), False])
 def test_a_program_is_run_once_whatever_it_starts(tmp_path: Path, is_file: bool) -> None:
     lockstep("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)

@@ -33,6 +33,7 @@ def checkpoint_steps(running: Job) -> list[int]:
     return [int(path.name.removeprefix("step-")) for path in sorted((running.run / "checkpoints").glob("step-*"))]
 
 
+@pytest.mark.full
 def test_a_schedulers_warning_to_all_processes_saves_and_exits_with_its_own_code(folder: Path) -> None:
     with job(folder, *SLOW, WORKERS, ENDLESS, "--procs", 2) as running:
         running.wait_for_step(4)
@@ -84,6 +85,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(folder: Path, step: int) -
         assert running.left() == []
 
 
+@pytest.mark.full
 def test_a_terminal_that_is_closed_ends_the_run_as_a_stop_does(folder: Path) -> None:
     (folder / "tmp").mkdir()
     ours, theirs = pty.openpty()

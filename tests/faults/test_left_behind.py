@@ -53,6 +53,7 @@ def test_what_a_kill_of_the_whole_group_leaves_is_swept_by_the_next_start(tmp_pa
         assert running.left() == []
 
 
+@pytest.mark.full
 def test_a_run_does_not_notice_that_the_resource_tracker_was_killed(tmp_path: Path) -> None:
     with job(tmp_path, *SLOW, "--procs", 2) as running:
         running.wait_for_step(2)

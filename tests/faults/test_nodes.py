@@ -90,6 +90,7 @@ def said(folder: Path, name: str) -> str:
     return (folder / name / "said").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_a_node_that_is_lost_is_done_without_and_taken_back(
     undisturbed: str, slow: tuple[str, str], tmp_path: Path

@@ -63,6 +63,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_of_another_folder_is_refused_and_the_first_one_goes_on(
     launch: Callable[..., Launcher], tmp_path: Path
@@ -98,6 +99,7 @@ def test_a_node_with_other_settings_is_refused_with_their_names(
     assert first.process.poll() is None, first.said()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_runs_with_ids_of_their_own_share_a_port(launch: Callable[..., Launcher], tmp_path: Path) -> None:
     first = launch("a", "--nodes", 2, "--run-dir", tmp_path / "one", "--rdzv-id", "one")
@@ -126,7 +128,7 @@ def test_a_store_of_torchrun_is_recognised_and_left_alone(launch: Callable[..., 
     assert sorted(store.list_keys()) == before
 
 
-@pytest.mark.parametrize(("size", "shift_s"), [("2", 3600), pytest.param("1:2", -60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("size", "shift_s"), [("2", 3600), pytest.param("1:2", -60, marks=pytest.mark.full)])
 def test_a_node_whose_clock_is_wrong_is_refused_with_the_difference(
     launch: Callable[..., Launcher], tmp_path: Path, size: str, shift_s: int
 ) -> None:
@@ -147,6 +149,7 @@ def test_a_node_whose_clock_is_wrong_is_refused_with_the_difference(
         assert first.code() == 0, first.said()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_no_node_trains_alone_where_the_clock_goes_wrong_later(launch: Callable[..., Launcher], tmp_path: Path) -> None:
     words = ("--nodes", 2, "--run-dir", tmp_path / "run")
@@ -159,6 +162,7 @@ def test_no_node_trains_alone_where_the_clock_goes_wrong_later(launch: Callable[
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_node_whose_clock_is_a_little_wrong_takes_part(launch: Callable[..., Launcher], tmp_path: Path) -> None:
     words = ("--nodes", 2, "--run-dir", tmp_path / "run")

@@ -50,6 +50,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.full
 def test_each_guard_names_what_a_test_left_behind(repo: Path, tmp_path: Path) -> None:
     (tmp_path / "test_leaks.py").write_text(LEAKS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

@@ -71,6 +71,7 @@ def test_what_pip_says_is_shown_when_it_fails(checkout: Path) -> None:
     assert not (checkout / ".venv/.installed").exists()
 
 
+@pytest.mark.full
 def test_torch_s_index_gives_torch_alone(checkout: Path) -> None:
     _script(checkout / ".venv/bin/python", 'case "$*" in *--version*) ;; *) echo "$*" >> calls;; esac')
     run = _run(checkout, "make", "venv", f"PYTHON={sys.executable}", "TORCH_INDEX=https://torch.example/cpu")
@@ -98,6 +99,7 @@ def ready(checkout: Path) -> Path:
     return checkout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -127,6 +129,7 @@ def test_continuous_integration_fails_when(ready: Path, text: str, says: str) ->
     assert says in run.stderr
 
 
+@pytest.mark.full
 def test_continuous_integration_passes_when_tests_pass(ready: Path) -> None:
     (ready / "tests/test_x.py").write_text(ONE_OF_EACH)
     run = _run(ready, ".ci/run")

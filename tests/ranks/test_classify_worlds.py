@@ -59,6 +59,7 @@ def test_workers_change_no_bit(gang: Gang, shapes: Path, tmp_path: Path) -> None
         assert other[0] == weights
 
 
+@pytest.mark.full
 def test_decoded_pictures_that_all_ranks_keep_change_no_bit(gang: Gang, shapes: Path, tmp_path: Path) -> None:
     ((weights, *_),) = gang.run(1, carry_out, tmp_path / "plain", settings(shapes))
     config = settings(shapes, data={"cache": tmp_path / "decoded"}, num_workers=1)

@@ -12,6 +12,7 @@ from tests.ranks.recipe_in_ranks import carry_out
 from tests.runs import records, result
 
 
+@pytest.mark.full
 def test_a_run_says_how_much_of_its_time_waited_for_data_and_that_it_is_the_bottleneck(tmp_path: Path) -> None:
     with patch.object(bottleneck, "WINDOW_S", 0.2):
         answer = carry_out(alone("cpu"), tmp_path / "run", "never", {"read_s": 0.12})
