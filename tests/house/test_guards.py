@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LEAKS = """
 import os, signal, subprocess, sys, threading, time
 from pathlib import Path
