@@ -6,12 +6,15 @@ import json
 import os
 import pickle
 import socket
+import subprocess
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
 from torch.distributed import TCPStore
+
+from tests.runs import records
 
 
 class Bomb:
@@ -77,3 +80,7 @@ def store_port(places: dict[int, list[tuple[str, int]]]) -> int:
     """Where the store is: rank 0 opens it first, and gloo's port after it."""
     (port,) = {found[0][1] for found in places.values() if len(found) > 1}
     return port
+
+
+def trains(folder: Path, run: subprocess.Popen[str]) -> bool:
+    return run.poll() is not None or bool(records(folder / "run", "train"))

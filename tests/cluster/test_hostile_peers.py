@@ -30,7 +30,6 @@ from tests.runs import (
     kill_session,
     lockstep,
     own_port,
-    records,
     start,
     wait_until,
     weights,
@@ -63,13 +62,9 @@ def slow_run(folder: Path, *arguments: object, **environ: str) -> Iterator[subpr
         kill_session(run)
 
 
-def trains(folder: Path, run: subprocess.Popen[str]) -> bool:
-    return run.poll() is not None or bool(records(folder / "run", "train"))
-
-
 def test_a_run_that_strangers_write_to_ends_in_the_same_weights(undisturbed: str, tmp_path: Path) -> None:
     with slow_run(tmp_path, "--procs", 2) as run:
-        wait_until(lambda: trains(tmp_path, run), LONG_S)
+        wait_until(lambda: hostile.trains(tmp_path, run), LONG_S)
         places = hostile.listening(run.pid)
         assert places, "nothing listens, so this test shows nothing"
         ours = {address for found in places.values() for address, _ in found}
@@ -221,7 +216,7 @@ def test_two_nodes_share_the_key_in_the_run_folder_and_strangers_do_not_count(un
         assert "cannot prove that it belongs to the run" in said
         second = start("train", TINY, *SETTINGS, *slow(tmp_path), *node, "--run-dir", tmp_path / "run", cwd=tmp_path)
         try:
-            wait_until(lambda: trains(tmp_path, first), LONG_S)
+            wait_until(lambda: hostile.trains(tmp_path, first), LONG_S)
             (tmp_path / "slow").unlink()
             for process in (first, second):
                 output, errors = process.communicate(timeout=LONG_S)
@@ -244,7 +239,7 @@ def test_idle_connections_beyond_the_soft_limit_of_open_files_do_no_harm(undistu
         run_in = slow_run(tmp_path, "--procs", 2)
         run = run_in.__enter__()
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
-        wait_until(lambda: trains(tmp_path, run), LONG_S)
+        wait_until(lambda: hostile.trains(tmp_path, run), LONG_S)
         idlers = hostile.idle(hostile.store_port(hostile.listening(run.pid)), 600)
         (tmp_path / "slow").unlink()
         output, errors = run.communicate(timeout=LONG_S)
@@ -269,7 +264,7 @@ def test_idle_connections_up_to_the_hard_limit_are_named_as_the_cause(tmp_path: 
         start_new_session=True,
     )  # fmt: skip
     try:
-        wait_until(lambda: trains(tmp_path, run), LONG_S)
+        wait_until(lambda: hostile.trains(tmp_path, run), LONG_S)
         places = hostile.listening(run.pid)
         (server,) = (pid for pid, found in places.items() if len(found) > 1)
         idlers = hostile.idle(hostile.store_port(places), most)
@@ -290,7 +285,7 @@ def test_idle_connections_up_to_the_hard_limit_are_named_as_the_cause(tmp_path: 
 def test_the_key_is_on_no_command_line_and_in_no_file_of_the_run(tmp_path: Path) -> None:
     secret = "0123456789abcdef-not-to-be-seen"
     with slow_run(tmp_path, "--procs", 2, LOCKSTEP_KEY=secret) as run:
-        wait_until(lambda: trains(tmp_path, run), LONG_S)
+        wait_until(lambda: hostile.trains(tmp_path, run), LONG_S)
         for process in [run.pid, *hostile.listening(run.pid)]:
             assert secret.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
         os.kill(run.pid, signal.SIGTERM)

@@ -53,6 +53,7 @@ def test_hosts_and_batch_scripts_start_python_so_too(strange: Path, tmp_path: Pa
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
+@pytest.mark.full
 def test_a_recipe_may_import_what_is_beside_the_script_that_calls_train(tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / "recipes").mkdir(parents=True)

@@ -87,6 +87,7 @@ def hidden(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": path, "LOCKSTEP_TEST_HIDDEN": str(tmp_path / "is hidden")}
 
 
+@pytest.mark.full
 def test_two_processes_train_without_what_only_linux_has(tmp_path: Path, hidden: dict[str, str]) -> None:
     lockstep("train", TINY, "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path, **hidden)
     assert (tmp_path / "is hidden").exists()

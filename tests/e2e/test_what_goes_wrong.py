@@ -64,6 +64,7 @@ def test_going_back_does_not_help_against_a_bad_sample_and_the_run_says_so(tmp_p
     assert "going back did not help" in done.stderr
 
 
+@pytest.mark.full
 def test_a_run_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start("train", TINY, "data.slow_s=0.2", "epochs=1000", "--procs", 1, "--run-dir", folder, cwd=tmp_path)

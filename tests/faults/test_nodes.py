@@ -148,6 +148,7 @@ def test_a_node_that_is_told_to_stop_saves_and_leaves(undisturbed: str, slow: tu
     assert weights(tmp_path / "run") == undisturbed
 
 
+@pytest.mark.full
 def test_an_error_that_no_restart_can_mend_ends_all_nodes_with_its_text(tmp_path: Path) -> None:
     with nodes(tmp_path, "--nodes", "2", "--max-restarts", "2", "data.num_samples=0") as begin:
         first, second = begin("a"), begin("b")

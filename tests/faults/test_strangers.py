@@ -112,6 +112,7 @@ def test_runs_with_ids_of_their_own_share_a_port(launch: Callable[..., Launcher]
     assert first.process.poll() is None, first.said()
 
 
+@pytest.mark.full
 def test_a_store_of_torchrun_is_recognised_and_left_alone(launch: Callable[..., Launcher], tmp_path: Path) -> None:
     from torch._C._distributed_c10d import TCPStore
 

@@ -210,6 +210,7 @@ def test_the_command_gives_a_table_of_80_columns_and_json(capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["ways"]["ddp"]["memory"]["weights"] == 4 * 70586
 
 
+@pytest.mark.full
 def test_a_plan_needs_no_data_where_the_recipe_gives_its_inputs_shape(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
