@@ -80,6 +80,8 @@ def script(job: Job) -> str:
         *(f"#SBATCH {option}" for option in asked),
         "",
         *_choice(job.variants),
+        "# Ranks sign their messages with a key of this start. srun passes the environment on.",
+        'export LOCKSTEP_KEY="${LOCKSTEP_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")}"',
         "# Ranks notice by themselves when one dies; Slurm must not end those that are still saving.",
         f"srun --kill-on-bad-exit=0 {' '.join(words)}",
         "code=$?",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -20,6 +21,23 @@ def test_a_folder_with_spaces_and_quotes_is_one_word_everywhere(tmp_path: Path) 
     assert f"--output={folder}.log" in [shlex.split(option)[0] for option in options]
     assert shlex.split(next(line for line in text.splitlines() if line.startswith("srun"))).count(str(folder)) == 1
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_each_start_has_a_key_of_its_own_unless_the_user_gives_one(tmp_path: Path) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\nprintenv LOCKSTEP_KEY\n", encoding="utf-8")
+    srun.chmod(0o700)
+    text = script(Job(["true"], tmp_path / "run"))
+
+    def key(**given: str) -> str:
+        environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", **given}
+        done = subprocess.run(["bash"], input=text, env=environ, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    keys = {key(), key()}
+    assert len(keys) == 2
+    assert all(re.fullmatch("[0-9a-f]{64}", found) for found in keys)
+    assert key(LOCKSTEP_KEY="one of my own, long enough") == "one of my own, long enough"
 
 
 def test_signs_that_slurm_replaces_in_names_of_files_stand_for_themselves() -> None:
