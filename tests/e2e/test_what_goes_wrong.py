@@ -98,15 +98,14 @@ def test_a_run_does_not_go_on_with_other_settings(trained: Path, tmp_path: Path)
 
 
 @pytest.mark.full
-def test_a_checkpoint_of_another_model_is_named_by_its_tensors(trained: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_named_by_its_setting(trained: Path, tmp_path: Path) -> None:
     *_, newest = sorted((trained / "checkpoints").glob("step-*"))
     settings = ["model.width=8", "--procs", 2, "--run-dir", tmp_path / "other", "--resume"]
     done = lockstep("train", TINY, *settings, newest, cwd=tmp_path, code=2)
     assert "model.width: 6 in the run, 8 now" in done.stderr
-    alone = shutil.copytree(newest, tmp_path / "alone")  # nothing says which settings it had
-    done = lockstep("train", TINY, *settings, alone, cwd=tmp_path, code=5)
-    assert "the checkpoint is of another model" in done.stderr
-    assert "0.weight: (6, 1, 3, 3) in the file, (8, 1, 3, 3) in the model" in done.stderr
+    alone = shutil.copytree(newest, tmp_path / "alone")  # no run folder says which settings it had
+    done = lockstep("train", TINY, *settings, alone, cwd=tmp_path, code=2)
+    assert "model.width: 6 in the run, 8 now" in done.stderr
 
 
 @pytest.mark.full
