@@ -67,6 +67,7 @@ def test_eval_of_the_best_checkpoint(digits: Path, tmp_path: Path) -> None:
     assert figures["top1"] == result(digits)["best"]["value"]
 
 
+@pytest.mark.full
 def test_predict_needs_only_the_run_folder(digits: Path, tmp_path: Path) -> None:
     import sklearn.datasets
 
@@ -109,6 +110,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return weights(folder / "run")
 
 
+@pytest.mark.full
 def test_under_torchrun(tiny: str, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "lockstep", "train", str(TINY), "--run-dir", str(tmp_path / "run")]
