@@ -3,7 +3,7 @@
     python benchmarks/checkpoints.py
     python benchmarks/checkpoints.py --rounds 5 --block-s 10 --every 5s --folder ../slow-disk
 
-First, how long a save holds training up: `Saver.save` (it copies; a thread writes and flushes) beside torch.save with
+First, how long a save holds training up: `CheckpointManager.save` (it copies; a thread writes and flushes) beside torch.save with
 fsync, in turn. Then, what saving every so often costs in samples a second: blocks of training without saving, with
 Lockstep's and with the plain one, in turn. One process, one thread, CPU; medians.
 """
@@ -29,10 +29,10 @@ from lockstep.data.samples import Batch, DatasetSamples
 from lockstep.engine.job import Job
 from lockstep.engine.parts import Parts
 from lockstep.engine.run import make_job
-from lockstep.engine.run_folder import RunFolder
-from lockstep.engine.saving import Saver
+from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.step import run_step
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
+from lockstep.storage.run_folder import RunFolder
 
 
 def loss(outputs: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
@@ -43,7 +43,7 @@ def job_of(batch: int) -> Job:
     samples = DatasetSamples([(torch.randn(3, 32, 32), index % 10) for index in range(256)])
     parts = Parts(
         model=torchvision.models.resnet101(), loss=loss, train_data=lambda: samples, eval_data=lambda: samples,
-        metric=lambda: Top1(1000),
+        metric=lambda: Accuracy(1000),
     )  # fmt: skip
     config = RunConfig(recipe="bench", epochs=10**6, global_batch=batch, micro_batch=batch, device="cpu")
     return make_job(config, lambda: parts, alone("cpu"))
@@ -75,7 +75,7 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def compare_holdups(job: Job, saver: Saver, step: Callable[[], None], file: Path, rounds: int) -> None:
+def compare_holdups(job: Job, saver: CheckpointManager, step: Callable[[], None], file: Path, rounds: int) -> None:
     first = timed(lambda: saver.save(job))
     saver.wait()
     times = []
@@ -97,7 +97,7 @@ def compare_holdups(job: Job, saver: Saver, step: Callable[[], None], file: Path
 
 
 def compare_throughput(
-    job: Job, saver: Saver, step: Callable[[], None], file: Path, arguments: argparse.Namespace
+    job: Job, saver: CheckpointManager, step: Callable[[], None], file: Path, arguments: argparse.Namespace
 ) -> None:
     every_s = parse_interval(arguments.every).seconds
     assert every_s is not None
@@ -140,7 +140,7 @@ def main() -> None:
         job = job_of(arguments.batch)
         step = steps_of(job)
         step()  # the optimizer has its state from here on
-        saver = Saver(folder, CheckpointConfig(every=arguments.every, keep=2), job.world)
+        saver = CheckpointManager(folder, CheckpointConfig(every=arguments.every, keep=2), job.world)
         print(f"torch {torch.__version__}, ResNet-101 with momentum, steps of {arguments.batch} pictures, 1 thread")
         compare_holdups(job, saver, step, Path(place) / "plain.pt", arguments.rounds)
         compare_throughput(job, saver, step, Path(place) / "plain.pt", arguments)

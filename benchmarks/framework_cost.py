@@ -26,7 +26,7 @@ from lockstep.data.samples import Batch
 from lockstep.engine.parts import Parts
 from lockstep.engine.run import make_job
 from lockstep.engine.step import run_step
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
 from lockstep.recipes.classify.config import Config
 from lockstep.recipes.classify.data import Normalise
 from lockstep.recipes.classify.model import build_model
@@ -75,7 +75,7 @@ def lockstep(config: Config, batch: int) -> Callable[[], None]:
         loss=lambda outputs, batch: {"loss": F.cross_entropy(outputs, batch.targets)},
         train_data=lambda: samples,
         eval_data=lambda: samples,
-        metric=lambda: Top1(5),
+        metric=lambda: Accuracy(5),
     )
     job = make_job(config, lambda: parts, alone("cpu"))
     loader = job.open_loader()

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from lockstep.config.schema import RunConfig
 from lockstep.data.samples import Batch, DatasetSamples
 from lockstep.engine.parts import Parts
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
 
 WIDTH = int(os.environ.get("LINK_WIDTH", "1500"))
 PRESET = {"global_batch": 8, "micro_batch": 4, "epochs": 1, "report": {"every_steps": 1, "tensorboard": False}}
@@ -31,5 +31,5 @@ def build(config: RunConfig) -> Parts:
         loss=loss,
         train_data=lambda: DatasetSamples(samples),
         eval_data=lambda: DatasetSamples(TensorDataset(*samples[:1])),
-        metric=lambda: Top1(WIDTH),
+        metric=lambda: Accuracy(WIDTH),
     )

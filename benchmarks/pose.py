@@ -30,9 +30,9 @@ import numpy as np
 import torch
 
 from lockstep.data.keyed import keys
+from lockstep.recipes.pose.coco.files import open_files
 from lockstep.recipes.pose.config import DataConfig
 from lockstep.recipes.pose.data import TrainPictures
-from lockstep.recipes.pose.files import open_files
 from lockstep.recipes.pose.group import Grouping
 from lockstep.recipes.pose.metric import CROWDPOSE_AREA, CROWDPOSE_GROUPS, keypoint_scores
 from lockstep.recipes.pose.skeletons import COCO, CROWDPOSE

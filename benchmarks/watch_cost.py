@@ -27,19 +27,19 @@ import torch.multiprocessing as mp
 import torchvision
 from torch import nn
 
-from lockstep.cluster import collect
+from lockstep.cluster import collectives
+from lockstep.cluster.activity import Activity
 from lockstep.cluster.env import placement
-from lockstep.cluster.heartbeat import Heartbeat
-from lockstep.cluster.pulse import Pulse
 from lockstep.cluster.world import World, join
 from lockstep.config.schema import RunConfig
 from lockstep.data.samples import Batch, DatasetSamples
-from lockstep.engine.drift import Drift
 from lockstep.engine.job import Job
 from lockstep.engine.parts import Parts
+from lockstep.engine.replica_check import ReplicaCheck
 from lockstep.engine.run import make_job
 from lockstep.engine.step import run_step
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
+from lockstep.watchdog.detector import HangDetector
 
 MICRO_BATCH = 16
 MODELS = {"cnn": (1, 28), "resnet18-64": (3, 64)}  # channels, pixels
@@ -66,7 +66,11 @@ def job_of(name: str, world: World) -> Job:
         recipe="bench", epochs=10**6, global_batch=MICRO_BATCH * world.size, micro_batch=MICRO_BATCH, device="cpu"
     )
     parts = Parts(
-        model=network(name), loss=loss, train_data=lambda: samples, eval_data=lambda: samples, metric=lambda: Top1(10)
+        model=network(name),
+        loss=loss,
+        train_data=lambda: samples,
+        eval_data=lambda: samples,
+        metric=lambda: Accuracy(10),
     )
     return make_job(config, lambda: parts, world)
 
@@ -75,13 +79,13 @@ def job_of(name: str, world: World) -> Job:
 def unwatched() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in ("enter", "begin_step", "end_work", "end_wait"):
-            stack.enter_context(patch.object(Pulse, name, lambda *_, **__: None))
+            stack.enter_context(patch.object(Activity, name, lambda *_, **__: None))
         yield
 
 
 def measure(name: str, world: World, folder: Path, rounds: int, block_s: float) -> None:
     job = job_of(name, world)
-    loader, steps, drift = job.open_loader(), job.order.steps(job.world, stop=job.num_steps), Drift(job)
+    loader, steps, drift = job.open_loader(), job.order.steps(job.world, stop=job.num_steps), ReplicaCheck(job)
 
     def block() -> int:
         end, num_steps, is_over = time.perf_counter() + block_s, 0, False
@@ -93,8 +97,8 @@ def measure(name: str, world: World, folder: Path, rounds: int, block_s: float) 
         return num_steps
 
     def timed(watched: bool) -> tuple[float, float, float]:
-        with Heartbeat(world, 300.0, folder) if watched else unwatched():
-            collect.barrier(world, 60)
+        with HangDetector(world, 300.0, folder) if watched else unwatched():
+            collectives.barrier(world, 60)
             start, cpu_start = time.perf_counter(), time.process_time()
             num_steps = block()
             end, cpu_end = time.perf_counter(), time.process_time()

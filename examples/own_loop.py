@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import lockstep
-from lockstep.engine.checkpoint import Checkpoint, load_newest, save
 from lockstep.engine.evaluate import evaluate
-from lockstep.engine.weights import weights_sha256
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
+from lockstep.storage.checkpoint import Checkpoint, load_newest, save
+from lockstep.storage.weights import weights_sha256
 
 with lockstep.world(device="cpu") as world:
     torch.set_num_threads(1)  # kernels may split their sums by the number of threads
@@ -48,6 +48,6 @@ with lockstep.world(device="cpu") as world:
             save(Checkpoint(step.number + 1, model.state_dict(), optimizer.state_dict()), folder)
 
     loss = lambda outputs, batch: {"loss": F.cross_entropy(outputs, batch.targets)}  # noqa: E731  # a loss in one line
-    metrics, _ = evaluate(model, held_out, world, loss=loss, metric=lambda: Top1(10), batch_size=256)
+    metrics, _ = evaluate(model, held_out, world, loss=loss, metric=lambda: Accuracy(10), batch_size=256)
     if world.is_main:
         print(metrics, weights_sha256(model.state_dict()))

@@ -14,7 +14,7 @@ from torchvision.transforms import v2 as transforms
 
 from lockstep import DatasetSamples, Parts
 from lockstep.config.schema import RunConfig, Settings
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
 
 # What differs from Lockstep's own defaults; a YAML file or the command line may change it again.
 PRESET = {"epochs": 3, "global_batch": 64, "micro_batch": 16, "optim": {"lr": 0.05, "schedule": "cosine"}}
@@ -61,6 +61,6 @@ def build(config):
         # Each sample's random numbers follow from seed, epoch and index: the same on any rank and in any worker.
         train_data=lambda: DatasetSamples(Digits(0, 1437, augmented)),
         eval_data=lambda: DatasetSamples(Digits(1437, 1797, plain)),
-        metric=lambda: Top1(10),
-        best=("top1", "max"),
+        metric=lambda: Accuracy(10),
+        monitor=("top1", "max"),
     )

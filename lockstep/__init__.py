@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from lockstep.data.samples import Batch, DatasetSamples
     from lockstep.engine.parts import Parts
     from lockstep.errors import LockstepError
+    from lockstep.inference.predict import evaluate, predict
     from lockstep.parallel.reduce import Reducer
-    from lockstep.trained import evaluate, predict
 
 __all__ = [
     "Batch",
@@ -41,8 +41,8 @@ _HOMES = {
     "Parts": "lockstep.engine.parts",
     "Reducer": "lockstep.parallel.reduce",
     "Run": "lockstep.api",
-    "evaluate": "lockstep.trained",
-    "predict": "lockstep.trained",
+    "evaluate": "lockstep.inference.predict",
+    "predict": "lockstep.inference.predict",
     "train": "lockstep.api",
     "world": "lockstep.api",
 }

@@ -15,31 +15,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.cluster import forkserver
-from lockstep.cluster.commands import LOCKSTEP, import_path
-from lockstep.cluster.env import ALONE, Placement, placement
-from lockstep.cluster.size import Size, parse_size
-from lockstep.cluster.stop import StopSignal, when_parent_dies
-from lockstep.cluster.stopped import Stopped
+from lockstep.cluster.env import ALONE, RankAssignment, placement
+from lockstep.cluster.process_range import ProcessRange, parse_range
+from lockstep.cluster.signals import StopSignal, when_parent_dies
 from lockstep.config.given import as_overrides, given_path
 from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
 from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError, LockstepError, TrainError
+from lockstep.launch import forkserver
+from lockstep.launch.commands import LOCKSTEP, import_path
+from lockstep.launch.start import (
+    PRELOAD,
+    LaunchOptions,
+    default_procs,
+    join_world,
+    launch_here,
+    rank_assignment,
+    rendezvous_config,
+    resume_from,
+)
+from lockstep.launch.stopped import Stopped
 from lockstep.recipes.catalog import find
 from lockstep.recipes.trust import trust_named
 from lockstep.report.console import Console
 from lockstep.report.log import log_path
-from lockstep.report.starting import said_if_slow
-from lockstep.start import (
-    PRELOAD,
-    Ask,
-    default_procs,
-    join_world,
-    launch_here,
-    nodes_of,
-    place_of,
-    resume_from,
-)
+from lockstep.report.starting import notice_if_slow
 
 if TYPE_CHECKING:
     from lockstep.cluster.world import World
@@ -85,14 +85,14 @@ def train(
         LockstepError: The command's error text.
         Stopped: Ctrl-C, a kind of KeyboardInterrupt; the run has saved where it stood.
     """
-    from lockstep.engine.run_folder import RunFolder, drop_empty, new_folder
+    from lockstep.storage.run_folder import RunFolder, drop_empty, new_folder
 
     # A mistake is found before a folder is made for the run.
     found = find(str(source))
     overrides = as_overrides(settings)
     load(found.config_class, found.layers, overrides)
     if procs is not None:
-        parse_size(str(procs), "procs")
+        parse_range(str(procs), "procs")
     given = None if run_dir is None else given_path(run_dir, "run_dir")
     resume = resume_from(resume, given)
     folder = given or new_folder(found.name)
@@ -180,7 +180,7 @@ def train_command(
     overrides: Sequence[str],
     run_dir: Path | None,
     resume: str,
-    ask: Ask,
+    ask: LaunchOptions,
 ) -> int:
     """`lockstep train`: join a world that somebody has started, or start one.
 
@@ -195,22 +195,22 @@ def train_command(
     found = find(source)
     config = load(found.config_class, found.layers, overrides).config
     trust_named(source)
-    here = place_of(ask.procs, ask.init, ask.rank, ask.world_size)
+    here = rank_assignment(ask.procs, ask.init, ask.rank, ask.world_size)
     resume = resume_from(resume, run_dir)
-    nodes = nodes_of(ask, config, run_dir)
+    nodes = rendezvous_config(ask, config, run_dir)
     default = 1 if here is not None else default_procs(config)
-    procs = parse_size(str(ask.procs), "--procs") if ask.procs is not None else Size(default, default)
+    procs = parse_range(str(ask.procs), "--procs") if ask.procs is not None else ProcessRange(default, default)
     if procs.most == 1 and nodes is None:
         return _train(source, overrides, run_dir, resume, started_at, here=here or ALONE)
 
     # Before anything here imports torch, so that both imports run at the same time.
     forkserver.prepare(PRELOAD, config.num_threads)
-    from lockstep.engine.run_folder import drop_empty, new_folder
+    from lockstep.storage.run_folder import drop_empty, new_folder
 
     folder = run_dir or new_folder(found.name)
     arguments = (source, overrides, folder, resume, started_at)
     log = log_path(folder, 0)
-    with said_if_slow(
+    with notice_if_slow(
         f"starting {procs} process{'es' if procs.most > 1 else ''}",
         lambda: log.exists() and log.stat().st_mtime > started_at,
     ):
@@ -226,13 +226,13 @@ def _train(
     run_dir: Path | None,
     resume: str,
     started_at: float,
-    here: Placement | None = None,
+    here: RankAssignment | None = None,
 ) -> int:
     """One process's part of training; in a worker of ours, the environment says which process it is."""
-    from lockstep.cluster import collect
-    from lockstep.engine.request import Request
+    from lockstep.cluster import collectives
     from lockstep.engine.run import run
-    from lockstep.engine.run_folder import drop_empty, new_folder
+    from lockstep.engine.run_spec import RunSpec
+    from lockstep.storage.run_folder import drop_empty, new_folder
 
     found = find(source)
     loaded = load(found.config_class, found.layers, overrides)
@@ -245,11 +245,11 @@ def _train(
                 do="give --run-dir where restarts are allowed; the run so far is the newest under runs/, and goes on "
                 "with --run-dir and --resume auto",
             )
-        folder = run_dir or collect.broadcast(world, new_folder(found.name) if world.is_main else None)
+        folder = run_dir or collectives.broadcast_object(world, new_folder(found.name) if world.is_main else None)
         assert folder is not None
         if here.started_by != "lockstep" and world.local_rank == 0:
             warn_before(folder, loaded.config)
-        request = Request(
+        request = RunSpec(
             name=found.name,
             config=loaded.config,
             diff=loaded.diff,

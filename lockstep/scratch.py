@@ -94,7 +94,7 @@ def sweep_one(folder: Path) -> None:
 
 
 def semaphores(folder: Path) -> list[Path]:
-    """The named semaphores of a launcher's folder: `cluster/forkserver.py` names them so."""
+    """The named semaphores of a launcher's folder: `launch/forkserver.py` names them so."""
     if not folder.name.startswith(LAUNCHER_PREFIX):
         return []
     named = re.compile(rf"sem\.{re.escape(folder.name)}-\w+")

@@ -1,7 +1,7 @@
 """Guards around every test, and what tests share.
 
 A test must leave nothing behind: no environment variable, signal handler, process group, thread, child process or file
-in the checkout. What is set up once for several tests (a gang of ranks) is a fixture of a wider scope: it is there
+in the checkout. What is set up once for several tests (a rank pool of ranks) is a fixture of a wider scope: it is there
 before the guards look.
 """
 

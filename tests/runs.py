@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.cluster.address import KeptPort
+from lockstep.cluster.address import ReservedPort
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "tests" / "e2e" / "tiny_recipe.py"
@@ -21,12 +21,12 @@ LOCKSTEP = [sys.executable, "-m", "lockstep"]
 # For what takes seconds: a busy machine takes many times as long. A test has 400 s.
 LONG_S = 180.0
 
-_kept: list[KeptPort] = []
+_kept: list[ReservedPort] = []
 
 
 def own_port() -> int:
     """A port where nobody listens, and that no other program is given as a free one until the tests end."""
-    _kept.append(KeptPort())
+    _kept.append(ReservedPort())
     return _kept[-1].renew()
 
 

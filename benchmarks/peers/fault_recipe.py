@@ -12,7 +12,7 @@ from fault_task import BATCH_A_PROCESS, EPOCHS, digits, network, pictures
 from lockstep.config.schema import RunConfig
 from lockstep.data.samples import Batch
 from lockstep.engine.parts import Parts
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
 
 PRESET = {
     "global_batch": 2 * BATCH_A_PROCESS,
@@ -59,5 +59,5 @@ def build(config: Config) -> Parts:
         loss=loss,
         train_data=lambda: Digits(True),
         eval_data=lambda: Digits(False),
-        metric=lambda: Top1(10),
+        metric=lambda: Accuracy(10),
     )

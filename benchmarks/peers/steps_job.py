@@ -176,7 +176,7 @@ def lockstep(name: str, clock: Clock, *more: str) -> None:
     from lockstep.engine.parts import Parts
     from lockstep.engine.run import make_job
     from lockstep.engine.step import run_step
-    from lockstep.metrics.classification import Top1
+    from lockstep.metrics.classification import Accuracy
 
     samples, num = InMemory(name), SIZES[name][0]
     settings: dict[str, Any] = {"mode": "fast"} if "fast" in more else {}
@@ -187,7 +187,7 @@ def lockstep(name: str, clock: Clock, *more: str) -> None:
         loss=lambda outputs, batch: {"loss": loss_of(outputs, batch.targets)},
         train_data=lambda: samples,
         eval_data=lambda: samples,
-        metric=lambda: Top1(5),
+        metric=lambda: Accuracy(5),
     )
     job = make_job(config, lambda: parts, alone())
     loader = job.open_loader()

@@ -15,7 +15,7 @@ from lockstep.cli.options import Debug, Overrides
 
 if TYPE_CHECKING:
     from lockstep.config.describe import Row
-    from lockstep.recipes.catalog import Source
+    from lockstep.recipes.catalog import RecipeSpec
 
 SourceName = Annotated[str | None, typer.Argument(metavar="SOURCE", help="A recipe, preset, YAML file or recipe file.")]
 AsSchema = Annotated[bool, typer.Option("--schema", help="Print JSON Schema of a YAML file, for editors.")]
@@ -66,7 +66,7 @@ def _catalog_lines(width: int) -> Iterator[str]:
 
 
 def _setting_lines(
-    source: str, found: Source, rows: Sequence[Row], changed: Mapping[str, Any], width: int
+    source: str, found: RecipeSpec, rows: Sequence[Row], changed: Mapping[str, Any], width: int
 ) -> Iterator[str]:
     from pydantic_core import PydanticUndefined
 

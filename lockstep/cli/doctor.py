@@ -10,9 +10,9 @@ import typer
 
 from lockstep.cli.options import Debug, Json, LocalRank, Overrides, path_of
 from lockstep.cli.train import Init, Rank, WorldSize
-from lockstep.cluster.commands import LOCKSTEP
-from lockstep.cluster.size import MAX_PROCS
+from lockstep.cluster.process_range import MAX_PROCS
 from lockstep.errors import ConfigError
+from lockstep.launch.commands import LOCKSTEP
 
 SourceName = Annotated[
     str | None,
@@ -55,8 +55,8 @@ def doctor(
     """
     from lockstep.config.load import load
     from lockstep.config.schema import RunConfig
+    from lockstep.launch.start import rank_assignment
     from lockstep.recipes.catalog import find
-    from lockstep.start import place_of
 
     if source is not None:
         found = find(source)
@@ -67,7 +67,7 @@ def doctor(
                 "--hosts starts the machines itself, a process on each", do="leave --procs and --init out"
             )
         return _on_hosts(hosts, source, overrides or [], run_dir, as_json)
-    here = place_of(procs, init, rank, world_size)
+    here = rank_assignment(procs, init, rank, world_size)
     arguments = (source, list(overrides or []), run_dir, as_json)
     if here is not None or (procs or 1) == 1:
         from lockstep.cluster.env import ALONE
@@ -75,25 +75,25 @@ def doctor(
 
         return examine(*arguments, here or ALONE)
 
-    from lockstep.cluster import forkserver
-    from lockstep.cluster.size import Size
-    from lockstep.start import PRELOAD, launch_here
+    from lockstep.cluster.process_range import ProcessRange
+    from lockstep.launch import forkserver
+    from lockstep.launch.start import PRELOAD, launch_here
 
     config = RunConfig(recipe="none")
     forkserver.prepare([*PRELOAD, "lockstep.doctor.examine"], config.num_threads)
     from lockstep.doctor.examine import examine
 
     assert procs is not None
-    return launch_here(Size(procs, procs), config, examine, arguments)
+    return launch_here(ProcessRange(procs, procs), config, examine, arguments)
 
 
 def _on_hosts(hosts: str, source: str | None, overrides: list[str], run_dir: Path, as_json: bool) -> int:
-    from lockstep.cluster.ssh import Machine, everywhere, parse_hosts
-    from lockstep.start import DEFAULT_PORT
+    from lockstep.launch.ssh import RemoteHost, parse_hosts, run_on_hosts
+    from lockstep.launch.start import DEFAULT_PORT
 
     machines = parse_hosts(hosts)
 
-    def command(number: int, machine: Machine) -> list[str]:
+    def command(number: int, machine: RemoteHost) -> list[str]:
         words = [*LOCKSTEP, "doctor", *([source] if source else []), *overrides]
         words += ["--run-dir", str(run_dir), *(["--json"] if as_json else [])]
         if len(machines) == 1:
@@ -101,4 +101,4 @@ def _on_hosts(hosts: str, source: str | None, overrides: list[str], run_dir: Pat
         meeting = f"tcp://{machines[0].host}:{DEFAULT_PORT}"
         return [*words, "--init", meeting, "--rank", str(number), "--world-size", str(len(machines))]
 
-    return everywhere(machines, command, lambda text: print(text, file=sys.stderr))
+    return run_on_hosts(machines, command, lambda text: print(text, file=sys.stderr))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.options import Debug, Json, Overrides
-from lockstep.cluster.size import MAX_PROCS
+from lockstep.cluster.process_range import MAX_PROCS
 
 Model = Annotated[
     Path,
@@ -42,9 +42,9 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Measure a model on the held-out samples, each once."""
-    from lockstep import trained
+    from lockstep.inference import predict
 
-    figures = trained.evaluate(run, overrides or [], procs, checkpoint, preset=preset)
+    figures = predict.evaluate(run, overrides or [], procs, checkpoint, preset=preset)
     if not figures:  # another rank of a world that somebody else has started: rank 0 speaks
         return
     if as_json:

@@ -33,9 +33,9 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Write a trained model as one file, and check that the file gives the model's own outputs."""
-    from lockstep import exported
+    from lockstep.inference import export
 
-    made = exported.export(run, to, out, overrides or [], checkpoint, preset=preset)
+    made = export.export(run, to, out, overrides or [], checkpoint, preset=preset)
     if as_json:
         facts = {"file": str(made.path), "bytes": made.num_bytes, "difference": made.difference,
                  "allowed": made.allowed, **made.facts}  # fmt: skip

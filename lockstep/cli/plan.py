@@ -31,11 +31,11 @@ def plan(
 
     found = find(source)
     config = load(found.config_class, found.layers, list(overrides or [])).config
-    from lockstep.engine.facts import find_facts
+    from lockstep.engine.dataset_info import find_dataset_info
     from lockstep.scaling.plan_table import figures, table
 
     try:
-        facts = find_facts(found, config)
+        facts = find_dataset_info(found, config)
     except DataError as error:
         raise DataError(error.what, **error.facts, plan=_why_data(found.recipe)) from error
     planned = figures(config, lambda: found.build(config, facts), procs, memory_gb)

@@ -44,17 +44,17 @@ def predict(
     debug: Debug = False,
 ) -> int:
     """Ask a model about files. A file that can't be read is named, and the others are answered."""
-    from lockstep import trained
-    from lockstep.subject import Subject
+    from lockstep.inference import predict
+    from lockstep.inference.trained_model import TrainedModel
 
     paths = [Path(file) for file in files if not _is_setting(file)]
     settings = [file for file in files if _is_setting(file)]
     if not paths:
         raise DataError("no file to look at was named", do=f"lockstep predict {shlex.quote(str(run))} FILE")
-    files_asked = trained.expand(paths)
+    files_asked = predict.expand(paths)
     width = min(max(len(str(file)) for file in files_asked), _WIDEST_NAME)
     num_bad = 0
-    for answer in trained.predictions(Subject(run, settings, checkpoint, preset), files_asked, draw):
+    for answer in predict.predictions(TrainedModel(run, settings, checkpoint, preset), files_asked, draw):
         num_bad += answer.error is not None
         if as_json:
             print(json_text({"file": str(answer.file), **answer.facts}), flush=True)

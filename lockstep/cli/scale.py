@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli.options import Debug, Overrides, path_of
-from lockstep.cluster.size import MAX_PROCS
+from lockstep.cluster.process_range import MAX_PROCS
 from lockstep.errors import ConfigError, LaunchError
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ def scale(
     debug: Debug = False,
 ) -> None:
     """Measure how fast a job is on 1, 2, 4 … processes: a table, a picture and a JSON file."""
-    from lockstep.cluster import forkserver
     from lockstep.config.load import load
+    from lockstep.launch import forkserver
+    from lockstep.launch.start import PRELOAD
     from lockstep.recipes.catalog import find
-    from lockstep.start import PRELOAD
 
     sizes, names = _sizes(procs), _names(compare)
     _check_out(out)
@@ -91,13 +91,13 @@ def scale(
 def _measured(
     config: RunConfig, source: str, settings: list[str], name: str, size: int, steps: int, answer: Path
 ) -> dict[str, Any]:
-    from lockstep.cluster.size import Size
-    from lockstep.cluster.stopped import raise_if_stopped
+    from lockstep.cluster.process_range import ProcessRange
+    from lockstep.launch.start import launch_here
+    from lockstep.launch.stopped import raise_if_stopped
     from lockstep.scaling.measure import WARM_STEPS, measure
-    from lockstep.start import launch_here
 
     arguments = (source, [*settings, "epochs=1000000"], name == "ddp", steps, answer)
-    code = launch_here(Size(size, size), config, measure, arguments)
+    code = launch_here(ProcessRange(size, size), config, measure, arguments)
     raise_if_stopped(code)
     if code or not answer.is_file():
         raise LaunchError(

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.options import Debug, Overrides, path_of
-from lockstep.cluster.commands import LOCKSTEP
 from lockstep.errors import ConfigError, LaunchError, cannot_make
+from lockstep.launch.commands import LOCKSTEP
 
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Nodes = Annotated[int, typer.Option(min=1, metavar="N", help="Machines.")]
@@ -50,10 +50,10 @@ def submit(
     debug: Debug = False,
 ) -> None:
     """Submit a run to Slurm. Before its time is up it saves, queues itself again and goes on, to the same bits."""
-    from lockstep.cluster.slurm import Job, script
     from lockstep.config.load import load
-    from lockstep.engine.run_folder import check_run_dir
+    from lockstep.launch.slurm import BatchJob, batch_script
     from lockstep.recipes.catalog import find
+    from lockstep.storage.run_folder import check_run_dir
 
     if source.endswith((".yaml", ".yml", ".py")):
         source = str(Path(source).absolute())  # the job may start in another folder
@@ -61,7 +61,7 @@ def submit(
     each = [shlex.split(variant) for variant in variants or []]
     for settings in each or [[]]:
         load(found.config_class, found.layers, [*(overrides or []), *settings])  # a mistake shows now, not in the queue
-    job = Job(
+    job = BatchJob(
         command=[*LOCKSTEP, "train", source, *(overrides or [])],
         run_dir=run_dir.absolute(),
         nodes=nodes,
@@ -73,7 +73,7 @@ def submit(
         options=sbatch or [],
         variants=each,
     )
-    text = script(job)
+    text = batch_script(job)
     if dry_run:
         print(text, end="")
         return

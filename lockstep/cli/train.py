@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.options import Debug, LocalRank, Overrides, path_of
-from lockstep.cluster.commands import LOCKSTEP
 from lockstep.errors import ConfigError
+from lockstep.launch.commands import LOCKSTEP
 
 Source = Annotated[
     str | None,
@@ -126,7 +126,7 @@ def train(
     `lockstep config SOURCE` shows every setting. Under torchrun the command joins the world that it started.
     """
     from lockstep.cluster.env import placement
-    from lockstep.cluster.size import MAX_NODES, MAX_PROCS, parse_size
+    from lockstep.cluster.process_range import MAX_NODES, MAX_PROCS, parse_range
     from lockstep.config.load import load
     from lockstep.recipes.catalog import find
 
@@ -135,13 +135,13 @@ def train(
     # Checked before torch is imported: a mistake in a setting is answered at once.
     for option, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
         if text is not None:
-            parse_size(text, option, limit)
+            parse_range(text, option, limit)
     if source is None:
         source = _source_of(run_dir)
     found = find(source)
     load(found.config_class, found.layers, overrides or [])
 
-    from lockstep.engine.run_folder import check_run_dir
+    from lockstep.storage.run_folder import check_run_dir
 
     if hosts is not None:
         given = {"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank, "--node-rank": node_rank,
@@ -156,11 +156,11 @@ def train(
         is_alone = nodes is None and placement(os.environ, init, rank, world_size) is None
         check_run_dir(run_dir, resume, is_first=is_alone)
     from lockstep import api
-    from lockstep.start import Ask
+    from lockstep.launch.start import LaunchOptions
 
     # --local-rank is what old launchers add to the command; torchrun gives it as a variable too.
     master = _with_port(master, master_port)
-    ask = Ask(procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank, master)
+    ask = LaunchOptions(procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank, master)
     return api.train_command(source, overrides or [], run_dir, resume, ask)
 
 
@@ -173,15 +173,15 @@ def _on_hosts(
     resume: str,
     max_restarts: int,
 ) -> int:
-    from lockstep.cluster.ssh import Machine, everywhere, parse_hosts
-    from lockstep.engine.run_folder import drop_empty, new_folder
+    from lockstep.launch.ssh import RemoteHost, parse_hosts, run_on_hosts
+    from lockstep.launch.start import DEFAULT_PORT
     from lockstep.recipes.catalog import find
-    from lockstep.start import DEFAULT_PORT
+    from lockstep.storage.run_folder import drop_empty, new_folder
 
     machines = parse_hosts(hosts)
     folder = run_dir or new_folder(find(source).name)
 
-    def command(number: int, machine: Machine) -> list[str]:
+    def command(number: int, machine: RemoteHost) -> list[str]:
         words = [*LOCKSTEP, "train", source, *overrides]
         words += ["--run-dir", str(folder), "--resume", resume, "--max-restarts", str(max_restarts)]
         words += ["--procs", str(machine.procs)] if machine.procs is not None else []
@@ -191,7 +191,7 @@ def _on_hosts(
         return words
 
     try:
-        return everywhere(machines, command, lambda text: print(text, file=sys.stderr))
+        return run_on_hosts(machines, command, lambda text: print(text, file=sys.stderr))
     finally:
         if run_dir is None:
             drop_empty(folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 
-class KeptPort:
+class ReservedPort:
     """A TCP port of this machine that nobody listens on, kept free for a process that is still to come.
 
     The system gives it to no program that asks for any port; who asks for it by its number may listen on it, as the one

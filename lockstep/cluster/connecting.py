@@ -23,11 +23,11 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from lockstep.cluster import connect_errors, stacks
-from lockstep.cluster.asking import in_thread
-from lockstep.cluster.meeting import SAY_EVERY_S
-from lockstep.cluster.rollcall import Card
+from lockstep.cluster import peer_errors, stacks
+from lockstep.cluster.rendezvous import RankInfo
 from lockstep.cluster.signed import SignedStore
+from lockstep.cluster.store import REPORT_EVERY_S
+from lockstep.cluster.timeout import call_with_timeout
 from lockstep.errors import LaunchError
 from lockstep.scratch import is_running
 
@@ -58,7 +58,7 @@ def time_left(join_timeout_s: float, start: float) -> float:
 def connect(
     start: Callable[[], object],
     rank: int,
-    cards: Sequence[Card],
+    cards: Sequence[RankInfo],
     store: SignedStore,
     limit_s: float,
     say: Callable[[str], None],
@@ -81,7 +81,7 @@ def connect(
     """
     with _Monitor(rank, cards, store, limit_s, say, has_agent_store) as monitor:
         try:
-            in_thread(start, limit_s, monitor.check)
+            call_with_timeout(start, limit_s, monitor.check)
             store.store.set(f"{_DONE}/{rank}", "1")
             store.store.add(_COUNT, 1)
         except (RuntimeError, ValueError, TimeoutError) as error:
@@ -102,7 +102,7 @@ class _Monitor:
     def __init__(
         self,
         rank: int,
-        cards: Sequence[Card],
+        cards: Sequence[RankInfo],
         store: SignedStore,
         limit_s: float,
         say: Callable[[str], None],
@@ -121,7 +121,7 @@ class _Monitor:
         self._verdict: LaunchError | None = None
         self._ticked_at = time.monotonic()
         self._unanswered_s = 0.0
-        self._next_say = SAY_EVERY_S
+        self._next_say = REPORT_EVERY_S
         self._is_over = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="connect-monitor", daemon=True)
@@ -152,10 +152,10 @@ class _Monitor:
         if self._unanswered_s > self._period_s + SILENT_S:
             raise self._lost_store(f"no answer for {self._unanswered_s:.0f} s")
         if waited_s >= self._next_say:
-            self._next_say += SAY_EVERY_S
+            self._next_say += REPORT_EVERY_S
             if self._is_lowest:
                 quiet = [self._cards[other] for other in self._quiet()]
-                self._say(connect_errors.still_waiting(self._cards, self._missing(), waited_s, self._limit_s, quiet))
+                self._say(peer_errors.still_waiting(self._cards, self._missing(), waited_s, self._limit_s, quiet))
 
     def wait_for_verdict(self, failure: BaseException) -> NoReturn:
         """Raise the reason why this rank could not connect, once it is known which of the others are alive."""
@@ -192,7 +192,7 @@ class _Monitor:
         if (verdict := store.get(VERDICT)) is not None:
             self._adopt(store.store, verdict)
         elif (gone := self._find_gone(store.store)) is not None:
-            self._decide(store, connect_errors.lost(self._cards[gone], "its process has ended"), num_lost=1)
+            self._decide(store, peer_errors.lost(self._cards[gone], "its process has ended"), num_lost=1)
         else:
             self._judge(store, passed_s)
 
@@ -210,13 +210,13 @@ class _Monitor:
         silent = [other for other in self._not_done() if self._silent_s.get(other, 0.0) >= SILENT_S]
         if silent:
             reason = f"no sign of life for {SILENT_S:.0f} s"
-            self._decide(signed, connect_errors.lost(self._cards[silent[0]], reason), num_lost=len(silent))
+            self._decide(signed, peer_errors.lost(self._cards[silent[0]], reason), num_lost=len(silent))
         elif isinstance(self._failure, TimeoutError):
             if self._alive.issuperset(set(self._not_done()).difference(self._quiet())):
                 self._decide(signed, self._gave_up(), num_lost=len(self._quiet()))
         elif self._failure is not None and self._alive.issuperset(self._not_done()):
             mine = self._cards[self._rank]
-            self._decide(signed, connect_errors.could_not_connect(mine, self._failure), num_lost=0)
+            self._decide(signed, peer_errors.could_not_connect(mine, self._failure), num_lost=0)
 
     def _others(self) -> list[int]:
         return [other for other in range(len(self._cards)) if other != self._rank]
@@ -239,7 +239,7 @@ class _Monitor:
                 return other
         return None
 
-    def _is_here(self, card: Card) -> bool:
+    def _is_here(self, card: RankInfo) -> bool:
         """Whether a rank's process id means something to this one."""
         mine = self._cards[self._rank]
         return card.host == mine.host and card.namespace == mine.namespace != ""
@@ -262,10 +262,10 @@ class _Monitor:
         return [other for other in self._not_done() if self._is_quiet(other)]
 
     def _decide(self, store: SignedStore, error: LaunchError, num_lost: int) -> None:
-        self._adopt(store.store, store.put_first(VERDICT, connect_errors.to_json(error, num_lost)))
+        self._adopt(store.store, store.put_first(VERDICT, peer_errors.to_json(error, num_lost)))
 
     def _adopt(self, store: Store, verdict: Any) -> None:
-        error, num_lost = connect_errors.from_json(verdict)
+        error, num_lost = peer_errors.from_json(verdict)
         with suppress(dist.DistError):
             store.add("connect/told", 1)
             end = time.monotonic() + LINGER_S
@@ -283,11 +283,11 @@ class _Monitor:
 
     def _lost_store(self, reason: str) -> LaunchError:
         if self._has_agent_store:
-            return connect_errors.lost_agent(self._rank, reason)
-        return connect_errors.lost(self._cards[0], f"its store is gone: {reason}")
+            return peer_errors.lost_agent(self._rank, reason)
+        return peer_errors.lost(self._cards[0], f"its store is gone: {reason}")
 
     def _gave_up(self) -> LaunchError:
         waiting = [self._cards[other] for other in self._not_done()]
         stopped = [card for card in waiting if self._is_here(card) and stacks.is_stopped(card.pid)]
         quiet = [self._cards[other] for other in self._quiet()]
-        return connect_errors.gave_up(self._missing(), self._limit_s, stopped, quiet)
+        return peer_errors.gave_up(self._missing(), self._limit_s, stopped, quiet)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 from urllib.parse import urlsplit
 
-from lockstep.cluster.schedulers import Scheduler, translated
+from lockstep.cluster.schedulers import Scheduler, to_torchrun_env
 from lockstep.errors import LaunchError
 
 StartedBy = Literal["lockstep", "torchrun", "slurm", "mpi", "command line", "alone"]
@@ -25,7 +25,7 @@ FORMS = "tcp://HOST:PORT, file:///PATH or env://"
 
 
 @dataclass(frozen=True)
-class Placement:
+class RankAssignment:
     """One process's place among the processes of a world.
 
     Attributes:
@@ -53,18 +53,18 @@ class Placement:
     key: str = field(default="", repr=False)
 
 
-ALONE = Placement(0, 1, 0, 1, "", "alone")
+ALONE = RankAssignment(0, 1, 0, 1, "", "alone")
 
 
 def in_world(environ: Mapping[str, str]) -> bool:
     """Whether somebody has started this process as one of a world."""
-    environ, _ = translated(environ)
+    environ, _ = to_torchrun_env(environ)
     return bool(environ.get("RANK") or environ.get("WORLD_SIZE"))
 
 
 def placement(
     environ: Mapping[str, str], init: str | None = None, rank: int | None = None, world_size: int | None = None
-) -> Placement | None:
+) -> RankAssignment | None:
     """This process's place, or None where nobody has started a world.
 
     Args:
@@ -89,7 +89,7 @@ def placement(
         raise LaunchError(
             f"--init {init} was given without {missing}", do=f"add {missing} to the command, on each machine its own"
         )
-    return Placement(
+    return RankAssignment(
         rank=_checked_rank(rank, world_size, "--rank", "--world-size"),
         world_size=world_size,
         local_rank=_number(environ, "LOCAL_RANK", None),
@@ -116,8 +116,10 @@ def run_key(environ: Mapping[str, str]) -> str:
     return key
 
 
-def _from_environment(environ: Mapping[str, str], rank: int | None = None, world_size: int | None = None) -> Placement:
-    environ, scheduler = translated(environ)
+def _from_environment(
+    environ: Mapping[str, str], rank: int | None = None, world_size: int | None = None
+) -> RankAssignment:
+    environ, scheduler = to_torchrun_env(environ)
     rank = _number(environ, "RANK", rank)
     world_size = _number(environ, "WORLD_SIZE", world_size)
     if rank is None:
@@ -135,7 +137,7 @@ def _from_environment(environ: Mapping[str, str], rank: int | None = None, world
     local_world_size = _number(environ, "LOCAL_WORLD_SIZE", None)
     if local_rank is not None and local_world_size is not None:
         _checked_rank(local_rank, local_world_size, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return Placement(
+    return RankAssignment(
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,

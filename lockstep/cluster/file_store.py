@@ -8,11 +8,11 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import FileStore, Store
 
-from lockstep.cluster.env import Placement
+from lockstep.cluster.env import RankAssignment
 from lockstep.errors import LaunchError
 
 
-def open_file_store(path: Path, placement: Placement) -> Store:
+def open_file_store(path: Path, placement: RankAssignment) -> Store:
     """Open the store, and make its file where there is none.
 
     Raises:

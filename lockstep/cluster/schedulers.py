@@ -22,7 +22,7 @@ PORTS = range(10_000, 30_000)
 Scheduler = Literal["slurm", "mpi", ""]
 
 
-def translated(environ: Mapping[str, str]) -> tuple[Mapping[str, str], Scheduler]:
+def to_torchrun_env(environ: Mapping[str, str]) -> tuple[Mapping[str, str], Scheduler]:
     """The environment with torchrun's variables in it, where srun or mpirun has started several processes; and which.
 
     What is set already wins: torchrun inside of srun, or a person's own MASTER_ADDR. A step of one task is no world, so

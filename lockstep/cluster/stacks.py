@@ -15,10 +15,10 @@ from typing import IO
 # Whoever gets it writes its stacks down, without Python's help. Schedulers and people use none of the real-time ones.
 SIGNAL = signal.SIGRTMIN + 4 if hasattr(signal, "SIGRTMIN") else None
 WRITING_S = 0.15
-_WATCHING = ("cluster/heartbeat.py", "cluster/stop.py")
+_WATCHING = ("watchdog/detector.py", "cluster/signals.py")
 
 
-class Stacks:
+class StackDumper:
     """While it is open, this process and the loader workers that it forks write their stacks down when asked to.
 
     Attributes:
@@ -41,7 +41,7 @@ class Stacks:
             if child.pid is not None:
                 with suppress(OSError):
                     os.write(self.descriptor, f"\nchild process {child.pid}, {child.name}:\n".encode())
-                ask(child.pid)
+                request_stacks(child.pid)
         with suppress(OSError):
             os.lseek(self.descriptor, 0, os.SEEK_SET)
             _keep(path, head, self._file.read())
@@ -57,7 +57,7 @@ def _in_memory() -> IO[bytes]:
     return os.fdopen(os.memfd_create("stacks"), "w+b")
 
 
-def ask(pid: int) -> bool:
+def request_stacks(pid: int) -> bool:
     """Have a process of this machine write its stacks into its own file, and give it the time.
 
     Returns:
@@ -78,7 +78,7 @@ def write_for(pid: int, descriptor: int, path: Path, head: str) -> bool:
     Returns:
         Whether it gave any: a process that is stopped does not.
     """
-    if is_stopped(pid) or not ask(pid):
+    if is_stopped(pid) or not request_stacks(pid):
         return False
     try:
         content = Path(f"/proc/{pid}/fd/{descriptor}").read_bytes()

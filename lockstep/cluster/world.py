@@ -16,15 +16,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lockstep.cluster import connecting, ending, rollcall, stacks
+from lockstep.cluster import abort, connecting, rendezvous, stacks
+from lockstep.cluster.activity import Activity
 from lockstep.cluster.address import interface_towards
-from lockstep.cluster.causes import lost_peer
-from lockstep.cluster.env import ALONE, Placement
+from lockstep.cluster.env import ALONE, RankAssignment
 from lockstep.cluster.limits import out_of_files, raise_open_files
-from lockstep.cluster.pulse import Pulse
-from lockstep.cluster.rollcall import Card
+from lockstep.cluster.rendezvous import RankInfo
 from lockstep.cluster.signed import SignedStore
 from lockstep.errors import LaunchError
+from lockstep.launch.failures import lost_peer
 
 GOODBYE_S = 10.0
 
@@ -62,12 +62,12 @@ class World:
     backend: str
     host: str
     store: Store | None
-    placement: Placement
+    placement: RankAssignment
     num_hosts: int = 1
     restart: int = 0
     signed: SignedStore | None = field(default=None, repr=False, compare=False)
     turns: _Turns = field(default_factory=_Turns, repr=False, compare=False)
-    pulse: Pulse = field(default_factory=Pulse, repr=False, compare=False)
+    pulse: Activity = field(default_factory=Activity, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -91,7 +91,7 @@ def _print_to_stderr(text: str) -> None:
 
 @contextmanager
 def join(
-    placement: Placement,
+    placement: RankAssignment,
     *,
     device: str = "auto",
     backend: str = "auto",
@@ -119,7 +119,7 @@ def join(
     kind = _device_kind(device)
     num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
     start = time.monotonic()
-    mine = Card(
+    mine = RankInfo(
         placement.rank,
         placement.world_size,
         socket.gethostname(),
@@ -129,7 +129,7 @@ def join(
         num_gpus,
         namespace=stacks.namespace(),
     )
-    store, cards = rollcall.hold(placement, mine, join_timeout_s, say)
+    store, cards = rendezvous.rendezvous(placement, mine, join_timeout_s, say)
     chosen, warning = choose_backend(cards)
     if warning and placement.rank == 0:
         say(warning)
@@ -142,7 +142,7 @@ def join(
         yield world
     except BaseException as error:
         if not lost_peer(error):
-            ending.record(error)
+            abort.record(error)
         _end_group(world)
         if lost_peer(error):
             raise LaunchError(
@@ -155,10 +155,12 @@ def join(
         assert world.signed is not None
         connecting.wait_for_all(world.signed.store, world.size, GOODBYE_S)
     _end_group(world)
-    rollcall.leave(placement, store, GOODBYE_S)
+    rendezvous.goodbye(placement, store, GOODBYE_S)
 
 
-def _world(placement: Placement, mine: Card, store: SignedStore, cards: Sequence[Card], backend: str) -> World:
+def _world(
+    placement: RankAssignment, mine: RankInfo, store: SignedStore, cards: Sequence[RankInfo], backend: str
+) -> World:
     here = [card.rank for card in cards if card.host == mine.host]
     local_rank = here.index(placement.rank) if placement.local_rank is None else placement.local_rank
     where = _device(mine.device, local_rank)
@@ -177,7 +179,7 @@ def _world(placement: Placement, mine: Card, store: SignedStore, cards: Sequence
     )
 
 
-def choose_backend(cards: Sequence[Card]) -> tuple[str, str]:
+def choose_backend(cards: Sequence[RankInfo]) -> tuple[str, str]:
     """The backend that all processes take, worked out by each from the same roll.
 
     Args:
@@ -194,7 +196,7 @@ def choose_backend(cards: Sequence[Card]) -> tuple[str, str]:
         for card in cards:
             groups.setdefault(getattr(card, name), []).append(card.rank)
         if len(groups) > 1:
-            parts = [f"{value} on {rollcall.ranks_text(ranks)}" for value, ranks in groups.items()]
+            parts = [f"{value} on {rendezvous.ranks_text(ranks)}" for value, ranks in groups.items()]
             raise LaunchError(
                 f"the processes don't agree on the {name}: {', '.join(parts)}",
                 do="set device=cpu or device=cuda for all" if name == "device" else "set cluster.backend for all",
@@ -246,7 +248,7 @@ def _device(kind: str, local_rank: int) -> torch.device:
 
 
 def _start_group(
-    world: World, cards: Sequence[Card], timeout_s: float, limit_s: float, say: Callable[[str], None]
+    world: World, cards: Sequence[RankInfo], timeout_s: float, limit_s: float, say: Callable[[str], None]
 ) -> None:
     placement, store = world.placement, world.store
     assert store is not None

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lockstep.cluster.stop import exit_with_parent
+from lockstep.cluster.signals import exit_with_parent
 from lockstep.cores import num_cores
 from lockstep.data.keyed import IntArray, KeyArray, seed_reading
 from lockstep.data.order import Order, Place

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.cluster import collect
-from lockstep.cluster.rollcall import ranks_text
+from lockstep.cluster import collectives
+from lockstep.cluster.rendezvous import ranks_text
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import keys
 from lockstep.data.samples import Batch, Samples
 from lockstep.doctor.finding import Finding
-from lockstep.engine.environment import cpu_name, device_name
+from lockstep.provenance.environment import cpu_name, device_name
 from lockstep.version import __version__
 
 PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors")
@@ -56,7 +56,7 @@ def facts(world: World, config: RunConfig | None, data: Sequence[Samples]) -> di
 
 def examine(world: World, mine: Mapping[str, str]) -> list[Finding]:
     """Compare this rank's facts with all others'. The same list on every rank."""
-    every = collect.gather_all(world, (world.host, dict(mine)))
+    every = collectives.all_gather_object(world, (world.host, dict(mine)))
     hosts = [host for host, _ in every]
     names = dict.fromkeys(name for _, theirs in every for name in theirs)
     found = [compared(name, [theirs.get(name, "none") for _, theirs in every], hosts) for name in names]
@@ -125,8 +125,8 @@ def _hash(batch: Batch) -> str:
 
 
 def _clock(world: World) -> Finding:
-    collect.barrier(world, 60)
-    times = collect.gather_all(world, time.time())
+    collectives.barrier(world, 60)
+    times = collectives.all_gather_object(world, time.time())
     apart = max(times) - min(times)
     text = f"{apart:.2f} s apart at most"
     if apart > CLOCK_S:

@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from lockstep.cluster import collect
-from lockstep.cluster.env import ALONE, Placement, placement
+from lockstep.cluster import collectives
+from lockstep.cluster.env import ALONE, RankAssignment, placement
 from lockstep.cluster.world import World
 from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
@@ -16,9 +16,9 @@ from lockstep.data.samples import Samples
 from lockstep.doctor import compare, links, machine
 from lockstep.doctor.finding import Finding, merged, table, verdict_line
 from lockstep.engine.build import build_parts, open_data
-from lockstep.engine.facts import facts_for
+from lockstep.engine.dataset_info import dataset_info_for
+from lockstep.launch.start import join_world
 from lockstep.recipes.catalog import find
-from lockstep.start import join_world
 
 # The exit code where something was found that training can't work with.
 PROBLEM = 1
@@ -29,7 +29,7 @@ def examine(
     overrides: list[str],
     run_dir: Path,
     as_json: bool,
-    here: Placement | None = None,
+    here: RankAssignment | None = None,
 ) -> int:
     """One process's part. Rank 0 prints.
 
@@ -48,7 +48,7 @@ def examine(
     with join_world(here or placement(os.environ) or ALONE, config) as world:
         data: list[Samples] = []
         if found is not None:
-            facts = facts_for(found, config, world, None)
+            facts = dataset_info_for(found, config, world, None)
             parts = build_parts(config, lambda: found.build(config, facts))
             data = [open_data(config, parts, train=is_train) for is_train in (True, False)]
         findings = _round(world, config if found is not None else None, data, run_dir)
@@ -63,7 +63,7 @@ def _round(world: World, config: RunConfig | None, data: list[Samples], run_dir:
     if world.size == 1:
         samples = [Finding("data", compare.fingerprint(each)) for each in data]
         return [*mine, *samples]
-    gathered = collect.gather_all(world, (world.host, [finding.to_json() for finding in mine]))
+    gathered = collectives.all_gather_object(world, (world.host, [finding.to_json() for finding in mine]))
     every = [(host, [Finding(**found) for found in theirs]) for host, theirs in gathered if theirs]
     machines = merged([findings for _, findings in every], [host for host, _ in every])
     compared = compare.examine(world, compare.facts(world, config, data))

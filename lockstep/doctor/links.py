@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.cluster import collect
+from lockstep.cluster import collectives
 from lockstep.cluster.address import interface_towards, link_speed
 from lockstep.cluster.world import World
 from lockstep.doctor.finding import Finding
@@ -55,7 +55,7 @@ def examine(world: World, timeout_s: float = 30.0) -> list[Finding]:
 def _interface(world: World) -> Finding:
     mine = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(world.placement.init) or "the system's choice"
     places: dict[str, list[str]] = {}
-    for host, name in collect.gather_all(world, (world.host, mine)):
+    for host, name in collectives.all_gather_object(world, (world.host, mine)):
         places.setdefault(name, []).append(host)
     if len(places) == 1:
         return Finding("interface", mine)
@@ -79,8 +79,8 @@ def _pairs(world: World, timeout_s: float) -> list[Finding]:
         for pair in pairs:
             if world.rank in pair:
                 mine[pair] = _ping(world, pair, timeout_s)
-        collect.barrier(world, 2 * timeout_s)
-    every = collect.gather_all(world, (world.host, mine))
+        collectives.barrier(world, 2 * timeout_s)
+    every = collectives.all_gather_object(world, (world.host, mine))
     hosts = [host for host, _ in every]
     seconds: dict[tuple[int, int], float] = {}
     broken: dict[tuple[int, int], str] = {}
@@ -137,7 +137,7 @@ def _all_reduce(world: World) -> list[Finding]:
     last = results[-1]
     speed = last.bits_per_s(world.size)
     text = f"right; {1e3 * results[0].seconds:,.2f} ms at {_size(SIZES[0])}, {_rate(speed)} at {_size(last.num_bytes)}"
-    link = collect.broadcast(world, link_speed(world.placement.init) if world.num_hosts > 1 else None)
+    link = collectives.broadcast_object(world, link_speed(world.placement.init) if world.num_hosts > 1 else None)
     if link is None:
         return [Finding("all-reduce", text)]
     text += f"; the link says {_rate(link)}"
@@ -150,7 +150,7 @@ def _sum(world: World, num_bytes: int) -> AllReduce:
     times, is_right = [], True
     for _ in range(4):
         values = _numbers(world.rank, num_bytes // 4, world.device)
-        collect.barrier(world, 60)
+        collectives.barrier(world, 60)
         began = time.perf_counter()
         dist.all_reduce(values)
         if world.device.type == "cuda":
@@ -158,7 +158,7 @@ def _sum(world: World, num_bytes: int) -> AllReduce:
         times.append(time.perf_counter() - began)
         wanted = world.size * _numbers(0, len(values), world.device) + world.size * (world.size - 1) / 2
         is_right = is_right and torch.equal(values, wanted)
-    every = collect.gather_all(world, (statistics.median(times[1:]), is_right))
+    every = collectives.all_gather_object(world, (statistics.median(times[1:]), is_right))
     return AllReduce(num_bytes, max(seconds for seconds, _ in every), all(right for _, right in every))
 
 

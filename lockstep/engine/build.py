@@ -10,10 +10,10 @@ from torch import nn
 from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import DATA, key, seeded
 from lockstep.data.samples import Samples
-from lockstep.engine.check_model import check_model
 from lockstep.engine.parts import Parts
-from lockstep.engine.precision import use_precision
 from lockstep.errors import ConfigError
+from lockstep.module.check_model import check_model
+from lockstep.module.precision import use_precision
 from lockstep.parallel.bucket import is_dense
 
 
@@ -67,7 +67,7 @@ def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def lay_out(model: nn.Module, config: RunConfig, device: torch.device, *, is_sharded: bool = False) -> nn.Module:
+def prepare_model(model: nn.Module, config: RunConfig, device: torch.device, *, is_sharded: bool = False) -> nn.Module:
     """The model on a device, its parameters dense in memory, those of 2-d convolutions with the channels last if asked.
 
     Fused optimizers go through memory without a look at strides, so gaps would be counted in. The model computes in the

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lockstep.cluster import collect
+from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.data.groups import Batches, groups_of
 from lockstep.data.keyed import FORWARD, key, keys, seed_forward
@@ -103,7 +103,7 @@ def evaluate(
         # A sharded model's own bookkeeping does not take inference mode.
         with _evaluating(model), torch.no_grad() if even else torch.inference_mode():
             for done, request in enumerate(requests(), start=1):
-                if is_stopped := any(collect.gather_all(world, stop())) if even else stop():
+                if is_stopped := any(collectives.all_gather_object(world, stop())) if even else stop():
                     break
                 world.pulse.enter("evaluating")
                 batch = loader.batch(*request)
@@ -119,7 +119,7 @@ def evaluate(
                     progress(done, len(mine))
     finally:
         loader.close()
-    if any(collect.gather_all(world, is_stopped)):
+    if any(collectives.all_gather_object(world, is_stopped)):
         raise EvaluationStopped
     return _merge(world, metric(), counted, sums, num_samples)
 
@@ -150,7 +150,7 @@ def _merge(
 ) -> tuple[dict[str, float], Metric]:
     # A metric may keep much of each sample: it goes to rank 0 alone, and only figures come back.
     try:
-        counts = collect.gather(world, (counted.state(), sums))
+        counts = collectives.gather_object(world, (counted.state(), sums))
     except TypeError as error:
         raise _metric_fault(merged, error) from error
 
@@ -181,7 +181,7 @@ def _merge(
         loss = {"loss": _sum(list(terms.values())), **(terms if len(terms) > 1 else {})} if terms else {}
         return {**loss, **own, **loss}
 
-    return collect.from_main(world, figures), merged if world.is_main else counted
+    return collectives.run_on_rank0(world, figures), merged if world.is_main else counted
 
 
 def _metric_fault(metric: Metric, error: Exception) -> TrainError:

@@ -17,15 +17,15 @@ from lockstep.config.schema import RunConfig
 from lockstep.data.loader import Loader, training_requests
 from lockstep.data.order import Order
 from lockstep.data.samples import Samples
-from lockstep.engine.ema import Average
-from lockstep.engine.fingerprint import Fingerprint
 from lockstep.engine.parts import Parts
 from lockstep.errors import CheckpointError
+from lockstep.module.ema import ModelEma
 from lockstep.parallel.reduce import Reducer
+from lockstep.provenance.fingerprint import Fingerprint
 from lockstep.version import __version__
 
 if TYPE_CHECKING:
-    from lockstep.engine.compiled import Compiled
+    from lockstep.module.compiled import Compiled
     from lockstep.parallel.sharded import ShardedReducer, Shards
 
 MAX_TERMS = 8  # named terms of a loss that are summed over ranks for the report
@@ -140,7 +140,7 @@ class Job:
     train_data: Samples
     eval_data: Samples
     progress: Progress
-    average: Average | None = None
+    average: ModelEma | None = None
     loader: Loader | None = None
     shards: Shards | None = None
     compiled: Compiled | None = None

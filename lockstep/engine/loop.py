@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from lockstep.engine.drift import Drift
 from lockstep.engine.evaluate import EvaluationStopped, evaluate
 from lockstep.engine.job import Job
 from lockstep.engine.nonfinite import handle_nonfinite
+from lockstep.engine.replica_check import ReplicaCheck
 from lockstep.engine.reports import Reports
-from lockstep.engine.saving import Saver
+from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.step import run_step
 from lockstep.errors import ConfigError
 
@@ -19,7 +19,7 @@ STOP, COMPARE = 1, 2  # what rank 0 tells all with a step's gradients, added up
 
 def train(
     job: Job,
-    saver: Saver,
+    saver: CheckpointManager,
     reports: Reports,
     stop_flag: Callable[[], float],
     stop_now: Callable[[], bool] = lambda: False,
@@ -43,7 +43,7 @@ def train(
         CheckpointError: A checkpoint could not be written.
         RollBack: ... and says to go back.
     """
-    drift = Drift(job)
+    drift = ReplicaCheck(job)
     loader = job.open_loader()
     try:
         reports.begin(job)
@@ -78,7 +78,9 @@ def train(
     return job.progress.step == job.num_steps and job.is_evaluated()
 
 
-def end_epoch(job: Job, saver: Saver, reports: Reports, stop_now: Callable[[], bool], *, is_due: bool) -> None:
+def end_epoch(
+    job: Job, saver: CheckpointManager, reports: Reports, stop_now: Callable[[], bool], *, is_due: bool
+) -> None:
     """Evaluate, and save what that gave, where a checkpoint is due or this is the best one so far."""
     config, progress = job.config, job.progress
     with job.evaluated_weights():
@@ -96,7 +98,7 @@ def end_epoch(job: Job, saver: Saver, reports: Reports, stop_now: Callable[[], b
             stop=stop_now,
             even=job.shards is not None,
         )
-    name, better = job.parts.best
+    name, better = job.parts.monitor
     if name not in metrics:
         raise ConfigError(f"the evaluation has no figure {name}", where="Parts.best", allowed=", ".join(metrics))
     progress.metrics, progress.evaluated_step = metrics, progress.step

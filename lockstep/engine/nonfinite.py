@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lockstep.cluster import collect
+from lockstep.cluster import collectives
 from lockstep.data.keyed import seed_forward
 from lockstep.data.loader import read
 from lockstep.data.order import MicroBatch, Step
@@ -20,16 +20,16 @@ from lockstep.data.samples import Batch
 from lockstep.engine.forward import forward
 from lockstep.engine.job import Job
 from lockstep.engine.reports import Reports
-from lockstep.engine.run_folder import RunFolder, write_whole
-from lockstep.engine.saving import Saver
+from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import TrainError
+from lockstep.storage.run_folder import RunFolder, write_atomically
 
 
 class RollBack(Exception):
     """A step was not finite, and the run is to go on from its last checkpoint."""
 
 
-def handle_nonfinite(job: Job, step: Step, saver: Saver, reports: Reports) -> None:
+def handle_nonfinite(job: Job, step: Step, saver: CheckpointManager, reports: Reports) -> None:
     """Say what is wrong and do what `watch.nonfinite` says; returns only if the step is to be skipped."""
     policy = job.config.watch.nonfinite
     last = saver.last_step(job.world)
@@ -62,7 +62,7 @@ def explain(job: Job, step: Step, folder: RunFolder, doing: str) -> TrainError:
     suspects: dict[int, tuple[int, int]] = {}
     mine = job.reducer.run(lambda micro_batch: _examine(job, micro_batch), suspects)
     job.reducer.undo_buffers()
-    findings = [pair for rank in collect.gather_all(job.world, (mine, suspects)) for pair in _dated(*rank)]
+    findings = [pair for rank in collectives.all_gather_object(job.world, (mine, suspects)) for pair in _dated(*rank)]
     _, guilty = min(findings, key=lambda pair: pair[0], default=(None, None))
     if guilty is None:
         likely = "the gradient's norm is too large for float32, or memory or the device had a fault"
@@ -73,7 +73,7 @@ def explain(job: Job, step: Step, folder: RunFolder, doing: str) -> TrainError:
         return TrainError(what, likely=f"{likely}: {again}", doing=doing)
     report = folder.path / f"nonfinite-{step.number}.json"
     if job.world.is_main:
-        write_whole(report, json.dumps({"step": step.number, **guilty}, indent=1).encode())
+        write_atomically(report, json.dumps({"step": step.number, **guilty}, indent=1).encode())
     indices = guilty["samples"]
     some = " ".join(map(str, indices[:8])) + (" …" if len(indices) > 8 else "")
     what = "loss" if not math.isfinite(guilty["loss"]) else "gradient"

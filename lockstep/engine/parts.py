@@ -54,15 +54,15 @@ class Parts:
     train_data: Callable[[], Samples]
     eval_data: Callable[[], Samples]
     metric: Callable[[], Metric]
-    best: tuple[str, str] = ("top1", "max")
-    start: Callable[[nn.Module], Mapping[str, str]] | None = None
+    monitor: tuple[str, str] = ("top1", "max")
+    init_weights: Callable[[nn.Module], Mapping[str, str]] | None = None
     infer: Callable[[nn.Module, Any], Any] | None = None
-    read_input: Callable[[Path], Any] | None = None
-    answer: Callable[[Any], Mapping[str, Any]] | None = None
+    preprocess: Callable[[Path], Any] | None = None
+    postprocess: Callable[[Any], Mapping[str, Any]] | None = None
     draw: Callable[[Any, Samples, Path], None] | None = None
-    draw_answer: Callable[[Path, Mapping[str, Any]], Image] | None = None
+    draw_prediction: Callable[[Path, Mapping[str, Any]], Image] | None = None
     input_shape: tuple[int, ...] | None = None
-    meaning: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     describe: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 from lockstep.cores import num_cores
 from lockstep.data.order import Step
 from lockstep.engine.job import Job
-from lockstep.engine.run_folder import RunFolder
 from lockstep.engine.step import StepResult
 from lockstep.report.bottleneck import DataWait, advice
 from lockstep.report.console import Console
 from lockstep.report.rate import Rate
 from lockstep.report.records import Records
 from lockstep.report.stragglers import Stragglers, Work
+from lockstep.storage.run_folder import RunFolder
 
 LOGGER = logging.getLogger("lockstep")
 RECORDS_PER_EPOCH = 50

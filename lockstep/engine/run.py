@@ -11,55 +11,55 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from lockstep.cluster import collect
-from lockstep.cluster.heartbeat import Heartbeat
-from lockstep.cluster.stop import StopSignal
+from lockstep.cluster import collectives
+from lockstep.cluster.signals import StopSignal
 from lockstep.cluster.world import World
 from lockstep.config.document import to_yaml
 from lockstep.config.schema import RunConfig
-from lockstep.data.even import EvenOrder
 from lockstep.data.groups import groups_of
 from lockstep.data.loader import lost_reader
 from lockstep.data.order import Order
-from lockstep.engine.build import build_parts, lay_out, open_data
-from lockstep.engine.check_model import check_trainable
-from lockstep.engine.checkpoint import steps
-from lockstep.engine.determinism import configure
-from lockstep.engine.ema import Average
-from lockstep.engine.environment import environment
-from lockstep.engine.facts import Recipe, facts_for, keep_facts
-from lockstep.engine.fingerprint import take_fingerprint
+from lockstep.data.padded_order import PaddedOrder
+from lockstep.engine.build import build_parts, open_data, prepare_model
+from lockstep.engine.dataset_info import Recipe, dataset_info_for, write_dataset_info
+from lockstep.engine.graceful_stop import StopFlag
 from lockstep.engine.job import MAX_TERMS, Job, Progress
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.parts import Parts
-from lockstep.engine.precision import first_scale
-from lockstep.engine.recipe_copy import keep_recipe
-from lockstep.engine.recompute import recompute
 from lockstep.engine.reports import Reports
-from lockstep.engine.request import Request
-from lockstep.engine.resumed import check_unchanged
-from lockstep.engine.run_folder import RunFolder, write_whole
-from lockstep.engine.run_identity import identity
-from lockstep.engine.same_run import check_came_from, check_ranks_agree, check_same_run, plain_settings
-from lockstep.engine.saving import Saver
-from lockstep.engine.stopping import StopFlag
+from lockstep.engine.run_spec import RunSpec
+from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.summary import finish, head
 from lockstep.errors import ConfigError, DataError
+from lockstep.module.activation_checkpointing import checkpoint_activations
+from lockstep.module.check_model import check_trainable
+from lockstep.module.determinism import use_deterministic_algorithms
+from lockstep.module.ema import ModelEma
+from lockstep.module.precision import first_scale
 from lockstep.optim.build import optimizer
 from lockstep.parallel.compress import Compression
-from lockstep.parallel.data_parallel import on_all_gpus
+from lockstep.parallel.data_parallel import wrap_data_parallel
 from lockstep.parallel.reduce import Reducer
+from lockstep.provenance.environment import environment
+from lockstep.provenance.fingerprint import take_fingerprint
+from lockstep.provenance.resumed import check_unchanged
+from lockstep.provenance.run_identity import identity
+from lockstep.provenance.same_run import check_came_from, check_ranks_agree, check_same_run, plain_settings
 from lockstep.report.console import Console
 from lockstep.report.log import log_path, rank_log
-from lockstep.report.starting import said_if_slow
+from lockstep.report.starting import notice_if_slow
+from lockstep.storage.checkpoint import steps
+from lockstep.storage.recipe_copy import keep_recipe
+from lockstep.storage.run_folder import RunFolder, write_atomically
+from lockstep.watchdog.detector import HangDetector
 
 if TYPE_CHECKING:
-    from lockstep.engine.compiled import Compiled
+    from lockstep.module.compiled import Compiled
     from lockstep.parallel.sharded import Shards
 
 
-def run(request: Request, recipe: Recipe, world: World, stop: StopSignal) -> int:
+def run(request: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
     """Train.
 
     Returns:
@@ -85,17 +85,17 @@ def run(request: Request, recipe: Recipe, world: World, stop: StopSignal) -> int
             folder.close()
 
 
-def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folder: RunFolder) -> int:
+def _run(request: RunSpec, recipe: Recipe, world: World, stop: StopSignal, folder: RunFolder) -> int:
     config, origin = request.config, _origin(request, folder)
     if world.is_main:
         check_same_run(folder, config, "auto" if request.is_restart else request.resume)
         if origin is not None and origin != folder.path:
             check_came_from(RunFolder(origin), config)
-    with said_if_slow("getting ready: data and model" if world.is_main else ""):
-        facts = facts_for(recipe, config, world, origin)
+    with notice_if_slow("getting ready: data and model" if world.is_main else ""):
+        facts = dataset_info_for(recipe, config, world, origin)
         job = make_job(config, lambda: recipe.build(config, facts), world, is_restart=request.is_restart)
         job.identity = identity(config, facts)
-        saver = Saver(folder, config.checkpoint, world)
+        saver = CheckpointManager(folder, config.checkpoint, world)
         passed_over: list[object] = []
         # After a restart the run goes on from what it saved, however it was begun.
         restored = request.is_restart and saver.restore(job, "auto", passed_over.append)
@@ -104,23 +104,23 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
         started = {} if restored else _start(job, lambda: recipe.build(config, facts))
         if job.resumed_from is not None:
             before = job.resumed_from
-            job.warnings += collect.from_main(world, lambda: check_unchanged(before, job.fingerprint, config))
+            job.warnings += collectives.run_on_rank0(world, lambda: check_unchanged(before, job.fingerprint, config))
     job.note_world()
     reports = Reports(job, folder)
     try:
         if world.is_main:
             # A run that died before its first checkpoint may begin anew with other settings.
             if not restored or not folder.config.exists():
-                write_whole(folder.path / "config.diff.yaml", to_yaml(request.diff).encode())
-                write_whole(folder.config, to_yaml(plain_settings(config)).encode())
-                keep_facts(folder, facts)
+                write_atomically(folder.path / "config.diff.yaml", to_yaml(request.diff).encode())
+                write_atomically(folder.config, to_yaml(plain_settings(config)).encode())
+                write_dataset_info(folder, facts)
                 keep_recipe(folder, config.recipe)
             folder.write_json("environment.json", {**environment(world), "worlds": job.progress.worlds})
         reports.block(*head(request, job, started))
         for note in [*passed_over, *job.warnings]:
             reports.say(note)
         stop_flag = StopFlag(world, stop)
-        with Heartbeat(world, config.watch.hang_timeout_s, folder.path / "logs") as heartbeat, job.compiling():
+        with HangDetector(world, config.watch.hang_timeout_s, folder.path / "logs") as heartbeat, job.compiling():
             reports.work_of_ranks = heartbeat.work
             while True:
                 try:
@@ -134,7 +134,7 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
                 f"  lockstep train --run-dir {shlex.quote(str(folder.path))} --resume auto"
             )
             return stop.exit_code or 143
-        waits = collect.gather_all(world, (world.pulse.work_s, world.pulse.wait_s))
+        waits = collectives.all_gather_object(world, (world.pulse.work_s, world.pulse.wait_s))
         weights = job.final_weights()
         if world.is_main:
             finish(request, job, folder, reports, weights, waits)
@@ -156,7 +156,7 @@ def in_another_terminal(folder: Path, world: World) -> Iterator[Callable[[str], 
     yield lambda end: console.say(f"{me}: {end}")
 
 
-def _origin(request: Request, folder: RunFolder) -> Path | None:
+def _origin(request: RunSpec, folder: RunFolder) -> Path | None:
     """The run folder that this run goes on from, if it does."""
     if request.resume not in ("never", "auto"):
         return Path(request.resume).absolute().parent.parent
@@ -166,15 +166,15 @@ def _origin(request: Request, folder: RunFolder) -> Path | None:
 
 def _start(job: Job, build: Callable[[], Parts]) -> Mapping[str, str]:
     """Bring the fresh model to where training starts, on rank 0, and give it to the others; rows for the head."""
-    start = job.parts.start
+    start = job.parts.init_weights
     if start is None:
         return {}
     if job.shards is None:
-        rows = collect.from_main(job.world, lambda: dict(start(job.model)))
-        collect.broadcast_tensors(job.world, list(job.model.state_dict().values()))
+        rows = collectives.run_on_rank0(job.world, lambda: dict(start(job.model)))
+        collectives.broadcast_tensors(job.world, list(job.model.state_dict().values()))
     else:  # what it fills is a whole model, on rank 0's host
         model = build_parts(job.config, build).model if job.world.is_main else None
-        rows = collect.from_main(job.world, lambda: dict(start(model)) if model is not None else {})
+        rows = collectives.run_on_rank0(job.world, lambda: dict(start(model)) if model is not None else {})
         job.shards.load(model.state_dict() if model is not None else None)
     if job.average is not None:
         job.average.begin(job.state())
@@ -189,11 +189,11 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         DataError, ConfigError: The data can't be read, or can't be trained on with these settings; in exact mode, the
             recipe gives other values the second time.
     """
-    configure(config, world.device)
+    use_deterministic_algorithms(config, world.device)
     parts = build_parts(config, build)
     check_trainable(parts.model)
     is_sharded = config.parallel == "fsdp" and world.size > 1
-    model = lay_out(parts.model, config, world.device, is_sharded=is_sharded)
+    model = prepare_model(parts.model, config, world.device, is_sharded=is_sharded)
     train_data, eval_data = open_data(config, parts, train=True), open_data(config, parts, train=False)
     fingerprint = take_fingerprint(
         config, parts, model, (train_data, eval_data), world.device,
@@ -205,9 +205,9 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
     if len(eval_data) == 0:
         raise DataError("the evaluation set is empty", do="give it at least one sample")
     check_batches(config, model, len(train_data))
-    recompute(model, config.activation_checkpointing)
+    checkpoint_activations(model, config.activation_checkpointing)
     shards = _shard(model, world) if is_sharded else None
-    kind = EvenOrder if is_sharded else Order
+    kind = PaddedOrder if is_sharded else Order
     average = config.optim.ema
     return Job(
         config=config,
@@ -229,10 +229,10 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         train_data=train_data,
         eval_data=eval_data,
         progress=Progress(loss_scale=first_scale(config), train_size=len(train_data)),
-        average=Average(model, average, shards.state if shards else None) if average is not None else None,
+        average=ModelEma(model, average, shards.state if shards else None) if average is not None else None,
         shards=shards,
         compiled=_compile(model, world) if config.compile else None,
-        on_all_gpus=on_all_gpus(model, world) if config.parallel == "dp" else None,
+        on_all_gpus=wrap_data_parallel(model, world) if config.parallel == "dp" else None,
         fingerprint=fingerprint,
         warnings=warnings,
     )
@@ -245,7 +245,7 @@ def _shard(model: nn.Module, world: World) -> Shards:
 
 
 def _compile(model: nn.Module, world: World) -> Compiled:
-    from lockstep.engine.compiled import Compiled  # late: torch's compiler takes a second to import
+    from lockstep.module.compiled import Compiled  # late: torch's compiler takes a second to import
 
     return Compiled(model, world.device)
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.engine.checkpoint import AVERAGE, BEST, file_of, name_of, newest, run_of, steps
-from lockstep.engine.manifest import WEIGHTS, read_json, read_state
-from lockstep.engine.run_folder import RunFolder
 from lockstep.engine.sharded_files import Opened, open_checkpoint
-from lockstep.engine.weights import check_fits, read, weights_sha256
 from lockstep.errors import CheckpointError
+from lockstep.storage.checkpoint import AVERAGE, BEST, file_of, name_of, newest, run_of, steps
+from lockstep.storage.manifest import WEIGHTS, read_json, read_state
+from lockstep.storage.run_folder import RunFolder
+from lockstep.storage.weights import check_fits, read, weights_sha256
 
 
 def weights_of(run: Path, which: str, model: nn.Module | None = None) -> tuple[Path, dict[str, Tensor]]:

@@ -11,26 +11,26 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lockstep.cluster import collect
+from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.config.interval import parse_interval
 from lockstep.config.schema import CheckpointConfig
-from lockstep.engine import checkpoint
-from lockstep.engine.background import Background, Copies
-from lockstep.engine.checkpoint import Checkpoint
-from lockstep.engine.fingerprint import Fingerprint
 from lockstep.engine.job import Job, Progress
-from lockstep.engine.run_folder import RunFolder
-from lockstep.engine.run_identity import check_settings
 from lockstep.engine.sharded_files import gathering, open_checkpoint, order_of, read_parts
-from lockstep.engine.weights import check_fits, load_into
 from lockstep.errors import CheckpointError, DataError
 from lockstep.optim.build import load_state
+from lockstep.provenance.fingerprint import Fingerprint
+from lockstep.provenance.run_identity import check_settings
+from lockstep.storage import checkpoint
+from lockstep.storage.background import Background, Copies
+from lockstep.storage.checkpoint import Checkpoint
+from lockstep.storage.run_folder import RunFolder
+from lockstep.storage.weights import check_fits, load_into
 
 T = TypeVar("T")
 
 
-def packed(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def pack_job(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """All that a checkpoint holds, as it is now: tensors, which training goes on to change, and plain JSON."""
     progress, average = job.progress, job.average.state if job.average is not None else {}
     optimizer = job.optimizer.state_dict()
@@ -38,7 +38,7 @@ def packed(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return checkpoint.pack(Checkpoint(progress.step, dict(job.state()), optimizer, state, average, run))
 
 
-class Saver:
+class CheckpointManager:
     """Writes a run's checkpoints beside training, on rank 0; on other ranks its methods do nothing, unless the model is
     sharded: then all of them have a part in a save, and training waits for it.
 
@@ -80,7 +80,7 @@ class Saver:
         assert self._every.seconds is not None
         is_over = time.monotonic() - self._saved_at >= self._every.seconds
         is_due = self._is_main and is_over and not self._background.is_busy
-        return is_due if job.shards is None else collect.broadcast(job.world, is_due)
+        return is_due if job.shards is None else collectives.broadcast_object(job.world, is_due)
 
     def save(self, job: Job) -> None:
         """Have a checkpoint written of where the run stands, and those removed that are too many.
@@ -94,7 +94,7 @@ class Saver:
         step, best = job.progress.step, job.progress.best
         # Before an evaluation this one is soon written again, and in that moment one before it must be there.
         is_last_word = job.is_evaluated() or not job.is_evaluation_due()
-        tensors, plain = packed(job)
+        tensors, plain = pack_job(job)
         if job.shards is not None:
             whole, fetch = gathering(job, tensors)
             if self._is_main:
@@ -150,7 +150,7 @@ class Saver:
             CheckpointError: The last one could not be written.
         """
         self.wait()
-        return collect.broadcast(world, self._saved_step)
+        return collectives.broadcast_object(world, self._saved_step)
 
     def restore(self, job: Job, resume: str, say: Callable[[CheckpointError], None]) -> bool:
         """Bring a job to a checkpoint. Rank 0 reads it; the others get it from there, so only rank 0 needs the disk.
@@ -188,7 +188,7 @@ class Saver:
     def _keep_best(self, job: Job) -> None:
         best = job.progress.best
         has_best = best is not None and best["step"] in checkpoint.steps(self.folder.checkpoints)
-        if not collect.broadcast(job.world, has_best):
+        if not collectives.broadcast_object(job.world, has_best):
             job.progress.best = None  # of another run folder: what stands there may go, and isn't this run's
         elif self._is_main and best is not None:
             checkpoint.mark_best(self.folder.checkpoints, best)  # the process may have died before it did
@@ -197,7 +197,7 @@ class Saver:
         found = self._find(resume, say, checkpoint.load_checkpoint) if self._is_main else None
         tensors, plain = checkpoint.pack(found) if found is not None else ({}, None)
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        plain, shapes = collect.broadcast(job.world, (plain, shapes))
+        plain, shapes = collectives.broadcast_object(job.world, (plain, shapes))
         if plain is None:
             return None
         self._check_same(job, plain, resume)
@@ -206,7 +206,7 @@ class Saver:
             name: tensors[name].to(device) if name in tensors else torch.empty(shape, dtype=dtype, device=device)
             for name, (shape, dtype) in shapes.items()
         }
-        collect.broadcast_tensors(job.world, list(here.values()))
+        collectives.broadcast_tensors(job.world, list(here.values()))
         restored = checkpoint.unpack(here, plain)
         load_into(job.model, restored.weights, self._place(resume, restored.step))
         return restored
@@ -214,7 +214,7 @@ class Saver:
     def _read_parts(self, job: Job, resume: str, say: Callable[[CheckpointError], None]) -> Checkpoint | None:
         opened = self._find(resume, say, open_checkpoint) if self._is_main else None
         mine = (opened.plain, opened.shapes) if opened is not None else (None, {})
-        plain, shapes = collect.broadcast(job.world, mine)
+        plain, shapes = collectives.broadcast_object(job.world, mine)
         if plain is None:
             return None
         self._check_same(job, plain, resume)

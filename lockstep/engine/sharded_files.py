@@ -14,12 +14,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lockstep.cluster import collect
-from lockstep.engine.checkpoint import by_file, file_of
+from lockstep.cluster import collectives
 from lockstep.engine.job import Job
-from lockstep.engine.manifest import OPTIMIZER, WEIGHTS, check_file, manifest_of, read_state
-from lockstep.engine.tensor_file import TYPES, header
 from lockstep.errors import CheckpointError
+from lockstep.storage.checkpoint import by_file, file_of
+from lockstep.storage.manifest import OPTIMIZER, WEIGHTS, check_file, manifest_of, read_state
+from lockstep.storage.tensor_file import TYPES, header
 
 Shape = tuple[torch.Size, torch.dtype]
 
@@ -137,7 +137,7 @@ def read_parts(job: Job, shapes: Mapping[str, Shape], opened: Opened | None) -> 
     state, device, parts = job.shards.state(), job.world.device, {}
     for name, (shape, dtype) in shapes.items():
         whole = opened.tensor(name).to(device) if opened is not None else torch.empty(shape, dtype=dtype, device=device)
-        collect.broadcast_tensors(job.world, [whole])
+        collectives.broadcast_tensors(job.world, [whole])
         part = job.shards.part(whole) if sharded_name(name, whole, job) else whole
         parts[name] = state[name].copy_(part) if name in state else part.clone()
     return parts

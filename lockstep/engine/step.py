@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lockstep.cluster.pulse import COMPUTING, READING
+from lockstep.cluster.activity import COMPUTING, READING
 from lockstep.data.loader import Loader
 from lockstep.data.order import MicroBatch, Step
 from lockstep.engine.forward import forward
 from lockstep.engine.job import Job
-from lockstep.engine.precision import adapt_scale
+from lockstep.module.precision import adapt_scale
 from lockstep.optim.schedule import factor
 
 

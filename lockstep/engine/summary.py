@@ -10,19 +10,19 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.engine.job import Job
-from lockstep.engine.precision import describe_precision
 from lockstep.engine.reports import Reports
-from lockstep.engine.request import Request
-from lockstep.engine.run_folder import RunFolder
+from lockstep.engine.run_spec import RunSpec
 from lockstep.engine.run_weights import is_as_recorded
-from lockstep.engine.weights import weights_sha256, write_weights
+from lockstep.module.precision import describe_precision
 from lockstep.parallel.reduce import Reducer
+from lockstep.report.format import duration, fitted, metric_name, metric_value
 from lockstep.report.idle import idle_row
-from lockstep.report.words import duration, fitted, metric_name, metric_value
+from lockstep.storage.run_folder import RunFolder
+from lockstep.storage.weights import weights_sha256, write_weights
 from lockstep.version import __version__
 
 
-def head(request: Request, job: Job, started: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def head(request: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Title and rows with which a run begins.
 
     Args:
@@ -64,7 +64,7 @@ def head(request: Request, job: Job, started: Mapping[str, str]) -> tuple[str, d
 
 
 def finish(
-    request: Request,
+    request: RunSpec,
     job: Job,
     folder: RunFolder,
     reports: Reports,
@@ -111,7 +111,7 @@ def finish(
     }
     folder.write_json("result.json", result)
     share = min(progress.data_s / progress.seconds, 1.0) if progress.seconds else None
-    name = job.parts.best[0]
+    name = job.parts.monitor[0]
     quoted = shlex.quote(str(folder.path))
     reports.block(
         f"done in {duration(seconds)}: {metric_name(name)} {metric_value(name, progress.metrics[name])} "
@@ -125,7 +125,7 @@ def finish(
                 "next": "\n".join(
                     [
                         f"lockstep eval {quoted}",
-                        *([f"lockstep predict {quoted} FILE"] if job.parts.read_input is not None else []),
+                        *([f"lockstep predict {quoted} FILE"] if job.parts.preprocess is not None else []),
                         *([f"tensorboard --logdir {quoted}"] if job.config.report.tensorboard else []),
                     ]
                 ),

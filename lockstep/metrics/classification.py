@@ -15,7 +15,7 @@ from lockstep.data.samples import Batch
 MAX_CLASSES_TOLD = 50
 
 
-class Top1:
+class Accuracy:
     """How many samples got the right class, which classes are taken for which, and which samples went worst.
 
     Worst is what has the largest cross-entropy; one that is not finite counts as the largest.

@@ -10,7 +10,7 @@ from rapidfuzz.distance import Levenshtein
 from lockstep.data.samples import Batch
 
 
-class Lines:
+class TextMetric:
     """Line accuracy, character error rate, and the lines that were read worst.
 
     `cer` is the number of characters to insert, delete or replace, over all lines, divided by the number of true

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lockstep.cluster.world import World
 from lockstep.parallel.bucket import Bucket, Flat, group
 
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LEAST_GAIN = 2  # times shorter than the gradient; below that a matrix goes as it is
 
 
@@ -39,7 +39,7 @@ class Compression:
     @property
     def in_halves(self) -> bool:
         """Whether every sum is rounded to 16 bits."""
-        return self.name in HALVES
+        return self.name in LOW_PRECISION
 
     def takes(self, parameter: nn.Parameter) -> bool:
         """Whether PowerSGD makes this gradient shorter."""
@@ -55,7 +55,7 @@ def make_buckets(
     *,
     exact: bool,
     max_bytes: int,
-) -> tuple[list[Bucket], LowRank | None]:
+) -> tuple[list[Bucket], PowerSGD | None]:
     """All buckets of a model, in the order in which they are sent; the last one has the tail.
 
     Args:
@@ -72,20 +72,20 @@ def make_buckets(
     device, size = parameters[0].device, world.size
     taken = [parameter for parameter in parameters if compress.takes(parameter)]
     others = [parameter for parameter in parameters if not compress.takes(parameter)]
-    dtype = HALVES.get(compress.name, torch.float32)
+    dtype = LOW_PRECISION.get(compress.name, torch.float32)
     groups = group(others, max_bytes)
     if compress.in_halves:
         groups.append([])  # the tail's own bucket is never rounded
     buckets = [Bucket(group, 0, size, exact, device, dtype) for group in groups[:-1]]
     low_rank = None
     if taken:
-        low_rank = LowRank(Bucket(taken, 0, size, False, device), world, compress.rank)
+        low_rank = PowerSGD(Bucket(taken, 0, size, False, device), world, compress.rank)
         buckets.append(low_rank.bucket)
     buckets.append(Bucket(groups[-1], tail_length, size, exact, device))
     return buckets, low_rank
 
 
-class LowRank:
+class PowerSGD:
     """Sums one bucket by PowerSGD; goes the way of an `Exchange`.
 
     Args:

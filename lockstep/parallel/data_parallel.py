@@ -9,7 +9,7 @@ from lockstep.cluster.world import World
 from lockstep.errors import ConfigError
 
 
-def on_all_gpus(model: nn.Module, world: World) -> nn.Module:
+def wrap_data_parallel(model: nn.Module, world: World) -> nn.Module:
     """What training calls in place of the model: each micro-batch is cut over all GPUs of this machine.
 
     Args:

@@ -21,16 +21,16 @@ from lockstep.cluster.world import World
 from lockstep.data.keyed import key, seed_host
 from lockstep.data.order import MicroBatch
 from lockstep.errors import TrainError
+from lockstep.parallel.coroutines import Coroutines
 from lockstep.parallel.tree import Node, push
-from lockstep.parallel.turns import Turns
 
 T = TypeVar("T")
 TAG = 1 << 30  # far from those of gradients
 # (0 for a forward or 2 for a backward pass, how many sums came before) by the micro-batch's index
 Suspects = dict[int, tuple[int, int]]
 # Where a micro-batch is that has passed through the model, and where a rank is whose own micro-batches differ.
-END, ASTRAY = -1.0, -2.0
-NOWHERE = {END: "its end", ASTRAY: "several places at once"}
+END, DIVERGED = -1.0, -2.0
+NOWHERE = {END: "its end", DIVERGED: "several places at once"}
 
 
 class _Contribution(NamedTuple):
@@ -53,7 +53,7 @@ class LayerSums:
     """
 
     def __init__(
-        self, world: World, device: torch.device, places: Sequence[str], max_values: int, turns: Turns
+        self, world: World, device: torch.device, places: Sequence[str], max_values: int, turns: Coroutines
     ) -> None:
         self._world, self._device, self._places, self._turns = world, device, places, turns
         self._max_values = max_values
@@ -132,7 +132,7 @@ class LayerSums:
                 # None is one that has passed through the model.
                 here, there = (END if found is None else found.place for found in (first, one))
                 if self._peers():
-                    self._swap(ASTRAY, [])  # the others would wait for this one
+                    self._swap(DIVERGED, [])  # the others would wait for this one
                 self._refuse(f"micro-batch {self._leaves[0]}", here, f"micro-batch {leaf}", there)
             if self._suspects is not None and not one.values.isfinite().all():
                 self._suspects.setdefault(leaf, (2 * (int(one.place) % 2), self._num_sums))

@@ -10,18 +10,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from lockstep.cluster import collect
+from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.data.keyed import seed_forward
 from lockstep.data.order import MicroBatch, Step
 from lockstep.parallel.batch_norm import batch_norms, synchronise
 from lockstep.parallel.bucket import Bucket, Leaf, is_dense
-from lockstep.parallel.compress import Compression, LowRank, make_buckets
-from lockstep.parallel.exchange import Exchange
+from lockstep.parallel.compress import Compression, PowerSGD, make_buckets
+from lockstep.parallel.coroutines import Coroutines
 from lockstep.parallel.layer_sums import LayerSums, Suspects
 from lockstep.parallel.running import RunningBuffers
 from lockstep.parallel.tree import Node, partials
-from lockstep.parallel.turns import Turns
+from lockstep.parallel.tree_all_reduce import TreeAllReduce
 
 T = TypeVar("T")
 BUCKET_BYTES = 25 * 1024 * 1024
@@ -92,7 +92,7 @@ class Reducer:
             if not is_dense(parameter):
                 raise ValueError(f"parameter {name} has gaps in memory: make it with .contiguous()")
         # As DDP does: what every rank starts from is rank 0's.
-        collect.broadcast_tensors(world, [*model.parameters(), *model.buffers()])
+        collectives.broadcast_tensors(world, [*model.parameters(), *model.buffers()])
         self._world = world
         self._buffers = RunningBuffers(model)
         # Backward reaches the last parameters first; buckets in that order can travel while it goes on.
@@ -112,7 +112,7 @@ class Reducer:
         self._loss_scale = 1.0
         self._open: _Open | None = None
         self._nodes: list[list[Node]] = []
-        self._exchanges: list[Exchange | LowRank] = []
+        self._exchanges: list[TreeAllReduce | PowerSGD] = []
         self.extras: list[float] = []
         self.flag = 0.0
         self.norm = 0.0
@@ -270,7 +270,7 @@ class Reducer:
     def _start_next(self) -> None:
         number = len(self._exchanges)
         bucket, low = self._buckets[number], self.low_rank
-        exchange = low if low and low.bucket is bucket else Exchange(bucket, self._world, self._nodes, number)
+        exchange = low if low and low.bucket is bucket else TreeAllReduce(bucket, self._world, self._nodes, number)
         exchange.start()
         self._exchanges.append(exchange)
 
@@ -281,7 +281,7 @@ class Reducer:
         places = [f"{name}, {way}" for name in layers for way in ("forward", "backward")]
         # A forward pass brings a count and two numbers a channel.
         longest = max(1 + 2 * int(layer.num_features) for layer in layers.values())  # type: ignore[arg-type]  # a module's attributes are Tensor or Module to mypy
-        sums = LayerSums(self._world, self._device, places, longest, Turns(self._leave, self._come_back))
+        sums = LayerSums(self._world, self._device, places, longest, Coroutines(self._leave, self._come_back))
         synchronise(layers, sums)
         return sums
 

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from lockstep.cluster import collect
+from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.data.keyed import seed_forward
 from lockstep.data.order import MicroBatch, Step
@@ -69,7 +69,7 @@ class Shards:
             for module in block.modules():
                 for name, buffer in module.named_buffers(recurse=False):
                     setattr(module, name, buffer.to(world.device))
-            collect.broadcast_tensors(world, [*whole, *block.buffers()])
+            collectives.broadcast_tensors(world, [*whole, *block.buffers()])
             # Said explicitly, for the root too: it would keep what it has gathered for an evaluation.
             fully_shard(block, mesh=mesh, reshard_after_forward=True)
         for module in model.modules():
@@ -141,7 +141,7 @@ class Shards:
             sharded = name in self._sharded
             shape = self.whole_shape(name) if sharded else here.shape
             whole = state[name].to(here.device, here.dtype) if state is not None else here.new_empty(shape)
-            collect.broadcast_tensors(self._world, [whole])
+            collectives.broadcast_tensors(self._world, [whole])
             here.copy_(self.part(whole) if sharded else whole)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Source:
+class RecipeSpec:
     """Where a run's settings and its recipe come from.
 
     Attributes:
@@ -108,7 +108,7 @@ def presets(recipe: str) -> list[Preset]:
     return sorted(found, key=lambda preset: (preset.name != recipe, preset.name))
 
 
-def find(name: str) -> Source:
+def find(name: str) -> RecipeSpec:
     """Find what a person names.
 
     Args:
@@ -129,7 +129,7 @@ def find(name: str) -> Source:
     return replace(found, layers=(replace(first, source=name), *others))
 
 
-def _from_package(name: str) -> Source:
+def _from_package(name: str) -> RecipeSpec:
     known = recipes()
     recipe, slash, preset_name = name.partition("/")
     everything = [preset for each in known for preset in presets(each)]
@@ -149,16 +149,16 @@ def _from_package(name: str) -> Source:
     return _package_source(found[0].recipe, found[0])
 
 
-def _package_source(recipe: str, preset: Preset | None) -> Source:
+def _package_source(recipe: str, preset: Preset | None) -> RecipeSpec:
     module = importlib.import_module(f"lockstep.recipes.{recipe}.config")
     layers = [_recipe_layer(recipe)]
     if preset is not None:
         layers.append(_without_recipe(read_layer(preset.path, is_preset=True)))
     name = recipe if preset is None else preset.name
-    return Source(name, recipe, None if preset is None else preset.name, tuple(layers), module.Config)
+    return RecipeSpec(name, recipe, None if preset is None else preset.name, tuple(layers), module.Config)
 
 
-def _from_yaml(path: Path) -> Source:
+def _from_yaml(path: Path) -> RecipeSpec:
     check_file(path)
     layer = read_layer(path)
     named = layer.values.get("recipe")
@@ -187,7 +187,7 @@ def _name_of_yaml(path: Path) -> str:
     return re.sub(r"-\d+$", "", path.parent.resolve().name) if path.name == "config.yaml" else path.stem
 
 
-def _from_file(path: Path, *, named_in: str | None = None) -> Source:
+def _from_file(path: Path, *, named_in: str | None = None) -> RecipeSpec:
     """A recipe file as a source.
 
     Args:
@@ -216,7 +216,7 @@ def _from_file(path: Path, *, named_in: str | None = None) -> Source:
             raise ConfigError(f"PRESET in {shown} is not a dict")
         layers.append(_without_recipe(mapping_layer(preset, f"{shown}, in PRESET", is_preset=True)))
     name = path.parent.name if path.stem == "recipe" else path.stem
-    return Source(name, str(path), None, tuple(layers), config_class)
+    return RecipeSpec(name, str(path), None, tuple(layers), config_class)
 
 
 def _recipe_layer(recipe: str) -> Layer:

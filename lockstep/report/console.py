@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from lockstep.errors import printable
-from lockstep.report.words import block, clock, metric_name, metric_value, metric_width
+from lockstep.report.format import block, clock, metric_name, metric_value, metric_width
 
 _REDRAW_S = 0.1
 # In a log file: a line for each tenth of an epoch, but not in quick epochs, and at least one a minute.

@@ -11,7 +11,7 @@ QUIET_S = 3.0
 
 
 @contextmanager
-def said_if_slow(text: str, is_over: Callable[[], bool] = lambda: False, quiet_s: float = QUIET_S) -> Iterator[None]:
+def notice_if_slow(text: str, is_over: Callable[[], bool] = lambda: False, quiet_s: float = QUIET_S) -> Iterator[None]:
     """Write a line if the block is still going on after a while, and what it tells of is not over.
 
     Args:

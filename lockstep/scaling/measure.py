@@ -16,18 +16,18 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.cluster import collect
-from lockstep.cluster.env import ALONE, Placement, placement
+from lockstep.cluster import collectives
+from lockstep.cluster.env import ALONE, RankAssignment, placement
 from lockstep.config.load import load
 from lockstep.data.loader import Loader
 from lockstep.data.order import Step
 from lockstep.data.samples import Batch
-from lockstep.engine.facts import facts_for
+from lockstep.engine.dataset_info import dataset_info_for
 from lockstep.engine.job import Job
 from lockstep.engine.run import make_job
 from lockstep.engine.step import run_step
+from lockstep.launch.start import join_world
 from lockstep.recipes.catalog import find
-from lockstep.start import join_world
 
 WARM_STEPS = 3
 StepFunction = Callable[[Job, Step, "TimedLoader"], None]
@@ -66,7 +66,7 @@ class TimedLoader:
 
 
 def measure(
-    source: str, overrides: list[str], is_ddp: bool, num_steps: int, answer: Path, here: Placement | None = None
+    source: str, overrides: list[str], is_ddp: bool, num_steps: int, answer: Path, here: RankAssignment | None = None
 ) -> int:
     """One process's part: train for `num_steps` steps after a few to get warm; rank 0 writes the medians to `answer`.
 
@@ -81,11 +81,11 @@ def measure(
     found = find(source)
     config = load(found.config_class, found.layers, overrides).config
     with join_world(here or placement(os.environ) or ALONE, config) as world:
-        facts = facts_for(found, config, world, None)
+        facts = dataset_info_for(found, config, world, None)
         job = make_job(config, lambda: found.build(config, facts), world)
         run = _ddp(job) if is_ddp else _ours
         timings = _timed(job, run, num_steps)
-        gathered = collect.gather_all(world, [asdict(timing) for timing in timings])
+        gathered = collectives.all_gather_object(world, [asdict(timing) for timing in timings])
         every = [[Timing(**timing) for timing in theirs] for theirs in gathered]
         if world.is_main:
             # The slowest rank is the one that all wait for; the parts are means over the ranks. Of all the median step

@@ -21,14 +21,14 @@ from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import seeded
 from lockstep.data.order import part
 from lockstep.engine.parts import Parts
-from lockstep.engine.precision import use_precision
-from lockstep.engine.recompute import choose_parts
 from lockstep.errors import ConfigError
+from lockstep.module.activation_checkpointing import choose_parts
+from lockstep.module.precision import use_precision
 from lockstep.parallel.blocks import count, shard_blocks
 from lockstep.parallel.bucket import group
-from lockstep.parallel.exchange import SMALL_BYTES
 from lockstep.parallel.reduce import BUCKET_BYTES
 from lockstep.parallel.tree import are_siblings, partials, push
+from lockstep.parallel.tree_all_reduce import SMALL_BYTES
 
 CPU = torch.device("cpu")
 MOMENTS = {"adam": 2, "adamw": 2}

@@ -31,11 +31,11 @@ def visit(
     deed: str,
 ) -> None:
     """Join a world as `given` says, and send ("joined", facts, said) or ("error", text, said)."""
-    from lockstep.cluster import collect, connecting, env, meeting, rollcall, world
+    from lockstep.cluster import collectives, connecting, env, rendezvous, store, world
     from lockstep.errors import LockstepError
 
     for name, value in constants.items():
-        for module in (meeting, rollcall, connecting):
+        for module in (store, rendezvous, connecting):
             if hasattr(module, name):
                 setattr(module, name, value)
     _prepare(deed)
@@ -52,7 +52,7 @@ def visit(
             if deed == SKIPS_BARRIER and joined.rank == 1:
                 time.sleep(3)
             elif deed == SKIPS_BARRIER:
-                collect.barrier(joined, 1.0)
+                collectives.barrier(joined, 1.0)
             facts = _facts(joined) if deed not in (LEAVES, LEAVES_LATE) else {}
         answers.send(("joined", facts | {"seconds": time.monotonic() - start}, said))
     except (LockstepError, ValueError, RuntimeError) as error:
@@ -90,13 +90,13 @@ def _prepare(deed: str) -> None:
 def _facts(joined: Any) -> dict[str, Any]:
     import torch
 
-    from lockstep.cluster import collect
+    from lockstep.cluster import collectives
 
     mine = torch.full((2, 3, 2, 2), float(joined.rank), device=joined.device).to(memory_format=torch.channels_last)
     count = torch.tensor(joined.rank, device=joined.device)
-    collect.broadcast_tensors(joined, [mine, count])
+    collectives.broadcast_tensors(joined, [mine, count])
     for _ in range(5):
-        collect.barrier(joined, 10.0)
+        collectives.barrier(joined, 10.0)
     return {
         "rank": joined.rank,
         "size": joined.size,
@@ -104,8 +104,8 @@ def _facts(joined: Any) -> dict[str, Any]:
         "num_hosts": joined.num_hosts,
         "backend": joined.backend,
         "device": str(joined.device),
-        "gathered": collect.gather(joined, f"from {joined.rank}"),
-        "everybody": collect.gather_all(joined, joined.rank),
-        "broadcast": collect.broadcast(joined, joined.rank + 7),
+        "gathered": collectives.gather_object(joined, f"from {joined.rank}"),
+        "everybody": collectives.all_gather_object(joined, joined.rank),
+        "broadcast": collectives.broadcast_object(joined, joined.rank + 7),
         "tensors": (mine.sum().item(), mine.is_contiguous(memory_format=torch.channels_last), count.item()),
     }

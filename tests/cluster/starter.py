@@ -8,20 +8,24 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import deeds
+import scenarios
 
 if __name__ == "__main__":
-    from lockstep.cluster import forkserver
+    from lockstep.launch import forkserver
 
-    forkserver.prepare(["lockstep.cluster.worker", "lockstep.cluster.world", "lockstep.cluster.collect"])
-    from lockstep.cluster.launch import launch
-    from lockstep.cluster.size import Nodes, Size
+    forkserver.prepare(["lockstep.launch.worker", "lockstep.cluster.world", "lockstep.cluster.collectives"])
+    from lockstep.cluster.process_range import ProcessRange, RendezvousConfig
+    from lockstep.launch.launch import launch
 
     deed, num_procs, max_restarts, stop_timeout_s, folder, *endpoint = sys.argv[1:]
-    nodes = Nodes(Size(2, 2), endpoint[0], "test", 100.0, 0.5, 6.0, folder=Path(folder)) if endpoint else None
+    nodes = (
+        RendezvousConfig(ProcessRange(2, 2), endpoint[0], "test", 100.0, 0.5, 6.0, folder=Path(folder))
+        if endpoint
+        else None
+    )
     code = launch(
         int(num_procs),
-        deeds.work,
+        scenarios.work,
         (deed, Path(folder)),
         max_restarts=int(max_restarts),
         nodes=nodes,

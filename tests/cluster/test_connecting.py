@@ -15,8 +15,8 @@ import joiner
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from lockstep.cluster import connect_errors, connecting
-from lockstep.cluster.rollcall import Card
+from lockstep.cluster import connecting, peer_errors
+from lockstep.cluster.rendezvous import RankInfo
 from lockstep.errors import LaunchError
 from tests.runs import LONG_S, environment, kill_session, own_port, wait_until
 
@@ -153,14 +153,14 @@ def is_listening(port: int) -> bool:
 
 @pytest.mark.parametrize("text", [None, [], 3, {"what": "x", "facts": 3}, "x"])
 def test_a_damaged_verdict_is_an_error_with_a_text(text: Any) -> None:
-    error, num_lost = connect_errors.from_json(text)
+    error, num_lost = peer_errors.from_json(text)
     assert "damaged" in error.what
     assert num_lost == 1
 
 
 def test_a_verdict_is_read_as_it_was_written() -> None:
-    card = Card(1, 2, "b", 7, "cpu", "gloo", 0)
-    error, num_lost = connect_errors.from_json(connect_errors.to_json(connect_errors.lost(card, "x"), 2))
+    card = RankInfo(1, 2, "b", 7, "cpu", "gloo", 0)
+    error, num_lost = peer_errors.from_json(peer_errors.to_json(peer_errors.lost(card, "x"), 2))
     assert (error.what, num_lost) == ("lost rank 1 (b, pid 7) before all ranks were connected: x", 2)
     assert isinstance(error, LaunchError)
     assert "likely" in error.facts

@@ -20,8 +20,8 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from lockstep.cluster.rendezvous_state import StateInStore, from_plain, to_plain
 from lockstep.cluster.signed import ForgedError, Seal, SignedStore
+from lockstep.launch.nodes.state import StateInStore, from_plain, to_plain
 from tests.runs import (
     LOCKSTEP,
     LONG_S,

@@ -234,7 +234,7 @@ def test_torchrun_starts_the_same_work(tmp_path: Path, repo: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         f"import sys\nfrom pathlib import Path\nsys.path.insert(0, {str(HERE)!r})\n"
-        f"import deeds\ndeeds.work(sys.argv[1], Path({str(tmp_path)!r}))\n"
+        f"import scenarios\ndeeds.work(sys.argv[1], Path({str(tmp_path)!r}))\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
     program = Program([*command, str(script), "killed once"], tmp_path, repo)

@@ -14,10 +14,10 @@ from PIL import Image
 
 from lockstep.cluster import stacks
 from lockstep.cluster.address import command_of, port_holder
-from lockstep.cluster.causes import count_memory_kills, out_of_memory
 from lockstep.cores import num_cores
 from lockstep.data.loader import choose_num_workers
-from lockstep.engine.environment import cpu_name
+from lockstep.launch.failures import count_memory_kills, out_of_memory
+from lockstep.provenance.environment import cpu_name
 from lockstep.recipes.classify.checking import drop_unreadable
 from lockstep.scratch import is_running
 from tests.runs import ROOT, TINY, lockstep, result
@@ -38,7 +38,7 @@ def test_cores_are_the_machine_s_where_there_is_no_affinity_mask(
 
 
 def test_only_one_place_counts_cores() -> None:
-    machine = {"lockstep/cores.py", "lockstep/doctor/machine.py", "lockstep/engine/environment.py"}
+    machine = {"lockstep/cores.py", "lockstep/doctor/machine.py", "lockstep/provenance/environment.py"}
     counting = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "lockstep").rglob("*.py")

@@ -14,7 +14,7 @@ from lockstep.config.schema import RunConfig, Settings
 from lockstep.data.keyed import uniform
 from lockstep.data.samples import Batch
 from lockstep.engine.parts import Parts
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
 
 PRESET = {"global_batch": 24, "micro_batch": 4, "epochs": 2, "eval_batch": 10, "optim": {"lr": 0.05}}
 
@@ -77,6 +77,6 @@ def build(config):
         loss=loss,
         train_data=lambda: Pictures(data.num_samples, data.bad_sample, data.slow_s, data.slow_while),
         eval_data=lambda: Pictures(37, slow_s=data.eval_slow_s),
-        metric=lambda: Top1(3),
+        metric=lambda: Accuracy(3),
         describe={"data": "made up"},
     )

@@ -13,7 +13,7 @@ from torch.utils.data import Subset, TensorDataset, random_split
 
 from lockstep import DatasetSamples, Parts
 from lockstep.config.schema import RunConfig, Settings
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
 
 PRESET = {"global_batch": 24, "micro_batch": 4, "epochs": 2, "optim": {"lr": 0.05, "momentum": 0.9}}
 
@@ -65,5 +65,5 @@ def build(config):
         loss=lambda outputs, batch: {"cross_entropy": F.cross_entropy(outputs, batch.targets)},
         train_data=lambda: DatasetSamples(part(True)),
         eval_data=lambda: DatasetSamples(part(False)),
-        metric=lambda: Top1(3),
+        metric=lambda: Accuracy(3),
     )

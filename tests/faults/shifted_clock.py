@@ -25,7 +25,7 @@ if __name__ == "__main__":
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     from lockstep.cli.main import main
-    from lockstep.cluster import clocks
+    from lockstep.launch.nodes import clocks
 
     dynamic_rendezvous.datetime = Shifted  # type: ignore[misc]
     if is_unchecked:

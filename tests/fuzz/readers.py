@@ -77,8 +77,8 @@ def csv(path: Path) -> None:
 
 
 def coco(path: Path) -> None:
-    from lockstep.recipes.pose.annotations import read_annotations
-    from lockstep.recipes.pose.regions import draw_mask
+    from lockstep.recipes.pose.coco.annotations import read_annotations
+    from lockstep.recipes.pose.coco.regions import draw_mask
     from lockstep.recipes.pose.skeletons import SKELETONS
 
     found = read_annotations(path, SKELETONS["coco"])
@@ -89,7 +89,7 @@ def coco(path: Path) -> None:
 
 
 def zipped(path: Path) -> None:
-    from lockstep.recipes.pose.store import Zip, decode
+    from lockstep.recipes.pose.coco.store import Zip, decode
 
     store = Zip(path)
     for name in list(store._names)[:5]:
@@ -125,8 +125,8 @@ def yaml(path: Path) -> None:
 
 def checkpoint(path: Path) -> None:
     """A file of a checkpoint, with a manifest that was made for it."""
-    from lockstep.engine.checkpoint import load_checkpoint
-    from lockstep.engine.manifest import MANIFEST, manifest_of
+    from lockstep.storage.checkpoint import load_checkpoint
+    from lockstep.storage.manifest import MANIFEST, manifest_of
 
     folder = path.parent
     if path.name != MANIFEST:
@@ -142,7 +142,7 @@ def weights(path: Path) -> None:
     import torch
     from torch import nn
 
-    from lockstep.engine.pretrained import load_pretrained, read_state
+    from lockstep.storage.pretrained import load_pretrained, read_state
 
     read_state(path)
     torch.manual_seed(0)
@@ -150,7 +150,7 @@ def weights(path: Path) -> None:
 
 
 def run_json(path: Path) -> None:
-    from lockstep.engine.run_folder import RunFolder
+    from lockstep.storage.run_folder import RunFolder
 
     RunFolder(path.parent).read_json(path.name)
 
@@ -198,11 +198,11 @@ def main() -> None:
     """Read until stdin ends."""
     import torch
 
-    from lockstep.engine import pretrained
     from lockstep.recipes.classify import listing
     from lockstep.recipes.mnist import picture as mnist_picture
-    from lockstep.recipes.pose import regions
+    from lockstep.recipes.pose.coco import regions
     from lockstep.recipes.text import files
+    from lockstep.storage import pretrained
 
     assert all((pretrained, listing, mnist_picture, regions, files))  # imported now, not within the first file
     torch.set_num_threads(1)

@@ -162,8 +162,8 @@ def weights_files() -> list[Seed]:
 def checkpoint_files() -> list[Seed]:
     import tempfile
 
-    from lockstep.engine.checkpoint import Checkpoint
-    from lockstep.engine.checkpoint import save as save_checkpoint
+    from lockstep.storage.checkpoint import Checkpoint
+    from lockstep.storage.checkpoint import save as save_checkpoint
 
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

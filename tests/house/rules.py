@@ -24,15 +24,15 @@ PICKLE_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib
 OBJECT_COLLECTIVES = {"gather_object", "all_gather_object", "broadcast_object_list", "scatter_object_list"}
 OBJECT_COLLECTIVES |= {"send_object_list", "recv_object_list"}
 # torch's rendezvous wants its own state as a pickle; that one never leaves the process.
-OWN_PICKLES = {"lockstep/cluster/rendezvous_state.py"}
+OWN_PICKLES = {"lockstep/launch/nodes/state.py"}
 SPEAKERS = ("lockstep/cli/", "lockstep/doctor/", "lockstep/report/", "lockstep/cluster/", "lockstep/__main__.py")
 RECURSIVE_DELETES = {"rmtree", "removedirs", "move"}
 SUDDEN_ENDS = (
-    "lockstep/cluster/ending.py",
-    "lockstep/cluster/stop.py",
-    "lockstep/cluster/sweep.py",
-    "lockstep/cluster/watch.py",
-    "lockstep/cluster/worker.py",
+    "lockstep/cluster/abort.py",
+    "lockstep/cluster/signals.py",
+    "lockstep/launch/cleanup.py",
+    "lockstep/launch/supervisor.py",
+    "lockstep/launch/worker.py",
 )
 MACHINE_PATH = re.compile(r"(?<![\w.:/~}])/(home|root|Users|mnt|media|work|scratch|opt|tmp|farm)/\w[\w./-]*")
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".ini", ".cfg", ".sh", ".html", ""}
@@ -251,7 +251,7 @@ def unsafe_starts(root: Path) -> list[str]:
             if isinstance(node, ast.List | ast.Tuple) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
                 second = node.elts[1] if len(node.elts) > 1 else None
                 if not (isinstance(second, ast.Constant) and second.value == "-P"):
-                    problems.append(f"{name}:{node.lineno}: starts Python without -P; use cluster/commands.py")
+                    problems.append(f"{name}:{node.lineno}: starts Python without -P; use launch/commands.py")
     return problems
 
 

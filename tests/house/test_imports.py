@@ -20,7 +20,7 @@ def _modules_that_must_be_light() -> list[str]:
         *(ROOT / "lockstep/recipes").glob("*/config.py"),
         ROOT / "lockstep/recipes/catalog.py",
         ROOT / "lockstep/cluster/env.py",
-        ROOT / "lockstep/cluster/stop.py",
+        ROOT / "lockstep/cluster/signals.py",
         ROOT / "lockstep/cli/main.py",
     ]
     return ["lockstep", "lockstep.errors", *sorted(_name(path) for path in paths)]

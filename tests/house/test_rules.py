@@ -91,7 +91,7 @@ BROKEN: dict[Rule, list[tuple[str, str, str]]] = {
 # What looks like a breach and is none.
 ALLOWED: dict[Rule, list[tuple[str, str]]] = {
     rules.recursive_deletes: [("lockstep/scratch.py", '"""S."""\nimport shutil\nshutil.rmtree(folder)\n')],
-    rules.sudden_ends: [("lockstep/cluster/worker.py", '"""W."""\nimport os\nos._exit(0)\n')],
+    rules.sudden_ends: [("lockstep/launch/worker.py", '"""W."""\nimport os\nos._exit(0)\n')],
     rules.unsafe_starts: [("lockstep/x.py", "import sys\nwords = (sys.executable, '-P', '-m', 'lockstep')\n")],
     rules.unnamed_encodings: [
         ("lockstep/x.py", "text = path.read_text(encoding='utf-8')\nfile = path.open('rb')\n"),
@@ -102,7 +102,7 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
     rules.ranks_asked_for: [("lockstep/cluster/world.py", "import torch.distributed as dist\nr = dist.get_rank()\n")],
     rules.ranks_read_from_environment: [
         ("lockstep/cluster/env.py", "import os\nr = os.environ['RANK']\n"),
-        ("lockstep/cluster/launch.py", "import os\nos.environ['RANK'] = '1'\n"),
+        ("lockstep/launch/launch.py", "import os\nos.environ['RANK'] = '1'\n"),
         ("lockstep/cli/x.py", "import os\nr = os.environ.get('LOCKSTEP_DEBUG')\n"),
     ],
     rules.stray_speech: [("lockstep/report/x.py", "print('hello')\n"), ("tests/test_x.py", "print('hello')\n")],

@@ -1,4 +1,4 @@
-"""A small run of the classify recipe, as a rank of a gang carries it out."""
+"""A small run of the classify recipe, as a rank of a rank pool carries it out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gang of ranks, started once for all tests that use it."""
+"""The pool of ranks, started once for all tests that use it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.ranks.gang import Gang
+from tests.ranks.rank_pool import RankPool
 
 
 @pytest.fixture(scope="session")
-def gang() -> Iterator[Gang]:
-    gang = Gang(4)
-    yield gang
-    gang.end()
+def pool() -> Iterator[RankPool]:
+    pool = RankPool(4)
+    yield pool
+    pool.end()

@@ -1,4 +1,4 @@
-"""What the ranks of a gang do for the doctor's tests: functions that take a world first."""
+"""What the ranks of a rank pool do for the doctor's tests: functions that take a world first."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ import torch
 from lockstep.cluster.world import World
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.samples import Batch
-from lockstep.engine import environment
 from lockstep.engine.parts import Parts
 from lockstep.engine.run import make_job
 from lockstep.errors import LockstepError
+from lockstep.provenance import environment
 from tests.ranks.jobs import InMemory, Seen
 from tests.ranks.networks import WithBatchNorm
 from tests.ranks.runs_in_ranks import loss, settings

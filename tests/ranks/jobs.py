@@ -1,4 +1,4 @@
-"""What the ranks of a gang do: functions that take a world first."""
+"""What the ranks of a rank pool do: functions that take a world first."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lockstep.data.loader import Loader
 from lockstep.data.order import MicroBatch, Order
 from lockstep.data.samples import Batch
 from lockstep.engine.evaluate import EvaluationStopped, evaluate
-from lockstep.engine.stopping import StopFlag
-from lockstep.engine.weights import weights_sha256
+from lockstep.engine.graceful_stop import StopFlag
 from lockstep.errors import TrainError
-from lockstep.parallel import exchange, reduce
+from lockstep.parallel import reduce, tree_all_reduce
 from lockstep.parallel.reduce import Reducer
+from lockstep.storage.weights import weights_sha256
 from tests.ranks.networks import make, mean_loss, samples
 
 
@@ -38,7 +38,7 @@ def train(world: World, network: str, order: Order, num_steps: int, exact: bool,
     """
     with (
         patch.object(reduce, "BUCKET_BYTES", limits.get("BUCKET_BYTES", reduce.BUCKET_BYTES)),
-        patch.object(exchange, "SMALL_BYTES", limits.get("SMALL_BYTES", exchange.SMALL_BYTES)),
+        patch.object(tree_all_reduce, "SMALL_BYTES", limits.get("SMALL_BYTES", tree_all_reduce.SMALL_BYTES)),
     ):
         model, (inputs, labels) = make(network), samples(order.num_samples)
         reducer = Reducer(model, world, exact=exact, num_extras=2, synchronised=network == "synchronised")
@@ -258,7 +258,7 @@ def stop_flags(world: World, asked_rank: int, num_calls: int) -> Any:
 
     flag = StopFlag(world, Asked(world.rank == asked_rank))
     answers = []
-    with patch("lockstep.engine.stopping.POLL_S", 0.0):
+    with patch("lockstep.engine.graceful_stop.POLL_S", 0.0):
         for _ in range(num_calls):
             answers.append(flag())
             if world.size > 1:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from lockstep.cluster.world import World
 from lockstep.data.order import Order
-from lockstep.parallel import exchange
-from lockstep.parallel.exchange import Exchange
+from lockstep.parallel import tree_all_reduce
 from lockstep.parallel.reduce import Reducer
+from lockstep.parallel.tree_all_reduce import TreeAllReduce
 from tests.ranks.networks import samples
 
 
@@ -26,14 +26,14 @@ def bytes_of_a_step(world: World, width: int, order: Order, exact: bool) -> int:
     """Bytes that this rank hands to others for one step's gradients."""
     model, (inputs, labels) = Planned(width), samples(order.num_samples)
     sent = 0
-    send = Exchange._send
+    send = TreeAllReduce._send
 
-    def count(self: Exchange, values: Tensor, peer: int, place: int) -> None:
+    def count(self: TreeAllReduce, values: Tensor, peer: int, place: int) -> None:
         nonlocal sent
         sent += values.nbytes
         send(self, values, peer, place)
 
-    with patch.object(exchange.Exchange, "_send", count):
+    with patch.object(tree_all_reduce.TreeAllReduce, "_send", count):
         reducer = Reducer(model, world, exact=exact)
         step = next(iter(order.steps(world, stop=1)))
         reducer.begin(step)

@@ -1,4 +1,4 @@
-"""A whole run of a recipe with facts and a start, as a rank of a gang carries it out."""
+"""A whole run of a recipe with facts and a start, as a rank of a rank pool carries it out."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep.cluster.stop import StopSignal
+from lockstep.cluster.signals import StopSignal
 from lockstep.cluster.world import World
 from lockstep.config.schema import ReportConfig, RunConfig
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.samples import Batch
 from lockstep.engine.parts import Parts
-from lockstep.engine.request import Request
 from lockstep.engine.run import run
-from lockstep.engine.weights import weights_sha256
+from lockstep.engine.run_spec import RunSpec
 from lockstep.errors import CheckpointError, DataError, LockstepError
+from lockstep.storage.weights import weights_sha256
 from tests.ranks.jobs import InMemory, Seen
 from tests.ranks.networks import WithBatchNorm
 from tests.ranks.runs_in_ranks import loss
@@ -59,7 +59,7 @@ class Recipe:
         self.model = WithBatchNorm()
         samples = Slow(self.wanted.get("read_s", 0.0))
         return Parts(model=self.model, loss=loss, train_data=lambda: samples, eval_data=lambda: InMemory(11),
-                     metric=Seen, start=self.start if "start" in self.wanted else None)  # fmt: skip
+                     metric=Seen, init_weights=self.start if "start" in self.wanted else None)  # fmt: skip
 
     def start(self, model: nn.Module) -> Mapping[str, str]:
         value = self.wanted["start"]
@@ -76,7 +76,7 @@ def carry_out(world: World, folder: Path, resume: str, wanted: Mapping[str, Any]
     recipe = Recipe(wanted)
     config = RunConfig(recipe="test", epochs=2, global_batch=16, micro_batch=4, device="cpu",
                        report=ReportConfig(tensorboard=False))  # fmt: skip
-    request = Request(name="test", config=config, diff={}, folder=folder, resume=resume, is_restart=False,
+    request = RunSpec(name="test", config=config, diff={}, folder=folder, resume=resume, is_restart=False,
                       started_at=time.time())  # fmt: skip
     said = io.StringIO()
     try:

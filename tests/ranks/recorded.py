@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.engine.environment import cpu_name
-from tests.ranks.gang import Gang
+from lockstep.provenance.environment import cpu_name
+from tests.ranks.rank_pool import RankPool
 
 # In a world of one, with files in a new folder: the hash of the final weights, and the loss of each step.
-Training = Callable[[Gang, Path], tuple[str, Sequence[float]]]
+Training = Callable[[RankPool, Path], tuple[str, Sequence[float]]]
 
 
 # The last digits differ between processors and grow over the steps: ReLUs flip, and Adam takes the sign of a gradient
@@ -23,19 +23,19 @@ LATER_TOLERANCE = 3e-2
 
 
 def check_recorded(
-    file: Path, train: Training, gang: Gang, folder: Path, *, num_close: int = 6, tolerance: float = 1e-3
+    file: Path, train: Training, pool: RankPool, folder: Path, *, num_close: int = 6, tolerance: float = 1e-3
 ) -> None:
     """Train and compare: every bit on the processor of the recording, elsewhere what rounding leaves of the losses.
 
     Args:
         file: What `record` has written.
         train: The twenty steps.
-        gang: Runs them.
+        pool: Runs them.
         folder: For their files.
         num_close: How many of the first losses lie within `tolerance`, relative; the others within LATER_TOLERANCE.
         tolerance: What rounding may do to the first losses.
     """
-    recorded, now = json.loads(file.read_text()), _facts(train, gang, folder)
+    recorded, now = json.loads(file.read_text()), _facts(train, pool, folder)
     assert len(now["losses"]) == 20
     assert now["losses"][:num_close] == pytest.approx(recorded["losses"][:num_close], rel=tolerance)
     assert now["losses"] == pytest.approx(recorded["losses"], rel=LATER_TOLERANCE)
@@ -45,14 +45,14 @@ def check_recorded(
 
 def record(file: Path, train: Training) -> None:
     """Train, and write down what to compare with from now on."""
-    gang = Gang(1)
+    pool = RankPool(1)
     with tempfile.TemporaryDirectory() as place:
-        file.write_text(json.dumps(_facts(train, gang, Path(place)), indent=1) + "\n")
-    gang.end()
+        file.write_text(json.dumps(_facts(train, pool, Path(place)), indent=1) + "\n")
+    pool.end()
 
 
-def _facts(train: Training, gang: Gang, folder: Path) -> dict[str, str | list[float]]:
-    weights, losses = train(gang, folder)
+def _facts(train: Training, pool: RankPool, folder: Path) -> dict[str, str | list[float]]:
+    weights, losses = train(pool, folder)
     return {
         "cpu": cpu_name(),
         "torch": torch.__version__.partition("+")[0],

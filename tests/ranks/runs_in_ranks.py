@@ -1,4 +1,4 @@
-"""A whole run, as the ranks of a gang carry it out: loop, checkpoints and evaluation, without console and command."""
+"""A whole run, as the ranks of a rank pool carry it out: loop, checkpoints and evaluation, without console and command."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.parts import Parts
 from lockstep.engine.run import make_job
-from lockstep.engine.run_folder import RunFolder
-from lockstep.engine.saving import Saver
-from lockstep.engine.weights import weights_sha256
+from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import LockstepError
+from lockstep.storage.run_folder import RunFolder
+from lockstep.storage.weights import weights_sha256
 from tests.ranks.jobs import InMemory, Seen
 from tests.ranks.networks import WithBatchNorm
 
@@ -98,7 +98,7 @@ def carry_out(
     job = make_job(config, lambda: replace(parts, model=WithBatchNorm()), world)
     samples.is_armed = True
     try:
-        saver = Saver(folder, config.checkpoint, world)
+        saver = CheckpointManager(folder, config.checkpoint, world)
         if resume != "never":
             saver.restore(job, resume, quiet.say)
 
@@ -133,7 +133,7 @@ def worlds_after_restore(world: World, path: Path, config: RunConfig) -> list[in
                   eval_data=lambda: InMemory(21), metric=Seen)  # fmt: skip
     job = make_job(config, lambda: replace(parts, model=WithBatchNorm()), world)
     try:
-        saver = Saver(folder, config.checkpoint, world)
+        saver = CheckpointManager(folder, config.checkpoint, world)
         job.progress.worlds = [{"size": 3, "from_step": 0}]
         saver.save(job)
         saver.restore(job, "auto", print)

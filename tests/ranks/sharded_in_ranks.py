@@ -1,4 +1,4 @@
-"""Runs of a sharded model, as the ranks of a gang carry them out."""
+"""Runs of a sharded model, as the ranks of a rank pool carry them out."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.parts import Parts
 from lockstep.engine.run import _start as bring_to_start
 from lockstep.engine.run import make_job
-from lockstep.engine.run_folder import RunFolder
-from lockstep.engine.saving import Saver
-from lockstep.engine.weights import weights_sha256, write_weights
+from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import LockstepError
+from lockstep.storage.run_folder import RunFolder
+from lockstep.storage.weights import weights_sha256, write_weights
 from tests.ranks.jobs import InMemory, Seen
 from tests.ranks.networks import WithBatchNorm
 from tests.ranks.runs_in_ranks import NUM_SAMPLES, Poisoned, Quiet, loss
@@ -61,7 +61,7 @@ def carry_out(
     try:
         job = make_job(config, lambda: replace(parts, model=network()), world)
         samples.is_armed = True
-        saver = Saver(folder, config.checkpoint, world)
+        saver = CheckpointManager(folder, config.checkpoint, world)
         saver.restore(job, "auto", quiet.say)
         while True:
             try:
@@ -133,7 +133,7 @@ def started(world: World, config: RunConfig) -> Any:
 
     def build() -> Parts:
         return Parts(model=Blocks(), loss=loss, train_data=lambda: samples, eval_data=lambda: samples, metric=Seen,
-                     start=start)  # fmt: skip
+                     init_weights=start)  # fmt: skip
 
     try:
         job = make_job(config, build, world)

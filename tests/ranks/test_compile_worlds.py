@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lockstep.cluster.world import World
-from tests.ranks import gang as gangs
-from tests.ranks import runs_in_ranks
-from tests.ranks.gang import Gang
+from tests.ranks import rank_pool, runs_in_ranks
+from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import settings
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler")
@@ -41,17 +40,17 @@ def carry_out_with(world: World, cache: Path, num_samples: int, *arguments: Any)
 
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gangs, "LIMIT_S", 200.0)  # the first program takes the compiler long, whatever its size
+    monkeypatch.setattr(rank_pool, "LIMIT_S", 200.0)  # the first program takes the compiler long, whatever its size
 
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
-def test_a_compiled_run_gives_one_hash_and_the_names_of_an_uncompiled_one(gang: Gang, tmp_path: Path) -> None:
+def test_a_compiled_run_gives_one_hash_and_the_names_of_an_uncompiled_one(pool: RankPool, tmp_path: Path) -> None:
     cache, config, num = tmp_path / "cache", settings(compile=True, micro_batch=4), 48  # one shape
-    (alone,) = gang.run(1, carry_out_with, cache, num, tmp_path / "alone", config)
+    (alone,) = pool.run(1, carry_out_with, cache, num, tmp_path / "alone", config)
     assert alone[2]
-    assert gang.run(2, carry_out_with, cache, num, tmp_path / "two", config) == [alone] * 2
-    (plain,) = gang.run(1, carry_out_with, cache, num, tmp_path / "plain", settings(micro_batch=4))
+    assert pool.run(2, carry_out_with, cache, num, tmp_path / "two", config) == [alone] * 2
+    (plain,) = pool.run(1, carry_out_with, cache, num, tmp_path / "plain", settings(micro_batch=4))
     assert plain[0] != alone[0]  # it was compiled
     names = [load_file(tmp_path / run / "checkpoints" / "step-000006" / "weights.safetensors").keys()
              for run in ("alone", "plain")]  # fmt: skip
@@ -60,14 +59,14 @@ def test_a_compiled_run_gives_one_hash_and_the_names_of_an_uncompiled_one(gang: 
 
 @pytest.mark.lab
 @pytest.mark.timeout(400)
-def test_one_hash_with_smaller_micro_batches_after_stops_and_across(gang: Gang, tmp_path: Path) -> None:
+def test_one_hash_with_smaller_micro_batches_after_stops_and_across(pool: RankPool, tmp_path: Path) -> None:
     cache, config, num = tmp_path / "cache", settings(compile=True, every="2 steps", keep=9), 53
-    (straight,) = gang.run(1, carry_out_with, cache, num, tmp_path / "straight", config)
+    (straight,) = pool.run(1, carry_out_with, cache, num, tmp_path / "straight", config)
     for world in (2, 4):
-        assert gang.run(world, carry_out_with, cache, num, tmp_path / f"run-{world}", config) == [straight] * world
-    gang.run(3, carry_out_with, cache, num, tmp_path / "stopped", config, "auto", 4)
-    assert gang.run(2, carry_out_with, cache, num, tmp_path / "stopped", config) == [straight] * 2
+        assert pool.run(world, carry_out_with, cache, num, tmp_path / f"run-{world}", config) == [straight] * world
+    pool.run(3, carry_out_with, cache, num, tmp_path / "stopped", config, "auto", 4)
+    assert pool.run(2, carry_out_with, cache, num, tmp_path / "stopped", config) == [straight] * 2
     # An uncompiled run goes on from a compiled one's checkpoint, and comes out next to it.
     checkpoint = str(tmp_path / "straight" / "checkpoints" / "step-000004")
-    crossed = gang.run(2, carry_out_with, cache, num, tmp_path / "crossed", settings(), checkpoint)
+    crossed = pool.run(2, carry_out_with, cache, num, tmp_path / "crossed", settings(), checkpoint)
     assert crossed[0][1]["metrics"]["loss"] == pytest.approx(straight[1]["metrics"]["loss"], rel=0.2)

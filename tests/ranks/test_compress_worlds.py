@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 from lockstep.cluster.world import World
 from lockstep.data.order import Order
-from lockstep.parallel import exchange, reduce
+from lockstep.parallel import reduce, tree_all_reduce
 from lockstep.parallel.compress import Compression
 from lockstep.parallel.reduce import Reducer
 from tests.ranks import runs_in_ranks
-from tests.ranks.gang import Gang
 from tests.ranks.networks import make, mean_loss, samples
+from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import carry_out, settings
 
 
@@ -36,7 +36,7 @@ def gradients(world: World, compress: Compression, exact: bool, num_steps: int, 
     with (
         patch.object(dist, "batch_isend_irecv", count),
         patch.object(reduce, "BUCKET_BYTES", limits.get("BUCKET_BYTES", reduce.BUCKET_BYTES)),
-        patch.object(exchange, "SMALL_BYTES", limits.get("SMALL_BYTES", exchange.SMALL_BYTES)),
+        patch.object(tree_all_reduce, "SMALL_BYTES", limits.get("SMALL_BYTES", tree_all_reduce.SMALL_BYTES)),
     ):
         model, (inputs, labels) = make("plain"), samples(order.num_samples)
         reducer = Reducer(model, world, exact=exact, num_extras=1, compress=compress)
@@ -55,29 +55,29 @@ def gradients(world: World, compress: Compression, exact: bool, num_steps: int, 
 @pytest.mark.parametrize("limits", [{}, {"BUCKET_BYTES": 1000, "SMALL_BYTES": 0}])
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 def test_in_16_bits_all_worlds_have_one_gradient_near_the_whole_one(
-    gang: Gang, name: str, limits: dict[str, int]
+    pool: RankPool, name: str, limits: dict[str, int]
 ) -> None:
-    (((plain,), _, flag, extras),) = gang.run(1, gradients, Compression(), True, 1, {})
-    (((alone,), *_),) = gang.run(1, gradients, Compression(name), True, 1, {})
+    (((plain,), _, flag, extras),) = pool.run(1, gradients, Compression(), True, 1, {})
+    (((alone,), *_),) = pool.run(1, gradients, Compression(name), True, 1, {})
     assert not np.array_equal(alone, plain)
     assert np.linalg.norm(alone - plain) <= 0.01 * np.linalg.norm(plain)
     for world in (2, 3, 4):
-        for (grad,), _, theirs, theirs_extras in gang.run(world, gradients, Compression(name), True, 1, limits):
+        for (grad,), _, theirs, theirs_extras in pool.run(world, gradients, Compression(name), True, 1, limits):
             assert np.array_equal(grad, alone)
             assert (theirs, theirs_extras) == (flag, extras)  # figures are never rounded
 
 
-def test_in_16_bits_half_of_the_bytes_are_sent(gang: Gang) -> None:
+def test_in_16_bits_half_of_the_bytes_are_sent(pool: RankPool) -> None:
     whole, half = (
-        gang.run(2, gradients, Compression(name), True, 1, {"SMALL_BYTES": 0})[0][1] for name in ("none", "bf16")
+        pool.run(2, gradients, Compression(name), True, 1, {"SMALL_BYTES": 0})[0][1] for name in ("none", "bf16")
     )
     assert half < 0.6 * whole
 
 
-def test_powersgd_feeds_back_what_it_left_out_so_that_the_sum_over_steps_is_whole(gang: Gang) -> None:
+def test_powersgd_feeds_back_what_it_left_out_so_that_the_sum_over_steps_is_whole(pool: RankPool) -> None:
     steps = 12
-    (plain, whole, *_), _ = gang.run(2, gradients, Compression(), False, steps, {})
-    (grads, sent, flag, _), other = gang.run(2, gradients, Compression("powersgd", 1), False, steps, {})
+    (plain, whole, *_), _ = pool.run(2, gradients, Compression(), False, steps, {})
+    (grads, sent, flag, _), other = pool.run(2, gradients, Compression("powersgd", 1), False, steps, {})
     assert all(map(np.array_equal, grads, other[0]))
     assert flag == 3.0
     assert sent < whole / 2
@@ -87,30 +87,32 @@ def test_powersgd_feeds_back_what_it_left_out_so_that_the_sum_over_steps_is_whol
     assert summed < first / 3
 
 
-def test_powersgd_is_equal_but_for_rounding_in_all_worlds(gang: Gang) -> None:
-    ((alone, *_),) = gang.run(1, gradients, Compression("powersgd", 1), False, 3, {})
+def test_powersgd_is_equal_but_for_rounding_in_all_worlds(pool: RankPool) -> None:
+    ((alone, *_),) = pool.run(1, gradients, Compression("powersgd", 1), False, 3, {})
     for world in (2, 4):
-        (grads, *_), *_ = gang.run(world, gradients, Compression("powersgd", 1), False, 3, {})
+        (grads, *_), *_ = pool.run(world, gradients, Compression("powersgd", 1), False, 3, {})
         for one, other in zip(alone, grads, strict=True):
             assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(one)
 
 
 @pytest.mark.parametrize("batch_norm", [pytest.param("micro", marks=pytest.mark.full), "sync"])
 def test_a_run_in_bf16_gradients_has_one_hash_in_all_worlds_and_after_a_stop(
-    gang: Gang, tmp_path: Path, batch_norm: str
+    pool: RankPool, tmp_path: Path, batch_norm: str
 ) -> None:
     config = settings(every="2 steps", compress="bf16", batch_norm=batch_norm)
-    (straight,) = gang.run(1, carry_out, tmp_path / "straight", config)
+    (straight,) = pool.run(1, carry_out, tmp_path / "straight", config)
     assert straight[2]
-    assert gang.run(4, carry_out, tmp_path / "four", config) == [straight] * 4
-    gang.run(3, carry_out, tmp_path / "stopped", config, "auto", 4)
-    assert gang.run(2, carry_out, tmp_path / "stopped", config) == [straight] * 2
+    assert pool.run(4, carry_out, tmp_path / "four", config) == [straight] * 4
+    pool.run(3, carry_out, tmp_path / "stopped", config, "auto", 4)
+    assert pool.run(2, carry_out, tmp_path / "stopped", config) == [straight] * 2
 
 
-def test_a_run_by_powersgd_goes_on_after_a_stop_and_after_a_step_that_is_not_finite(gang: Gang, tmp_path: Path) -> None:
+def test_a_run_by_powersgd_goes_on_after_a_stop_and_after_a_step_that_is_not_finite(
+    pool: RankPool, tmp_path: Path
+) -> None:
     config = settings(every="2 steps", compress="powersgd", mode="fast", nonfinite="skip")
-    gang.run(2, carry_out, tmp_path / "run", config, "auto", 4)
-    found = gang.run(2, carry_out, tmp_path / "run", config, "auto", -1, (7, 1))
+    pool.run(2, carry_out, tmp_path / "run", config, "auto", 4)
+    found = pool.run(2, carry_out, tmp_path / "run", config, "auto", -1, (7, 1))
     assert found[0] == found[1]
     assert found[0][2]
     assert len(found[0][1]["skipped"]) == 1
@@ -122,9 +124,9 @@ def test_powersgd_is_refused_in_exact_mode() -> None:
         settings(compress="powersgd")
 
 
-def test_a_sum_too_large_for_fp16_is_named_on_all_ranks(gang: Gang, tmp_path: Path) -> None:
+def test_a_sum_too_large_for_fp16_is_named_on_all_ranks(pool: RankPool, tmp_path: Path) -> None:
     config = settings(compress="fp16")
-    texts = gang.run(2, carry_out_with_a_large_loss, tmp_path / "run", config)
+    texts = pool.run(2, carry_out_with_a_large_loss, tmp_path / "run", config)
     assert len(set(texts)) == 1
     assert "above 65,504, the largest number of compress=fp16" in texts[0]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lockstep.doctor.links import rounds
 from tests.ranks import doctor_jobs
-from tests.ranks.gang import Gang
+from tests.ranks.rank_pool import RankPool
 
 
 @given(st.integers(2, 40))
@@ -24,8 +24,8 @@ def test_every_pair_meets_once_and_nobody_is_in_two_places(world_size: int) -> N
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_a_healthy_world_is_all_well(gang: Gang, world: int) -> None:
-    answers = gang.run(world, doctor_jobs.links)
+def test_a_healthy_world_is_all_well(pool: RankPool, world: int) -> None:
+    answers = pool.run(world, doctor_jobs.links)
     assert all(answer == answers[0] for answer in answers)
     interface, pairs, sums = answers[0]
     assert (interface["check"], interface["value"]) == ("interface", "lo")
@@ -35,14 +35,14 @@ def test_a_healthy_world_is_all_well(gang: Gang, world: int) -> None:
     assert sums["value"].startswith("right; ")
 
 
-def test_a_wrong_sum_is_a_problem(gang: Gang) -> None:
-    (_, _, sums), *_ = gang.run(2, doctor_jobs.links, 1)
+def test_a_wrong_sum_is_a_problem(pool: RankPool) -> None:
+    (_, _, sums), *_ = pool.run(2, doctor_jobs.links, 1)
     assert sums["verdict"] == "problem"
     assert "WRONG sums at 1 KB" in sums["value"]
 
 
-def test_the_rank_with_other_facts_is_named_on_all_ranks(gang: Gang) -> None:
-    answers = gang.run(3, doctor_jobs.facts, 1)
+def test_the_rank_with_other_facts_is_named_on_all_ranks(pool: RankPool) -> None:
+    answers = pool.run(3, doctor_jobs.facts, 1)
     assert all(answer == answers[0] for answer in answers)
     (torch_line,) = [line for line in answers[0] if line["check"] == "torch"]
     assert torch_line["verdict"] == "problem"

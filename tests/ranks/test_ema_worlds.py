@@ -7,35 +7,37 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.engine.checkpoint import load_checkpoint
 from lockstep.engine.run_weights import weights_of
-from lockstep.engine.weights import weights_sha256
-from tests.ranks.gang import Gang
+from lockstep.storage.checkpoint import load_checkpoint
+from lockstep.storage.weights import weights_sha256
+from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import carry_out, settings
 
 AVERAGED = settings(optim={"ema": 0.9, "decay_norms_and_biases": False, "weight_decay": 0.1}, every="1 epoch")
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_the_average_and_its_figures_have_the_same_bits_in_all_worlds(gang: Gang, tmp_path: Path, world: int) -> None:
-    alone = gang.run(1, carry_out, tmp_path / "alone", AVERAGED)
-    assert gang.run(world, carry_out, tmp_path / "other", AVERAGED) == alone * world
+def test_the_average_and_its_figures_have_the_same_bits_in_all_worlds(
+    pool: RankPool, tmp_path: Path, world: int
+) -> None:
+    alone = pool.run(1, carry_out, tmp_path / "alone", AVERAGED)
+    assert pool.run(world, carry_out, tmp_path / "other", AVERAGED) == alone * world
 
 
 @pytest.mark.parametrize(("stop_at", "then"), [(2, 3), (5, 1)])
 def test_a_run_that_was_stopped_goes_on_to_the_same_average(
-    gang: Gang, tmp_path: Path, stop_at: int, then: int
+    pool: RankPool, tmp_path: Path, stop_at: int, then: int
 ) -> None:
-    straight = gang.run(1, carry_out, tmp_path / "straight", AVERAGED)[0]
-    stopped = gang.run(2, carry_out, tmp_path / "run", AVERAGED, "auto", stop_at)[0]
+    straight = pool.run(1, carry_out, tmp_path / "straight", AVERAGED)[0]
+    stopped = pool.run(2, carry_out, tmp_path / "run", AVERAGED, "auto", stop_at)[0]
     assert not stopped[2]
-    assert gang.run(then, carry_out, tmp_path / "run", AVERAGED)[0] == straight
+    assert pool.run(then, carry_out, tmp_path / "run", AVERAGED)[0] == straight
 
 
-def test_the_average_is_what_is_evaluated_and_what_a_checkpoint_gives(gang: Gang, tmp_path: Path) -> None:
-    _, averaged, *_ = gang.run(1, carry_out, tmp_path / "averaged", AVERAGED)[0]
+def test_the_average_is_what_is_evaluated_and_what_a_checkpoint_gives(pool: RankPool, tmp_path: Path) -> None:
+    _, averaged, *_ = pool.run(1, carry_out, tmp_path / "averaged", AVERAGED)[0]
     plain = settings(optim={"decay_norms_and_biases": False, "weight_decay": 0.1}, every="1 epoch")
-    _, without, *_ = gang.run(1, carry_out, tmp_path / "plain", plain)[0]
+    _, without, *_ = pool.run(1, carry_out, tmp_path / "plain", plain)[0]
     assert averaged["metrics"]["loss"] != without["metrics"]["loss"]
     checkpoint = load_checkpoint(tmp_path / "averaged" / "checkpoints" / "step-000008")
     same = load_checkpoint(tmp_path / "plain" / "checkpoints" / "step-000008")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tests.ranks import jobs
-from tests.ranks.gang import Gang
+from tests.ranks.rank_pool import RankPool
 
 WORLDS = (1, 2, 3, 4)
 
 
 @pytest.mark.parametrize(("num_samples", "batch_size"), [(37, 5), (8, 8), (3, 1), (64, 100), (50, 16)])
 def test_each_sample_is_evaluated_once_with_the_same_digits_in_all_worlds(
-    gang: Gang, num_samples: int, batch_size: int
+    pool: RankPool, num_samples: int, batch_size: int
 ) -> None:
     all_figures = []
     for world in WORLDS:
-        results = gang.run(world, jobs.evaluated, num_samples, batch_size)
+        results = pool.run(world, jobs.evaluated, num_samples, batch_size)
         batches = results[0][1]  # rank 0 has everybody's
         assert sorted(index for batch in batches for index in batch) == list(range(num_samples))
         # The same samples go through the model together, whatever the world.
@@ -35,21 +35,21 @@ def test_each_sample_is_evaluated_once_with_the_same_digits_in_all_worlds(
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_an_evaluation_that_one_rank_leaves_is_left_by_all(gang: Gang, world: int) -> None:
+def test_an_evaluation_that_one_rank_leaves_is_left_by_all(pool: RankPool, world: int) -> None:
     asked = world - 1
-    results = gang.run(world, jobs.left_evaluation, asked)
+    results = pool.run(world, jobs.left_evaluation, asked)
     assert all(is_left for is_left, _ in results)
     # The others come to the end of theirs, and learn of it there.
     assert [seen for _, seen in results] == [1 if rank == asked else 12 // world for rank in range(world)]
 
 
-def test_workers_change_no_digit(gang: Gang) -> None:
-    without, with_workers = (gang.run(2, jobs.evaluated, 37, 5, num_workers)[0] for num_workers in (0, 1))
+def test_workers_change_no_digit(pool: RankPool) -> None:
+    without, with_workers = (pool.run(2, jobs.evaluated, 37, 5, num_workers)[0] for num_workers in (0, 1))
     assert without == with_workers
 
 
-def test_workers_are_forked_however_their_rank_was_started(gang: Gang) -> None:
-    assert gang.run(1, jobs.read_with_a_worker) == [("spawn", True)]
+def test_workers_are_forked_however_their_rank_was_started(pool: RankPool) -> None:
+    assert pool.run(1, jobs.read_with_a_worker) == [("spawn", True)]
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -61,22 +61,22 @@ def test_workers_are_forked_however_their_rank_was_started(gang: Gang) -> None:
     ],
 )
 def test_a_metric_that_loses_samples_or_fails_ends_all_ranks_with_one_text(
-    gang: Gang, world: int, metric: type[jobs.Seen], text: str
+    pool: RankPool, world: int, metric: type[jobs.Seen], text: str
 ) -> None:
     with pytest.raises(AssertionError) as caught:
-        gang.run(world, jobs.evaluated, 37, 8, 0, metric)
+        pool.run(world, jobs.evaluated, 37, 8, 0, metric)
     assert str(caught.value).count(text) == world
     assert "gave no answer" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("world", "asked"), [(world, asked) for world in WORLDS for asked in range(world)])
-def test_a_stop_asked_of_any_rank_reaches_rank_0(gang: Gang, world: int, asked: int) -> None:
-    answers = gang.run(world, jobs.stop_flags, asked, 3)
+def test_a_stop_asked_of_any_rank_reaches_rank_0(pool: RankPool, world: int, asked: int) -> None:
+    answers = pool.run(world, jobs.stop_flags, asked, 3)
     # Rank 0's answer is the one that counts: it travels with the gradients.
     assert answers[0][1:] == [1.0, 1.0]
     assert answers[asked] == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_nobody_stops_when_nobody_was_asked(gang: Gang, world: int) -> None:
-    assert gang.run(world, jobs.stop_flags, -1, 3) == [[0.0, 0.0, 0.0]] * world
+def test_nobody_stops_when_nobody_was_asked(pool: RankPool, world: int) -> None:
+    assert pool.run(world, jobs.stop_flags, -1, 3) == [[0.0, 0.0, 0.0]] * world

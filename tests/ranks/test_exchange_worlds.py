@@ -10,7 +10,7 @@ import torch.distributed as dist
 from lockstep.cluster.world import World
 from lockstep.data.order import Order
 from tests.ranks import jobs
-from tests.ranks.gang import Gang
+from tests.ranks.rank_pool import RankPool
 
 
 def handed_over(world: World, limits: dict[str, int]) -> list[list[str]]:
@@ -29,9 +29,9 @@ def handed_over(world: World, limits: dict[str, int]) -> list[list[str]]:
 
 @pytest.mark.parametrize("limits", [{}, {"SMALL_BYTES": 0}])
 def test_receives_go_first_so_that_a_slow_link_carries_both_directions_at_once(
-    gang: Gang, limits: dict[str, int]
+    pool: RankPool, limits: dict[str, int]
 ) -> None:
-    for rounds in gang.run(3, handed_over, limits):
+    for rounds in pool.run(3, handed_over, limits):
         assert rounds
         for messages in rounds:
             assert messages == sorted(messages)  # "receive" < "send"

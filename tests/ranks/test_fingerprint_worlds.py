@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks.fingerprint_in_ranks import begin
-from tests.ranks.gang import Gang
+from tests.ranks.rank_pool import RankPool
 
 
 @pytest.mark.parametrize(
@@ -21,20 +21,20 @@ from tests.ranks.gang import Gang
     ],
 )
 def test_a_rank_with_something_else_is_named_with_what_it_has(
-    gang: Gang, tmp_path: Path, fault: str, named: str
+    pool: RankPool, tmp_path: Path, fault: str, named: str
 ) -> None:
-    texts = gang.run(3, begin, tmp_path, fault)
+    texts = pool.run(3, begin, tmp_path, fault)
     assert len(set(texts)) == 1
     assert "launch error: rank " in texts[0]
     assert "differs from rank 0 in" in texts[0]
     assert named in texts[0]
 
 
-def test_ranks_with_the_same_begin_without_a_warning(gang: Gang, tmp_path: Path) -> None:
-    assert gang.run(3, begin, tmp_path, "none") == [[]] * 3
+def test_ranks_with_the_same_begin_without_a_warning(pool: RankPool, tmp_path: Path) -> None:
+    assert pool.run(3, begin, tmp_path, "none") == [[]] * 3
 
 
-def test_in_fast_mode_another_processor_is_reported_and_other_data_refused(gang: Gang, tmp_path: Path) -> None:
-    warnings = gang.run(2, begin, tmp_path, "processor", "fast")[0]
+def test_in_fast_mode_another_processor_is_reported_and_other_data_refused(pool: RankPool, tmp_path: Path) -> None:
+    warnings = pool.run(2, begin, tmp_path, "processor", "fast")[0]
     assert [line.split(":")[0] for line in warnings] == ["CPU capability"]
-    assert "training sample 5" in gang.run(2, begin, tmp_path, "sample", "fast")[0]
+    assert "training sample 5" in pool.run(2, begin, tmp_path, "sample", "fast")[0]

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from lockstep.cluster.world import World
-from lockstep.engine import precision
-from lockstep.engine.checkpoint import load_checkpoint, steps
-from tests.ranks.gang import Gang
+from lockstep.module import precision
+from lockstep.storage.checkpoint import load_checkpoint, steps
 from tests.ranks.networks import Sometimes, WithGaps
 from tests.ranks.pose_in_ranks import carry_out as train_pose
 from tests.ranks.pose_in_ranks import settings as pose_settings
+from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import settings
 from tests.ranks.sharded_in_ranks import carry_out, carry_out_within, hash_of, started
 from tests.ranks.test_run_worlds import poisoned
@@ -39,21 +39,21 @@ def assert_close(ours: Any, theirs: Any) -> None:
 
 # A step's micro-batches are 6, 6, 6 and 2: at three and four processes some have fewer than others, or none.
 @pytest.mark.parametrize(("world", "optim"), [(2, {"name": "adamw", "weight_decay": 0.1}), (3, {"ema": 0.9}), (4, {})])
-def test_it_is_equal_to_ddp_within_rounding(gang: Gang, tmp_path: Path, world: int, optim: Any) -> None:
-    (expected,) = gang.run(1, carry_out, tmp_path / "ddp", ddp(optim=optim))
-    first, *others = gang.run(world, carry_out, tmp_path / "fsdp", fsdp(optim=optim))
+def test_it_is_equal_to_ddp_within_rounding(pool: RankPool, tmp_path: Path, world: int, optim: Any) -> None:
+    (expected,) = pool.run(1, carry_out, tmp_path / "ddp", ddp(optim=optim))
+    first, *others = pool.run(world, carry_out, tmp_path / "fsdp", fsdp(optim=optim))
     assert_close(first, expected)
     assert all(other[0] == {} and other[1]["metrics"] == first[1]["metrics"] for other in others)
 
 
-def test_two_runs_in_one_world_have_the_same_bits(gang: Gang, tmp_path: Path) -> None:
-    one = gang.run(3, carry_out, tmp_path / "one", fsdp())[0]
-    assert hash_of(gang.run(3, carry_out, tmp_path / "two", fsdp())[0][0]) == hash_of(one[0])
+def test_two_runs_in_one_world_have_the_same_bits(pool: RankPool, tmp_path: Path) -> None:
+    one = pool.run(3, carry_out, tmp_path / "one", fsdp())[0]
+    assert hash_of(pool.run(3, carry_out, tmp_path / "two", fsdp())[0][0]) == hash_of(one[0])
 
 
-def test_each_rank_holds_its_part_only(gang: Gang, tmp_path: Path) -> None:
-    (whole,) = gang.run(1, carry_out, tmp_path / "ddp", ddp())
-    parts = gang.run(2, carry_out, tmp_path / "fsdp", fsdp())
+def test_each_rank_holds_its_part_only(pool: RankPool, tmp_path: Path) -> None:
+    (whole,) = pool.run(1, carry_out, tmp_path / "ddp", ddp())
+    parts = pool.run(2, carry_out, tmp_path / "fsdp", fsdp())
 
     def size(shapes: Any) -> int:
         return sum(int(np.prod(shape)) for shape in shapes)
@@ -72,52 +72,52 @@ def test_each_rank_holds_its_part_only(gang: Gang, tmp_path: Path) -> None:
     ("before", "then"), [((2, fsdp), (3, fsdp)), ((3, fsdp), (2, ddp)), ((1, ddp), (2, fsdp)), ((2, fsdp), (1, fsdp))]
 )
 def test_its_checkpoints_go_on_at_another_world_size_and_as_ddp(
-    gang: Gang, tmp_path: Path, before: Any, then: Any
+    pool: RankPool, tmp_path: Path, before: Any, then: Any
 ) -> None:
     optim = {"name": "adam", "ema": 0.9}
-    (expected,) = gang.run(1, carry_out, tmp_path / "straight", ddp(optim=optim))
+    (expected,) = pool.run(1, carry_out, tmp_path / "straight", ddp(optim=optim))
     (size, kind), (next_size, next_kind) = before, then
-    gang.run(size, carry_out, tmp_path / "run", kind(optim=optim), 5)
+    pool.run(size, carry_out, tmp_path / "run", kind(optim=optim), 5)
     saved = load_checkpoint(tmp_path / "run" / "checkpoints" / "step-000006")
     assert saved.weights["layers.0.0.weight"].shape == (8, 3, 3, 3)
-    assert_close(gang.run(next_size, carry_out, tmp_path / "run", next_kind(optim=optim))[0], expected)
+    assert_close(pool.run(next_size, carry_out, tmp_path / "run", next_kind(optim=optim))[0], expected)
 
 
-def test_in_its_own_world_it_goes_on_to_the_same_bits(gang: Gang, tmp_path: Path) -> None:
-    straight = gang.run(2, carry_out, tmp_path / "straight", fsdp(optim={"ema": 0.9}))[0]
-    gang.run(2, carry_out, tmp_path / "run", fsdp(optim={"ema": 0.9}), 4)
-    assert hash_of(gang.run(2, carry_out, tmp_path / "run", fsdp(optim={"ema": 0.9}))[0][0]) == hash_of(straight[0])
+def test_in_its_own_world_it_goes_on_to_the_same_bits(pool: RankPool, tmp_path: Path) -> None:
+    straight = pool.run(2, carry_out, tmp_path / "straight", fsdp(optim={"ema": 0.9}))[0]
+    pool.run(2, carry_out, tmp_path / "run", fsdp(optim={"ema": 0.9}), 4)
+    assert hash_of(pool.run(2, carry_out, tmp_path / "run", fsdp(optim={"ema": 0.9}))[0][0]) == hash_of(straight[0])
 
 
-def test_a_torn_checkpoint_is_passed_over(gang: Gang, tmp_path: Path) -> None:
+def test_a_torn_checkpoint_is_passed_over(pool: RankPool, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    gang.run(2, carry_out, run, fsdp(), 4)
+    pool.run(2, carry_out, run, fsdp(), 4)
     torn = run / "checkpoints" / f"step-{steps(run / 'checkpoints')[-1]:06}" / "optimizer.safetensors"
     torn.write_bytes(torn.read_bytes()[:-1])
-    assert f"{torn} is torn" in gang.run(2, carry_out, run, fsdp())[0][2][0]
+    assert f"{torn} is torn" in pool.run(2, carry_out, run, fsdp())[0][2][0]
 
 
-def test_a_loss_that_is_not_finite_is_named_on_all_ranks(gang: Gang, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_named_on_all_ranks(pool: RankPool, tmp_path: Path) -> None:
     sample, micro = poisoned(5)
-    gang.run(2, carry_out, tmp_path / "run", fsdp(every="2 steps"), 3)
-    texts = gang.run(2, carry_out, tmp_path / "run", fsdp(every="2 steps"), -1, (sample, 99))
+    pool.run(2, carry_out, tmp_path / "run", fsdp(every="2 steps"), 3)
+    texts = pool.run(2, carry_out, tmp_path / "run", fsdp(every="2 steps"), -1, (sample, 99))
     assert len(set(texts)) == 1
     assert f"loss is not finite at step 5 on rank 1, micro-batch {micro}" in texts[0]
     assert "checkpoint of step 4 is whole" in texts[0]
 
 
-def test_a_step_that_is_not_finite_can_be_gone_back_for(gang: Gang, tmp_path: Path) -> None:
+def test_a_step_that_is_not_finite_can_be_gone_back_for(pool: RankPool, tmp_path: Path) -> None:
     sample, _ = poisoned(2)
-    (expected,) = gang.run(1, carry_out, tmp_path / "ddp", ddp(every="2 steps"))
+    (expected,) = pool.run(1, carry_out, tmp_path / "ddp", ddp(every="2 steps"))
     config = fsdp(every="2 steps", nonfinite="rollback")
-    result = gang.run(2, carry_out, tmp_path / "run", config, -1, (sample, 2))[0]
+    result = pool.run(2, carry_out, tmp_path / "run", config, -1, (sample, 2))[0]
     assert_close(result, expected)
 
 
-def test_precision_and_loss_scale_are_those_of_ddp(gang: Gang, tmp_path: Path) -> None:
+def test_precision_and_loss_scale_are_those_of_ddp(pool: RankPool, tmp_path: Path) -> None:
     more = {"precision": "fp16", "loss_scale": 1024.0}
-    (expected,) = gang.run(1, carry_out, tmp_path / "ddp", ddp(**more))
-    result = gang.run(2, carry_out, tmp_path / "fsdp", fsdp(**more))[0]
+    (expected,) = pool.run(1, carry_out, tmp_path / "ddp", ddp(**more))
+    result = pool.run(2, carry_out, tmp_path / "fsdp", fsdp(**more))[0]
     assert result[1]["metrics"]["loss"] == pytest.approx(expected[1]["metrics"]["loss"], rel=0.01)
 
 
@@ -126,54 +126,56 @@ def carry_out_from_a_large_scale(world: World, *arguments: Any) -> Any:
         return carry_out(world, *arguments)
 
 
-def test_overflows_of_a_dynamic_loss_scale_are_agreed_and_survive_a_stop(gang: Gang, tmp_path: Path) -> None:
+def test_overflows_of_a_dynamic_loss_scale_are_agreed_and_survive_a_stop(pool: RankPool, tmp_path: Path) -> None:
     config = fsdp(precision="fp16", every="2 steps")
-    straight, other = gang.run(2, carry_out_from_a_large_scale, tmp_path / "straight", config)
+    straight, other = pool.run(2, carry_out_from_a_large_scale, tmp_path / "straight", config)
     progress = straight[1]
     assert 0 < progress["num_overflows"] < 8
     assert progress["loss_scale"] == other[1]["loss_scale"] == 2.0 ** (20 - progress["num_overflows"])
-    gang.run(2, carry_out_from_a_large_scale, tmp_path / "stopped", config, 1)
-    resumed, _ = gang.run(2, carry_out, tmp_path / "stopped", config)
+    pool.run(2, carry_out_from_a_large_scale, tmp_path / "stopped", config, 1)
+    resumed, _ = pool.run(2, carry_out, tmp_path / "stopped", config)
     assert resumed[1]["num_overflows"] == progress["num_overflows"]
     assert hash_of(resumed[0]) == hash_of(straight[0])
 
 
-def test_parts_used_in_some_micro_batches_only_and_lstms_are_summed_over_all_ranks(gang: Gang, tmp_path: Path) -> None:
-    (expected,) = gang.run(1, carry_out, tmp_path / "ddp", ddp(), -1, None, Sometimes)
+def test_parts_used_in_some_micro_batches_only_and_lstms_are_summed_over_all_ranks(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    (expected,) = pool.run(1, carry_out, tmp_path / "ddp", ddp(), -1, None, Sometimes)
     for world in (2, 3):
-        result = gang.run(world, carry_out, tmp_path / str(world), fsdp(), -1, None, Sometimes)[0]
+        result = pool.run(world, carry_out, tmp_path / str(world), fsdp(), -1, None, Sometimes)[0]
         assert_close(result, expected)
 
 
 def test_an_evaluation_that_looks_at_pictures_one_by_one_ends_for_any_number_of_them(
-    gang: Gang, tmp_path: Path
+    pool: RankPool, tmp_path: Path
 ) -> None:
     # Batches of 2 would be 2 and 2 pictures for one rank, and 2 and 1 for the other.
     config = pose_settings(parallel="fsdp", mode="fast", data={"num_eval": 7, "num_train": 6}).model_copy(
         update={"epochs": 1}
     )
-    first, second = gang.run(2, train_pose, tmp_path / "run", config)
+    first, second = pool.run(2, train_pose, tmp_path / "run", config)
     assert first[1] == second[1]
 
 
-def test_parameters_that_two_layers_share_are_refused(gang: Gang, tmp_path: Path) -> None:
-    for text in gang.run(2, carry_out, tmp_path / "run", fsdp(), -1, None, WithGaps):
+def test_parameters_that_two_layers_share_are_refused(pool: RankPool, tmp_path: Path) -> None:
+    for text in pool.run(2, carry_out, tmp_path / "run", fsdp(), -1, None, WithGaps):
         assert "tied.weight is the same parameter as head.weight" in text
 
 
-def test_a_model_whose_training_state_one_process_may_not_hold_trains_on_two(gang: Gang, tmp_path: Path) -> None:
+def test_a_model_whose_training_state_one_process_may_not_hold_trains_on_two(pool: RankPool, tmp_path: Path) -> None:
     num_parameters = 16 * 1000 * 1000 + 193 * 1000 + 5005
     state_bytes = 4 * 4 * num_parameters  # weights, gradients, adam's two averages
     room = int(0.9 * state_bytes)
     more = {"optim": {"name": "adam"}, "every": "99 steps", "micro_batch": 8}
-    (alone,) = gang.run(1, carry_out_within, tmp_path / "ddp", ddp(**more), room)
+    (alone,) = pool.run(1, carry_out_within, tmp_path / "ddp", ddp(**more), room)
     assert "can't allocate memory" in alone
-    assert gang.run(2, carry_out_within, tmp_path / "fsdp", fsdp(**more), room) == [3, 3]
+    assert pool.run(2, carry_out_within, tmp_path / "fsdp", fsdp(**more), room) == [3, 3]
     saved = load_checkpoint(tmp_path / "fsdp" / "checkpoints" / "step-000003")
     assert sum(tensor.numel() for tensor in saved.weights.values()) == num_parameters
 
 
-def test_what_a_recipe_starts_from_comes_to_all_ranks_parts(gang: Gang) -> None:
-    first, second = gang.run(2, started, fsdp(optim={"ema": 0.9}))
+def test_what_a_recipe_starts_from_comes_to_all_ranks_parts(pool: RankPool) -> None:
+    first, second = pool.run(2, started, fsdp(optim={"ema": 0.9}))
     assert first == ({"weights": "two"}, [{2.0}, {2.0}])
     assert second == ({"weights": "two"}, [])

@@ -10,37 +10,37 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.gang import Gang
 from tests.ranks.pose_in_ranks import carry_out, settings
+from tests.ranks.rank_pool import RankPool
 from tests.ranks.recorded import check_recorded, record
 
 RECORDED = Path(__file__).with_name("pose_recorded.json")
 
 
 @pytest.mark.parametrize("batch_norm", [pytest.param("micro", marks=pytest.mark.full), "sync"])
-def test_pose_gives_one_hash_in_all_worlds_and_after_a_stop(gang: Gang, tmp_path: Path, batch_norm: str) -> None:
+def test_pose_gives_one_hash_in_all_worlds_and_after_a_stop(pool: RankPool, tmp_path: Path, batch_norm: str) -> None:
     config = settings(batch_norm=batch_norm)
-    ((weights, figures, losses, is_done),) = gang.run(1, carry_out, tmp_path / "1", config)
+    ((weights, figures, losses, is_done),) = pool.run(1, carry_out, tmp_path / "1", config)
     assert is_done
     assert len(losses) == 10
     for world in (2, 3):
-        for other in gang.run(world, carry_out, tmp_path / str(world), config):
+        for other in pool.run(world, carry_out, tmp_path / str(world), config):
             assert other == (weights, figures, losses, True)
-    gang.run(2, carry_out, tmp_path / "stopped", config, 4)
-    for other in gang.run(3, carry_out, tmp_path / "stopped", config):
+    pool.run(2, carry_out, tmp_path / "stopped", config, 4)
+    for other in pool.run(3, carry_out, tmp_path / "stopped", config):
         assert other[:2] == (weights, figures)
         assert other[2] == losses[5:]
 
 
-def _twenty_steps(gang: Gang, folder: Path) -> tuple[str, list[float]]:
+def _twenty_steps(pool: RankPool, folder: Path) -> tuple[str, list[float]]:
     config = settings().model_copy(update={"epochs": 4})
-    ((weights, _, losses, _),) = gang.run(1, carry_out, folder / "run", config)
+    ((weights, _, losses, _),) = pool.run(1, carry_out, folder / "run", config)
     return weights, losses
 
 
-def test_twenty_steps_are_the_recorded_ones(gang: Gang, tmp_path: Path) -> None:
+def test_twenty_steps_are_the_recorded_ones(pool: RankPool, tmp_path: Path) -> None:
     # Batch norm over two samples of one pixel each: from the fifth step on, rounding decides single ReLUs.
-    check_recorded(RECORDED, _twenty_steps, gang, tmp_path, num_close=4, tolerance=5e-4)
+    check_recorded(RECORDED, _twenty_steps, pool, tmp_path, num_close=4, tolerance=5e-4)
 
 
 if __name__ == "__main__":

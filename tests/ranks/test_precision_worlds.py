@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.data.order import MicroBatch, Order
-from lockstep.engine import precision
-from lockstep.engine.precision import use_precision
+from lockstep.module import precision
+from lockstep.module.precision import use_precision
 from lockstep.parallel.reduce import Reducer
 from tests.ranks import runs_in_ranks
-from tests.ranks.gang import Gang
+from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import carry_out
 
 
@@ -58,9 +58,9 @@ def gradient_of_tied(world: World, order: Order) -> bytes:
     return model.layer.weight.grad.numpy().tobytes()
 
 
-def test_a_layer_used_twice_gets_the_same_gradient_whatever_else_is_under_way(gang: Gang) -> None:
+def test_a_layer_used_twice_gets_the_same_gradient_whatever_else_is_under_way(pool: RankPool) -> None:
     order = Order(num_samples=32, global_batch=32, micro_batch=8)
-    found = [answer for world in (1, 2, 4) for answer in gang.run(world, gradient_of_tied, order)]
+    found = [answer for world in (1, 2, 4) for answer in pool.run(world, gradient_of_tied, order)]
     assert len(set(found)) == 1
 
 
@@ -70,22 +70,24 @@ def settings(**more: Any) -> RunConfig:
 
 @pytest.mark.parametrize("batch_norm", ["micro", "sync"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_one_hash_in_all_worlds_and_after_a_stop(gang: Gang, tmp_path: Path, precision: str, batch_norm: str) -> None:
+def test_one_hash_in_all_worlds_and_after_a_stop(
+    pool: RankPool, tmp_path: Path, precision: str, batch_norm: str
+) -> None:
     config = settings(precision=precision, batch_norm=batch_norm)
-    (straight,) = gang.run(1, carry_out, tmp_path / "straight", config)
-    (fp32,) = gang.run(1, carry_out, tmp_path / "fp32", settings(batch_norm=batch_norm))
+    (straight,) = pool.run(1, carry_out, tmp_path / "straight", config)
+    (fp32,) = pool.run(1, carry_out, tmp_path / "fp32", settings(batch_norm=batch_norm))
     assert straight[2]
     assert straight[0] != fp32[0]
     assert straight[1]["metrics"]["loss"] == pytest.approx(fp32[1]["metrics"]["loss"], rel=0.1)
     for world in (2, 4):
-        assert gang.run(world, carry_out, tmp_path / f"run-{world}", config) == [straight] * world
-    gang.run(3, carry_out, tmp_path / "stopped", config, "auto", 4)
-    assert gang.run(2, carry_out, tmp_path / "stopped", config) == [straight] * 2
+        assert pool.run(world, carry_out, tmp_path / f"run-{world}", config) == [straight] * world
+    pool.run(3, carry_out, tmp_path / "stopped", config, "auto", 4)
+    assert pool.run(2, carry_out, tmp_path / "stopped", config) == [straight] * 2
 
 
-def test_overflows_are_agreed_counted_and_survive_a_stop(gang: Gang, tmp_path: Path) -> None:
+def test_overflows_are_agreed_counted_and_survive_a_stop(pool: RankPool, tmp_path: Path) -> None:
     config = settings(precision="fp16")
-    (straight,) = gang.run(1, carry_out_from_scale, 2.0**20, 1.0, tmp_path / "straight", config)
+    (straight,) = pool.run(1, carry_out_from_scale, 2.0**20, 1.0, tmp_path / "straight", config)
     progress = straight[1]
     assert straight[2]
     assert 0 < progress["num_overflows"] < 8
@@ -93,23 +95,23 @@ def test_overflows_are_agreed_counted_and_survive_a_stop(gang: Gang, tmp_path: P
     assert progress["skipped"] == []
     assert progress["num_samples"] < 2 * runs_in_ranks.NUM_SAMPLES
     for world in (2, 4):
-        assert gang.run(world, carry_out_from_scale, 2.0**20, 1.0, tmp_path / str(world), config) == [straight] * world
+        assert pool.run(world, carry_out_from_scale, 2.0**20, 1.0, tmp_path / str(world), config) == [straight] * world
     # Stopped in the middle of the overflows, the scale comes from the checkpoint.
-    gang.run(2, carry_out_from_scale, 2.0**20, 1.0, tmp_path / "stopped", config, "auto", 1)
-    assert gang.run(3, carry_out, tmp_path / "stopped", config) == [straight] * 3
+    pool.run(2, carry_out_from_scale, 2.0**20, 1.0, tmp_path / "stopped", config, "auto", 1)
+    assert pool.run(3, carry_out, tmp_path / "stopped", config) == [straight] * 3
 
 
 @pytest.mark.parametrize("loss_scale", ["dynamic", 2.0**24])
 def test_an_overflow_that_no_smaller_scale_may_cure_goes_the_way_of_watch(
-    gang: Gang, tmp_path: Path, loss_scale: Any
+    pool: RankPool, tmp_path: Path, loss_scale: Any
 ) -> None:
     config = settings(precision="fp16", loss_scale=loss_scale)
-    texts = gang.run(2, carry_out_from_scale, 2.0**24, 2.0**24, tmp_path / "run", config)
+    texts = pool.run(2, carry_out_from_scale, 2.0**24, 2.0**24, tmp_path / "run", config)
     assert len(set(texts)) == 1
     assert "gradient is not finite at step 0 on rank 0, micro-batch 0" in texts[0]
 
 
-def test_a_sample_that_is_not_a_number_is_no_overflow(gang: Gang, tmp_path: Path) -> None:
-    texts = gang.run(2, carry_out, tmp_path / "run", settings(precision="fp16"), "auto", -1, (7, 99))
+def test_a_sample_that_is_not_a_number_is_no_overflow(pool: RankPool, tmp_path: Path) -> None:
+    texts = pool.run(2, carry_out, tmp_path / "run", settings(precision="fp16"), "auto", -1, (7, 99))
     assert len(set(texts)) == 1
     assert "loss is not finite at step" in texts[0]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lockstep.data.order import Order
 from tests.ranks import jobs
-from tests.ranks.gang import Gang
 from tests.ranks.networks import make, mean_loss, samples
+from tests.ranks.rank_pool import RankPool
 
 WORLDS = (1, 2, 3, 4)
 # Buckets of one or two tensors; all of them too large for one round.
@@ -25,16 +25,16 @@ class Alone:
     rank, size = 0, 1
 
 
-def assert_equal_everywhere(gang: Gang, worlds: tuple[int, ...], *arguments: Any) -> tuple[Any, Any, Any]:
+def assert_equal_everywhere(pool: RankPool, worlds: tuple[int, ...], *arguments: Any) -> tuple[Any, Any, Any]:
     """Run jobs.train in some worlds, and compare every rank of each with the process that is alone.
 
     Returns:
         Facts, weights, and for each bucket of each world, whether it went in chunks.
     """
-    ((facts, weights, _),) = gang.run(1, jobs.train, *arguments)
+    ((facts, weights, _),) = pool.run(1, jobs.train, *arguments)
     in_chunks: list[bool] = []
     for world in worlds:
-        results = gang.run(world, jobs.train, *arguments)
+        results = pool.run(world, jobs.train, *arguments)
         in_chunks += results[-1][-1]
         for rank, (other_facts, other_weights, _) in enumerate(results):
             for step, (one, two) in enumerate(zip(facts, other_facts, strict=True)):
@@ -47,11 +47,11 @@ def assert_equal_everywhere(gang: Gang, worlds: tuple[int, ...], *arguments: Any
 @pytest.mark.parametrize("network", ["batch norm", "gaps", "plain"])
 @pytest.mark.parametrize("limits", [{}, MANY_BUCKETS, MIXED], ids=["one bucket", "chunks", "mixed"])
 def test_gradients_buffers_figures_and_weights_have_the_same_bits_in_all_worlds(
-    gang: Gang, network: str, limits: dict[str, int]
+    pool: RankPool, network: str, limits: dict[str, int]
 ) -> None:
     # Steps of 7 micro-batches (4, 4, 4, 4, 4, 3, 3 samples), then one of 4 (15 samples).
     order = Order(num_samples=26 * 2 + 15, global_batch=26, micro_batch=4, seed=2)
-    facts, _, in_chunks = assert_equal_everywhere(gang, (2, 3, 4), network, order, 7, True, limits)
+    facts, _, in_chunks = assert_equal_everywhere(pool, (2, 3, 4), network, order, 7, True, limits)
     assert [fact[-1] for fact in facts] == [7.0 * step for step in range(7)]
     if limits:
         assert len(in_chunks) >= 3 * 3
@@ -61,22 +61,22 @@ def test_gradients_buffers_figures_and_weights_have_the_same_bits_in_all_worlds(
 
 
 @pytest.mark.parametrize("num_micro_batches", range(1, 10))
-def test_any_number_of_micro_batches_gives_the_same_bits(gang: Gang, num_micro_batches: int) -> None:
+def test_any_number_of_micro_batches_gives_the_same_bits(pool: RankPool, num_micro_batches: int) -> None:
     order = Order(num_samples=3 * num_micro_batches - 1, global_batch=100, micro_batch=3, seed=num_micro_batches)
     if num_micro_batches == 1:
         order = Order(num_samples=5, global_batch=5, micro_batch=5)
     limits = MIXED if num_micro_batches % 2 else {}
-    assert_equal_everywhere(gang, (2, 3, 4), "batch norm", order, 3, True, limits)
+    assert_equal_everywhere(pool, (2, 3, 4), "batch norm", order, 3, True, limits)
 
 
 @pytest.mark.parametrize("network", ["batch norm", "gaps", "synchronised"])
 @pytest.mark.parametrize("limits", [{}, MANY_BUCKETS], ids=["one bucket", "many"])
 def test_steps_of_one_and_of_two_micro_batches_in_turn_have_the_same_bits(
-    gang: Gang, network: str, limits: dict[str, int]
+    pool: RankPool, network: str, limits: dict[str, int]
 ) -> None:
     # Steps of two micro-batches (4, 4) and of one (3 samples) take turns.
     order = Order(num_samples=11, global_batch=8, micro_batch=5, seed=5)
-    assert_equal_everywhere(gang, (2, 3), network, order, 6, True, limits)
+    assert_equal_everywhere(pool, (2, 3), network, order, 6, True, limits)
 
 
 @settings(max_examples=25, deadline=None)
@@ -88,15 +88,15 @@ def test_steps_of_one_and_of_two_micro_batches_in_turn_have_the_same_bits(
     small_bytes=st.sampled_from([0, 200, 700, 2000, 10**6]),
 )
 def test_any_cut_into_steps_micro_batches_buckets_and_chunks_gives_the_same_bits(
-    gang: Gang, world: int, order: Order, network: str, bucket_bytes: int, small_bytes: int
+    pool: RankPool, world: int, order: Order, network: str, bucket_bytes: int, small_bytes: int
 ) -> None:
     limits = {"BUCKET_BYTES": bucket_bytes, "SMALL_BYTES": small_bytes}
-    assert_equal_everywhere(gang, (world,), network, order, min(3, 2 * order.steps_per_epoch), True, limits)
+    assert_equal_everywhere(pool, (world,), network, order, min(3, 2 * order.steps_per_epoch), True, limits)
 
 
-def test_a_parameter_without_a_gradient_has_none_on_any_rank(gang: Gang) -> None:
+def test_a_parameter_without_a_gradient_has_none_on_any_rank(pool: RankPool) -> None:
     order = Order(num_samples=24, global_batch=24, micro_batch=4, seed=2)
-    facts, weights, _ = assert_equal_everywhere(gang, (2, 3, 4), "gaps", order, 4, True, {})
+    facts, weights, _ = assert_equal_everywhere(pool, (2, 3, 4), "gaps", order, 4, True, {})
     untouched = make("gaps").state_dict()
     for _, _, with_gradient, *_ in facts:
         assert not any(name.startswith(("frozen", "unused")) for name in with_gradient)
@@ -107,11 +107,11 @@ def test_a_parameter_without_a_gradient_has_none_on_any_rank(gang: Gang) -> None
     assert weights["seen"].tolist() == [4, 4, 4]
 
 
-def test_a_part_used_in_some_micro_batches_only_counts_where_it_is_used(gang: Gang) -> None:
+def test_a_part_used_in_some_micro_batches_only_counts_where_it_is_used(pool: RankPool) -> None:
     inputs, _ = samples(24)
     order = Order(num_samples=24, global_batch=24, micro_batch=4, seed=2)
     (grads, *_), *others = [
-        result for world in (1, 3) for result in gang.run(world, jobs.gradient, "gaps", order, True)
+        result for world in (1, 3) for result in pool.run(world, jobs.gradient, "gaps", order, True)
     ]
     (step,) = order.steps(Alone(), stop=1)
     used = [bool(inputs[micro.indices].sum() > 0) for micro in step.micro_batches]
@@ -122,14 +122,14 @@ def test_a_part_used_in_some_micro_batches_only_counts_where_it_is_used(gang: Ga
 
 
 @pytest.mark.parametrize(("exact", "world"), [(True, 1), (True, 3), (True, 4), (False, 1), (False, 3), (False, 4)])
-def test_the_gradient_is_that_of_the_mean_over_the_steps_samples(gang: Gang, exact: bool, world: int) -> None:
+def test_the_gradient_is_that_of_the_mean_over_the_steps_samples(pool: RankPool, exact: bool, world: int) -> None:
     # 9 micro-batches of unequal sizes: 3, 3, ... 2, 2.
     order = Order(num_samples=25, global_batch=25, micro_batch=3, seed=4)
     model, (inputs, labels) = make("plain").double(), samples(25)
     loss = mean_loss(model, inputs.double(), labels)
     loss.backward()
     expected = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
-    for grads, mean, norm in gang.run(world, jobs.gradient, "plain", order, exact):
+    for grads, mean, norm in pool.run(world, jobs.gradient, "plain", order, exact):
         assert grads.keys() == expected.keys()
         for name, values in grads.items():
             np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-7)
@@ -137,7 +137,7 @@ def test_the_gradient_is_that_of_the_mean_over_the_steps_samples(gang: Gang, exa
         assert norm == pytest.approx(np.sqrt(sum((values**2).sum() for values in expected.values())), rel=1e-6)
 
 
-def test_dropout_and_batch_norm_give_the_gradient_of_the_micro_batches_one_by_one(gang: Gang) -> None:
+def test_dropout_and_batch_norm_give_the_gradient_of_the_micro_batches_one_by_one(pool: RankPool) -> None:
     order = Order(num_samples=10, global_batch=10, micro_batch=4, seed=4)
     (step,) = order.steps(Alone(), stop=1)
     inputs, labels = samples(10)
@@ -149,33 +149,33 @@ def test_dropout_and_batch_norm_give_the_gradient_of_the_micro_batches_one_by_on
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
             expected[name] = expected.get(name, 0) + len(micro) / 10 * parameter.grad.double()
-    for grads, *_ in gang.run(2, jobs.gradient, "batch norm", order, True):
+    for grads, *_ in pool.run(2, jobs.gradient, "batch norm", order, True):
         for name, values in grads.items():
             np.testing.assert_allclose(values, expected[name].numpy(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("limits", [{}, MANY_BUCKETS], ids=["one bucket", "chunks"])
-def test_fast_mode_differs_by_rounding_only_and_ranks_are_equal(gang: Gang, limits: dict[str, int]) -> None:
+def test_fast_mode_differs_by_rounding_only_and_ranks_are_equal(pool: RankPool, limits: dict[str, int]) -> None:
     order = Order(num_samples=41, global_batch=26, micro_batch=4, seed=2)
-    ((_, exact, _),) = gang.run(1, jobs.train, "batch norm", order, 4, True, {})
+    ((_, exact, _),) = pool.run(1, jobs.train, "batch norm", order, 4, True, {})
     for world in WORLDS:
-        results = gang.run(world, jobs.train, "batch norm", order, 4, False, limits)
+        results = pool.run(world, jobs.train, "batch norm", order, 4, False, limits)
         assert len({jobs.digest(facts) for facts, *_ in results}) == 1
         for name, values in results[0][1].items():
             np.testing.assert_allclose(values, exact[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_ranks_without_a_micro_batch_take_part_and_end_with_the_same_bits(gang: Gang) -> None:
+def test_ranks_without_a_micro_batch_take_part_and_end_with_the_same_bits(pool: RankPool) -> None:
     # 2 micro-batches in full steps and 1 in the last: ranks 1, 2 and 3 have nothing to do at times.
     order = Order(num_samples=11, global_batch=8, micro_batch=4, seed=3)
     for limits in ({}, MANY_BUCKETS):
-        assert_equal_everywhere(gang, (3, 4), "batch norm", order, 6, True, limits)
+        assert_equal_everywhere(pool, (3, 4), "batch norm", order, 6, True, limits)
 
 
 @pytest.mark.parametrize("micro_batch", [4, 14])
-def test_the_gradient_is_scaled_and_the_buffers_are_taken_back_on_all_ranks(gang: Gang, micro_batch: int) -> None:
+def test_the_gradient_is_scaled_and_the_buffers_are_taken_back_on_all_ranks(pool: RankPool, micro_batch: int) -> None:
     order = Order(num_samples=14, global_batch=14, micro_batch=micro_batch, seed=3)
-    results = [result for world in WORLDS for result in gang.run(world, jobs.clip_and_undo, order)]
+    results = [result for world in WORLDS for result in pool.run(world, jobs.clip_and_undo, order)]
     assert len(set(results)) == 1
     before, changed, undone, norm, scaled = results[0]
     assert before == undone != changed
@@ -183,6 +183,8 @@ def test_the_gradient_is_scaled_and_the_buffers_are_taken_back_on_all_ranks(gang
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_loss_that_is_not_a_number_is_seen_by_all_ranks_and_the_flag_still_arrives(gang: Gang, world: int) -> None:
+def test_a_loss_that_is_not_a_number_is_seen_by_all_ranks_and_the_flag_still_arrives(
+    pool: RankPool, world: int
+) -> None:
     order = Order(num_samples=20, global_batch=20, micro_batch=4, seed=3)
-    assert gang.run(world, jobs.nan_on_one, order, 3) == [(True, True, 1.0)] * world
+    assert pool.run(world, jobs.nan_on_one, order, 3) == [(True, True, 1.0)] * world

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lockstep.data.order import Order
-from lockstep.engine.checkpoint import steps
-from tests.ranks.gang import Gang
+from lockstep.storage.checkpoint import steps
+from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import NUM_SAMPLES, STEPS_PER_EPOCH, carry_out, settings, worlds_after_restore
 
 NUM_STEPS = 2 * STEPS_PER_EPOCH
@@ -21,60 +21,60 @@ class Alone:
 
 
 @pytest.fixture
-def straight(gang: Gang, tmp_path: Path) -> Any:
+def straight(pool: RankPool, tmp_path: Path) -> Any:
     """What a run gives that one process carries out without a stop."""
-    (result,) = gang.run(1, carry_out, tmp_path / "straight", settings())
+    (result,) = pool.run(1, carry_out, tmp_path / "straight", settings())
     assert result[2]
     return result
 
 
 @pytest.mark.parametrize(("world", "num_workers"), [(2, 0), (3, 0), (4, 0), (1, 2), (3, 1)])
 def test_a_run_gives_the_same_weights_and_figures_in_all_worlds(
-    gang: Gang, straight: Any, tmp_path: Path, world: int, num_workers: int
+    pool: RankPool, straight: Any, tmp_path: Path, world: int, num_workers: int
 ) -> None:
-    results = gang.run(world, carry_out, tmp_path / "run", settings(num_workers=num_workers))
+    results = pool.run(world, carry_out, tmp_path / "run", settings(num_workers=num_workers))
     assert results == [straight] * world
 
 
 @pytest.mark.parametrize("stop_at", range(NUM_STEPS))
 def test_a_run_stopped_after_any_step_goes_on_to_the_same_weights_in_another_world(
-    gang: Gang, straight: Any, tmp_path: Path, stop_at: int
+    pool: RankPool, straight: Any, tmp_path: Path, stop_at: int
 ) -> None:
     before, after = 1 + stop_at % 4, 1 + (stop_at + 1) % 4
-    stopped = gang.run(before, carry_out, tmp_path / "run", settings(), "auto", stop_at)
+    stopped = pool.run(before, carry_out, tmp_path / "run", settings(), "auto", stop_at)
     assert {(result[1]["step"], result[2]) for result in stopped} == {(stop_at + 1, False)}
-    assert gang.run(after, carry_out, tmp_path / "run", settings()) == [straight] * after
+    assert pool.run(after, carry_out, tmp_path / "run", settings()) == [straight] * after
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_other_optimizers_go_on_to_the_same_weights_too(gang: Gang, tmp_path: Path, name: str) -> None:
+def test_other_optimizers_go_on_to_the_same_weights_too(pool: RankPool, tmp_path: Path, name: str) -> None:
     config = settings(optim={"name": name})
-    (expected,) = gang.run(1, carry_out, tmp_path / "straight", config)
-    gang.run(2, carry_out, tmp_path / "run", config, "auto", 4)
-    assert gang.run(3, carry_out, tmp_path / "run", config) == [expected] * 3
+    (expected,) = pool.run(1, carry_out, tmp_path / "straight", config)
+    pool.run(2, carry_out, tmp_path / "run", config, "auto", 4)
+    assert pool.run(3, carry_out, tmp_path / "run", config) == [expected] * 3
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one(gang: Gang, straight: Any, tmp_path: Path) -> None:
+def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one(pool: RankPool, straight: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    gang.run(2, carry_out, run, settings(), "auto", 4)
+    pool.run(2, carry_out, run, settings(), "auto", 4)
     assert steps(run / "checkpoints") == [4, 5]  # after the first epoch as the best, and where it stopped
     torn = run / "checkpoints" / "step-000005" / "optimizer.safetensors"
     torn.write_bytes(torn.read_bytes()[:-1])
-    results = gang.run(2, carry_out, run, settings())
+    results = pool.run(2, carry_out, run, settings())
     assert [result[:3] for result in results] == [straight[:3]] * 2
     assert f"{torn} is torn" in results[0][3][0]
 
 
-def test_a_run_whose_checkpoints_are_all_torn_does_not_begin_anew_in_silence(gang: Gang, tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_are_all_torn_does_not_begin_anew_in_silence(pool: RankPool, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    gang.run(1, carry_out, run, settings(keep=1), "auto", 2)
+    pool.run(1, carry_out, run, settings(keep=1), "auto", 2)
     for path in (run / "checkpoints").glob("step-*/state.json"):
         path.write_text("{}")
-    (text,) = gang.run(1, carry_out, run, settings(keep=1))
+    (text,) = pool.run(1, carry_out, run, settings(keep=1))
     assert "none of the 1 checkpoints" in text
 
 
-def test_every_third_step_is_saved_and_the_best_stays(gang: Gang, straight: Any, tmp_path: Path) -> None:
+def test_every_third_step_is_saved_and_the_best_stays(pool: RankPool, straight: Any, tmp_path: Path) -> None:
     folder = tmp_path / "straight" / "checkpoints"
     best = json.loads((folder / "best.json").read_text())
     assert best == straight[1]["best"]
@@ -91,12 +91,14 @@ def poisoned(step: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_a_step_that_is_not_finite_stops_all_ranks_with_the_same_text(gang: Gang, tmp_path: Path, world: int) -> None:
+def test_a_step_that_is_not_finite_stops_all_ranks_with_the_same_text(
+    pool: RankPool, tmp_path: Path, world: int
+) -> None:
     sample, micro = poisoned(5)
     config = settings(every="2 steps")
     # Good in the first epoch, bad from then on.
-    gang.run(1, carry_out, tmp_path / "run", config, "auto", 3)
-    texts = gang.run(world, carry_out, tmp_path / "run", config, "auto", -1, (sample, 99))
+    pool.run(1, carry_out, tmp_path / "run", config, "auto", 3)
+    texts = pool.run(world, carry_out, tmp_path / "run", config, "auto", -1, (sample, 99))
     assert len(set(texts)) == 1
     assert f"loss is not finite at step 5 on rank {world - 1}, micro-batch {micro}" in texts[0]
     assert "loss     nan" in texts[0]
@@ -105,13 +107,13 @@ def test_a_step_that_is_not_finite_stops_all_ranks_with_the_same_text(gang: Gang
     assert sample in report["samples"]
 
 
-def test_a_step_that_is_not_finite_is_skipped_alike_in_all_worlds(gang: Gang, tmp_path: Path) -> None:
+def test_a_step_that_is_not_finite_is_skipped_alike_in_all_worlds(pool: RankPool, tmp_path: Path) -> None:
     sample, _ = poisoned(2)
     config = settings(nonfinite="skip")
     results = [
         result
         for world in (1, 2, 3)
-        for result in gang.run(world, carry_out, tmp_path / f"run-{world}", config, "auto", -1, (sample, 2))
+        for result in pool.run(world, carry_out, tmp_path / f"run-{world}", config, "auto", -1, (sample, 2))
     ]
     assert len({result[0] for result in results}) == 1
     assert all(result[1]["skipped"] == [2] and result[2] for result in results)
@@ -119,23 +121,23 @@ def test_a_step_that_is_not_finite_is_skipped_alike_in_all_worlds(gang: Gang, tm
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_run_goes_back_to_its_checkpoint_and_ends_with_the_weights_of_a_run_without_the_fault(
-    gang: Gang, straight: Any, tmp_path: Path, world: int
+    pool: RankPool, straight: Any, tmp_path: Path, world: int
 ) -> None:
     sample, _ = poisoned(2)
     config = settings(every="2 steps", keep=2, nonfinite="rollback")
     # Read once for the step and once to find the fault: then it is gone.
-    results = gang.run(world, carry_out, tmp_path / "run", config, "auto", -1, (sample, 2))
+    results = pool.run(world, carry_out, tmp_path / "run", config, "auto", -1, (sample, 2))
     assert [result[0] for result in results] == [straight[0]] * world
     assert results[0][1]["skipped"] == []
 
 
-def test_a_run_that_goes_back_behind_a_change_of_world_still_names_its_world(gang: Gang, tmp_path: Path) -> None:
-    assert gang.run(2, worlds_after_restore, tmp_path / "run", settings()) == [[3, 2]] * 2
+def test_a_run_that_goes_back_behind_a_change_of_world_still_names_its_world(pool: RankPool, tmp_path: Path) -> None:
+    assert pool.run(2, worlds_after_restore, tmp_path / "run", settings()) == [[3, 2]] * 2
 
 
-def test_a_fault_that_comes_back_after_going_back_stops_the_run(gang: Gang, tmp_path: Path) -> None:
+def test_a_fault_that_comes_back_after_going_back_stops_the_run(pool: RankPool, tmp_path: Path) -> None:
     sample, _ = poisoned(2)
     config = settings(every="2 steps", nonfinite="rollback")
-    texts = gang.run(2, carry_out, tmp_path / "run", config, "auto", -1, (sample, 99))
+    texts = pool.run(2, carry_out, tmp_path / "run", config, "auto", -1, (sample, 99))
     assert len(set(texts)) == 1
     assert "going back did not help" in texts[0]

@@ -17,19 +17,19 @@ from lockstep.data.order import MicroBatch, Order
 from lockstep.parallel.reduce import Reducer
 from lockstep.parallel.tree import push
 from tests.ranks import jobs, runs_in_ranks
-from tests.ranks.gang import Gang
 from tests.ranks.networks import make, samples
+from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import carry_out
 from tests.ranks.test_reducer_worlds import MIXED, assert_equal_everywhere
 from tests.ranks.test_run_worlds import NUM_STEPS, poisoned
 
 
 @pytest.mark.parametrize("limits", [{}, MIXED], ids=["one bucket", "many"])
-def test_synchronised_batch_norm_gives_the_same_bits_in_all_worlds(gang: Gang, limits: dict[str, int]) -> None:
+def test_synchronised_batch_norm_gives_the_same_bits_in_all_worlds(pool: RankPool, limits: dict[str, int]) -> None:
     # Steps of 7 micro-batches (4, 4, 4, 4, 4, 3, 3 samples), then one of 4 (15 samples).
     order = Order(num_samples=26 * 2 + 15, global_batch=26, micro_batch=4, seed=2)
-    facts, weights, _ = assert_equal_everywhere(gang, (2, 3, 4), "synchronised", order, 4, True, limits)
-    others, other_weights, _ = assert_equal_everywhere(gang, (), "batch norm", order, 4, True, limits)
+    facts, weights, _ = assert_equal_everywhere(pool, (2, 3, 4), "synchronised", order, 4, True, limits)
+    others, other_weights, _ = assert_equal_everywhere(pool, (), "batch norm", order, 4, True, limits)
     assert facts[0] != others[0]
     assert weights["layers.1.num_batches_tracked"] == other_weights["layers.1.num_batches_tracked"] == 4
 
@@ -56,7 +56,7 @@ def contribution(leaf: int) -> Tensor:
 
 
 @pytest.mark.parametrize("num_micro_batches", [3, 4, 7])
-def test_sums_inside_of_the_model_are_added_in_the_order_of_the_tree(gang: Gang, num_micro_batches: int) -> None:
+def test_sums_inside_of_the_model_are_added_in_the_order_of_the_tree(pool: RankPool, num_micro_batches: int) -> None:
     # The sums are so exact that batch norm would hardly ever show another order: here they are looked at themselves.
     stack: list[tuple[tuple[int, int], Tensor]] = []
     for leaf in range(num_micro_batches):
@@ -64,7 +64,7 @@ def test_sums_inside_of_the_model_are_added_in_the_order_of_the_tree(gang: Gang,
     expected = stack[0][1].numpy().tobytes()
     order = Order(num_samples=2 * num_micro_batches, global_batch=20, micro_batch=2)
     for world in (1, 2, 3, 4):
-        told = [answer for rank in gang.run(world, layer_sums, order) for answer in rank]
+        told = [answer for rank in pool.run(world, layer_sums, order) for answer in rank]
         assert told == [expected] * num_micro_batches
 
 
@@ -73,35 +73,35 @@ def test_sums_inside_of_the_model_are_added_in_the_order_of_the_tree(gang: Gang,
     world=st.integers(2, 4),
     order=st.builds(Order, st.integers(2, 40), st.integers(2, 40), st.integers(1, 8), st.integers(0, 2**40)),
 )
-def test_any_cut_gives_the_same_bits(gang: Gang, world: int, order: Order) -> None:
+def test_any_cut_gives_the_same_bits(pool: RankPool, world: int, order: Order) -> None:
     # Some ranks have nothing to do, in all steps or in the last one.
-    assert_equal_everywhere(gang, (world,), "synchronised", order, min(3, 2 * order.steps_per_epoch), True, {})
+    assert_equal_everywhere(pool, (world,), "synchronised", order, min(3, 2 * order.steps_per_epoch), True, {})
 
 
-def test_another_cut_gives_the_same_gradient_but_for_rounding(gang: Gang) -> None:
+def test_another_cut_gives_the_same_gradient_but_for_rounding(pool: RankPool) -> None:
     found = []
     for micro_batch, world in [(24, 1), (5, 3), (1, 2)]:
         order = Order(num_samples=24, global_batch=24, micro_batch=micro_batch, seed=2)
-        found += gang.run(world, jobs.gradient_without_dropout, order)
+        found += pool.run(world, jobs.gradient_without_dropout, order)
     for other in found[1:]:
         for name, values in found[0].items():
             np.testing.assert_allclose(other[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_in_fast_mode_ranks_are_equal_and_differ_from_exact_by_rounding(gang: Gang) -> None:
+def test_in_fast_mode_ranks_are_equal_and_differ_from_exact_by_rounding(pool: RankPool) -> None:
     order = Order(num_samples=41, global_batch=26, micro_batch=4, seed=2)
-    ((_, exact, _),) = gang.run(1, jobs.train, "synchronised", order, 3, True, {})
+    ((_, exact, _),) = pool.run(1, jobs.train, "synchronised", order, 3, True, {})
     for world in (1, 3, 4):
-        results = gang.run(world, jobs.train, "synchronised", order, 3, False, {})
+        results = pool.run(world, jobs.train, "synchronised", order, 3, False, {})
         assert len({jobs.digest(facts) for facts, *_ in results}) == 1
         for name, values in results[0][1].items():
             np.testing.assert_allclose(values, exact[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("special", [0, 3])
-def test_ranks_whose_micro_batches_part_ways_all_say_so(gang: Gang, special: int) -> None:
+def test_ranks_whose_micro_batches_part_ways_all_say_so(pool: RankPool, special: int) -> None:
     order = Order(num_samples=16, global_batch=16, micro_batch=4, seed=2)
-    one, two = gang.run(4, jobs.part_ways, order, special)[:2], gang.run(2, jobs.part_ways, order, special)
+    one, two = pool.run(4, jobs.part_ways, order, special)[:2], pool.run(2, jobs.part_ways, order, special)
     here = "rank 0 is at its end" if special == 0 else "rank 0 is at norm, forward"
     assert one[0].startswith(here)
     assert "is at norm, forward" in one[0]
@@ -110,27 +110,27 @@ def test_ranks_whose_micro_batches_part_ways_all_say_so(gang: Gang, special: int
 
 
 def test_a_synchronised_run_stopped_anywhere_goes_on_to_the_same_weights_in_another_world(
-    gang: Gang, tmp_path: Path
+    pool: RankPool, tmp_path: Path
 ) -> None:
     # Up to eight micro-batches under way in a process.
     config = runs_in_ranks.settings(batch_norm="sync", micro_batch=2)
-    (straight,) = gang.run(1, carry_out, tmp_path / "straight", config)
+    (straight,) = pool.run(1, carry_out, tmp_path / "straight", config)
     assert straight[2]
     with_workers = runs_in_ranks.settings(batch_norm="sync", micro_batch=2, num_workers=1)
-    assert gang.run(2, carry_out, tmp_path / "with workers", with_workers) == [straight] * 2
+    assert pool.run(2, carry_out, tmp_path / "with workers", with_workers) == [straight] * 2
     for stop_at in (1, 4, NUM_STEPS - 1):
         before, after = 1 + stop_at % 4, 1 + (stop_at + 1) % 4
-        gang.run(before, carry_out, tmp_path / f"run-{stop_at}", config, "auto", stop_at)
-        assert gang.run(after, carry_out, tmp_path / f"run-{stop_at}", config) == [straight] * after
+        pool.run(before, carry_out, tmp_path / f"run-{stop_at}", config, "auto", stop_at)
+        assert pool.run(after, carry_out, tmp_path / f"run-{stop_at}", config) == [straight] * after
 
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_of_micro_batches_that_share_statistics_the_one_with_the_bad_sample_is_named(
-    gang: Gang, tmp_path: Path, world: int
+    pool: RankPool, tmp_path: Path, world: int
 ) -> None:
     sample, micro = poisoned(2)
     config = runs_in_ranks.settings(batch_norm="sync")
-    texts = gang.run(world, carry_out, tmp_path / "run", config, "auto", -1, (sample, 99))
+    texts = pool.run(world, carry_out, tmp_path / "run", config, "auto", -1, (sample, 99))
     assert len(set(texts)) == 1
     assert f"loss is not finite at step 2 on rank {world - 1}, micro-batch {micro}" in texts[0]
     assert sample in json.loads((tmp_path / "run" / "nonfinite-2.json").read_text())["samples"]

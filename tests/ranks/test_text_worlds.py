@@ -13,7 +13,7 @@ import pytest
 from lockstep.errors import DataError
 from lockstep.recipes.text.config import LATIN
 from lockstep.recipes.text.fonts import find_fonts
-from tests.ranks.gang import Gang
+from tests.ranks.rank_pool import RankPool
 from tests.ranks.recorded import check_recorded, record
 from tests.ranks.text_in_ranks import carry_out, draw_digits, settings
 
@@ -22,42 +22,42 @@ RECORDED = Path(__file__).with_name("text_recorded.json")
 
 @pytest.mark.parametrize(("name", "num_workers"), [pytest.param("fast", 0, marks=pytest.mark.full), ("crnn", 1)])
 def test_groups_of_widths_give_one_hash_in_all_worlds_and_after_a_stop(
-    gang: Gang, tmp_path: Path, name: str, num_workers: int
+    pool: RankPool, tmp_path: Path, name: str, num_workers: int
 ) -> None:
     draw_digits(tmp_path, 50)
     config = settings(tmp_path, name=name)
-    (straight,) = gang.run(1, carry_out, tmp_path / "1", config)
+    (straight,) = pool.run(1, carry_out, tmp_path / "1", config)
     weights, figures, losses, is_done = straight
     assert is_done
     assert len(losses) == 8
     assert set(figures) == {"loss", "line_accuracy", "cer"}
     busy = settings(tmp_path, name=name, num_workers=num_workers)
     for world in (2, 3, 4):
-        assert gang.run(world, carry_out, tmp_path / str(world), busy) == [straight] * world
-    gang.run(2, carry_out, tmp_path / "stopped", config, 4)
-    for other in gang.run(3, carry_out, tmp_path / "stopped", config):
+        assert pool.run(world, carry_out, tmp_path / str(world), busy) == [straight] * world
+    pool.run(2, carry_out, tmp_path / "stopped", config, 4)
+    for other in pool.run(3, carry_out, tmp_path / "stopped", config):
         assert other == (weights, figures, losses[5:], True)
 
 
-def test_made_up_lines_give_one_hash_in_two_worlds(gang: Gang, tmp_path: Path) -> None:
+def test_made_up_lines_give_one_hash_in_two_worlds(pool: RankPool, tmp_path: Path) -> None:
     try:
         find_fonts(None, LATIN)
     except DataError as error:
         pytest.skip(error.what)
     made = {"num_train": 20, "num_eval": 8, "min_length": 2, "max_length": 4}
     config = settings(tmp_path, data={"train": None, "held_out": None, "width": 64, "made": made})
-    (straight,) = gang.run(1, carry_out, tmp_path / "1", config)
-    assert gang.run(2, carry_out, tmp_path / "2", config) == [straight] * 2
+    (straight,) = pool.run(1, carry_out, tmp_path / "1", config)
+    assert pool.run(2, carry_out, tmp_path / "2", config) == [straight] * 2
 
 
-def _twenty_steps(gang: Gang, folder: Path) -> tuple[str, list[float]]:
+def _twenty_steps(pool: RankPool, folder: Path) -> tuple[str, list[float]]:
     draw_digits(folder, 50)
-    ((weights, _, losses, _),) = gang.run(1, carry_out, folder / "run", settings(folder, epochs=5))
+    ((weights, _, losses, _),) = pool.run(1, carry_out, folder / "run", settings(folder, epochs=5))
     return weights, losses
 
 
-def test_twenty_steps_are_the_recorded_ones(gang: Gang, tmp_path: Path) -> None:
-    check_recorded(RECORDED, _twenty_steps, gang, tmp_path)
+def test_twenty_steps_are_the_recorded_ones(pool: RankPool, tmp_path: Path) -> None:
+    check_recorded(RECORDED, _twenty_steps, pool, tmp_path)
 
 
 if __name__ == "__main__":

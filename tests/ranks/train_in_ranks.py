@@ -1,4 +1,4 @@
-"""A small run of a recipe's parts, as a rank of a gang carries it out."""
+"""A small run of a recipe's parts, as a rank of a rank pool carries it out."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lockstep.config.schema import RunConfig
 from lockstep.engine.loop import train
 from lockstep.engine.parts import Parts
 from lockstep.engine.run import make_job
-from lockstep.engine.run_folder import RunFolder
-from lockstep.engine.saving import Saver
-from lockstep.engine.weights import weights_sha256
+from lockstep.engine.saving import CheckpointManager
+from lockstep.storage.run_folder import RunFolder
+from lockstep.storage.weights import weights_sha256
 from tests.ranks.runs_in_ranks import Quiet
 
 
@@ -38,7 +38,7 @@ def train_parts(world: World, path: Path, config: RunConfig, build: Callable[[],
     told = Losses()
     job = make_job(config, build, world)
     try:
-        saver = Saver(folder, config.checkpoint, world)
+        saver = CheckpointManager(folder, config.checkpoint, world)
         saver.restore(job, "auto", told.say)
         is_done = train(job, saver, told, lambda: float(job.progress.step == stop_at))
         saver.close()

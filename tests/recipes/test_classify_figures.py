@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lockstep.data.samples import Batch
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
 from lockstep.recipes.classify.recipe import answer
 
 
@@ -17,13 +17,13 @@ def test_the_label_among_the_likeliest_is_counted_exactly_however_samples_are_sh
     torch.manual_seed(0)
     logits, labels = torch.randn(731, 12), torch.randint(12, (731,))
     names = [f"class {place}" for place in range(12)]
-    whole = Top1(12, num_top=5, classes=names)
+    whole = Accuracy(12, num_top=5, classes=names)
     whole.add(logits, Batch(None, labels, torch.arange(731)))
     expected = (logits.topk(5).indices == labels[:, None]).any(1).sum().item()
     assert whole.result()["top5"] == expected / 731
-    merged = Top1(12, num_top=5, classes=names)
+    merged = Accuracy(12, num_top=5, classes=names)
     for rank in range(4):
-        own = Top1(12, num_top=5, classes=names)
+        own = Accuracy(12, num_top=5, classes=names)
         own.add(logits[rank::4], Batch(None, labels[rank::4], torch.arange(731)[rank::4]))
         merged.merge(json.loads(json.dumps(own.state())))
     assert merged.num_samples == 731
@@ -33,18 +33,18 @@ def test_the_label_among_the_likeliest_is_counted_exactly_however_samples_are_sh
 
 
 def test_equal_logits_count_as_argmax_has_it_and_no_number_never_counts() -> None:
-    metric = Top1(7, num_top=5)
+    metric = Accuracy(7, num_top=5)
     metric.add(torch.zeros(7, 7), Batch(None, torch.arange(7), torch.arange(7)))
     assert metric.result() == {"top1": 1 / 7, "top5": 5 / 7}
-    metric = Top1(7, num_top=5)
+    metric = Accuracy(7, num_top=5)
     metric.add(torch.full((1, 7), torch.nan), Batch(None, torch.tensor([3]), torch.arange(1)))
     assert metric.result()["top5"] == 0
 
 
 def test_many_classes_and_few_have_the_figures_that_say_something() -> None:
     few, many = (
-        Top1(5, num_top=5, classes=["daisy", "dandelion", "roses", "sunflowers", "tulips"]),
-        Top1(60, num_top=5, classes=[str(place) for place in range(60)]),
+        Accuracy(5, num_top=5, classes=["daisy", "dandelion", "roses", "sunflowers", "tulips"]),
+        Accuracy(60, num_top=5, classes=[str(place) for place in range(60)]),
     )
     few.add(torch.eye(5)[:2], Batch(None, torch.tensor([0, 2]), torch.arange(2)))
     many.add(torch.eye(60)[:2], Batch(None, torch.tensor([0, 2]), torch.arange(2)))

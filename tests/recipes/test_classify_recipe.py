@@ -187,20 +187,20 @@ def test_the_recipe_learns_answers_and_draws(shapes: Path, tmp_path: Path) -> No
     assert metric.result()["top1"] > 0.4
     assert set(metric.result()) == {"top1", *(f"top1/{name}" for name in facts(config_of(shapes))["classes"])}
 
-    assert parts.read_input is not None
-    assert parts.answer is not None
+    assert parts.preprocess is not None
+    assert parts.postprocess is not None
     assert parts.draw is not None
-    assert parts.draw_answer is not None
+    assert parts.draw_prediction is not None
     path = held_out.files[0]
     with torch.no_grad():
-        said = json.loads(json.dumps(parts.answer(model(parts.read_input(path).unsqueeze(0))[0])))
+        said = json.loads(json.dumps(parts.postprocess(model(parts.preprocess(path).unsqueeze(0))[0])))
     assert said["class"] == said["top"][0]["class"]
     assert len(said["top"]) == 5
     assert sum(entry["probability"] for entry in said["top"]) == pytest.approx(1, abs=1e-5)
     parts.draw(metric, held_out, tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["confusion.csv", "confusion.png", "worst.png"]
     assert (tmp_path / "confusion.csv").read_text().startswith("label,samples,right,taken for circles,")
-    drawn = parts.draw_answer(path, said)
+    drawn = parts.draw_prediction(path, said)
     assert drawn.width >= 360
     assert drawn.height > Image.open(path).height
 
@@ -210,8 +210,8 @@ def test_a_model_answers_when_its_data_is_gone(shapes: Path, tmp_path: Path) -> 
     known = json.loads(json.dumps(facts(config)))
     gone = config.model_copy(update={"data": config.data.model_copy(update={"root": tmp_path / "gone"})})
     parts = build(gone, known)
-    assert parts.answer is not None
-    assert parts.answer(torch.tensor([0.0, 0, 9, 0, 0]))["class"] == "squares"
+    assert parts.postprocess is not None
+    assert parts.postprocess(torch.tensor([0.0, 0, 9, 0, 0]))["class"] == "squares"
 
 
 def test_a_run_asked_about_other_pictures_lists_those(shapes: Path, tmp_path: Path) -> None:

@@ -85,14 +85,14 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
     assert metric.result()["top1"] > 0.95
 
     images, labels = read_digits(train=False)
-    assert parts.read_input is not None
-    assert parts.answer is not None
+    assert parts.preprocess is not None
+    assert parts.postprocess is not None
     num_right = 0
     for place in range(100):
         path = tmp_path / f"{place}.png"
         Image.fromarray((images[place] * 15.9).astype(np.uint8)).resize((120, 120), Image.Resampling.BICUBIC).save(path)
         with torch.no_grad():
-            answer = parts.answer(parts.model(parts.read_input(path).unsqueeze(0))[0])
+            answer = parts.postprocess(parts.model(parts.preprocess(path).unsqueeze(0))[0])
         num_right += answer["class"] == labels[place]
         assert answer["top"][0] == {"class": answer["class"], "probability": answer["probability"]}
         json.dumps(answer)

@@ -15,10 +15,10 @@ from PIL import Image
 
 from lockstep.data.keyed import keys
 from lockstep.errors import DataError
+from lockstep.recipes.pose.coco.files import open_files
 from lockstep.recipes.pose.config import DataConfig
 from lockstep.recipes.pose.data import EvalPictures, TrainPictures
 from lockstep.recipes.pose.figures import describe, draw_figures
-from lockstep.recipes.pose.files import open_files
 from lockstep.recipes.pose.skeletons import COCO
 from tests.recipes.pose_faults import FAULTS
 

@@ -14,12 +14,12 @@ import torch
 from lockstep.data.keyed import keys
 from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Placement
+from lockstep.recipes.pose.coco.files import open_files
+from lockstep.recipes.pose.coco.store import Zip
 from lockstep.recipes.pose.config import DataConfig
 from lockstep.recipes.pose.data import EvalPictures, Sample, TrainPictures, place_sample
 from lockstep.recipes.pose.figures import Figures, describe, draw_figures
-from lockstep.recipes.pose.files import open_files
 from lockstep.recipes.pose.skeletons import COCO, SKELETONS
-from lockstep.recipes.pose.store import Zip
 
 CASES = [(case, index) for case, count in (("crowdpose", 2), ("coco", 4)) for index in range(count)]
 

@@ -15,9 +15,9 @@ from lockstep.config.load import load
 from lockstep.data.keyed import keys
 from lockstep.engine.parts import Parts
 from lockstep.recipes.catalog import find
+from lockstep.recipes.pose.coco.files import open_files
 from lockstep.recipes.pose.config import Config, DataConfig, MakeConfig
 from lockstep.recipes.pose.data import TrainPictures
-from lockstep.recipes.pose.files import open_files
 from lockstep.recipes.pose.make import make
 from lockstep.recipes.pose.recipe import build
 
@@ -66,21 +66,21 @@ def test_the_recipe_learns_finds_draws_and_answers(tmp_path: Path) -> None:
         batch = data.batch(indices, keys(0, 0, indices))
         metric.add(parts.infer(parts.model, batch.inputs), batch)
     assert metric.num_samples == 2
-    assert parts.best[0] in metric.result()
+    assert parts.monitor[0] in metric.result()
     assert parts.draw is not None
     parts.draw(metric, data, tmp_path / "pictures")
     assert list((tmp_path / "pictures").glob("*.png"))
 
     Image.new("RGB", (90, 70), (120, 40, 40)).save(tmp_path / "a.jpg")
-    assert parts.read_input is not None
-    assert parts.answer is not None
-    assert parts.draw_answer is not None
-    picture = parts.read_input(tmp_path / "a.jpg")
+    assert parts.preprocess is not None
+    assert parts.postprocess is not None
+    assert parts.draw_prediction is not None
+    picture = parts.preprocess(tmp_path / "a.jpg")
     with torch.inference_mode():
         found = parts.infer(parts.model, {"rgb": picture["rgb"][None], "image_id": [picture["image_id"]]})
-    answer = parts.answer(found[0])
+    answer = parts.postprocess(found[0])
     json.dumps(answer)
-    assert parts.draw_answer(tmp_path / "a.jpg", answer).size == (90, 70)
+    assert parts.draw_prediction(tmp_path / "a.jpg", answer).size == (90, 70)
 
 
 def test_a_run_starts_from_weights_that_are_given(tmp_path: Path) -> None:

@@ -87,19 +87,19 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
     assert metric.num_samples == 10
     assert metric.result()["line_accuracy"] > 0.9
 
-    assert parts.read_input is not None
-    assert parts.answer is not None
-    assert parts.draw_answer is not None
+    assert parts.preprocess is not None
+    assert parts.postprocess is not None
+    assert parts.draw_prediction is not None
     picture = Image.open(tmp_path / "5.png")
     picture.rotate(180).save(tmp_path / "upside-down.png")
-    upright = parts.read_input(tmp_path / "5.png")
-    assert torch.equal(parts.read_input(tmp_path / "upside-down.png"), upright.flip(0))
+    upright = parts.preprocess(tmp_path / "5.png")
+    assert torch.equal(parts.preprocess(tmp_path / "upside-down.png"), upright.flip(0))
     with torch.no_grad():
-        answer = parts.answer(parts.model(upright.unsqueeze(0))[0])
+        answer = parts.postprocess(parts.model(upright.unsqueeze(0))[0])
     assert (answer["text"], answer["upside_down"]) == ("42", False)
     assert 0.5 < answer["confidence"] <= 1
     json.dumps(answer)
-    assert parts.draw_answer(tmp_path / "5.png", answer).height > Image.open(tmp_path / "5.png").height
+    assert parts.draw_prediction(tmp_path / "5.png", answer).height > Image.open(tmp_path / "5.png").height
 
     batch = data.batch(np.arange(3), keys(0, 0, np.arange(3)))
     metric.add(parts.model(batch.inputs).roll(1, dims=0), batch)  # some that are read wrong
@@ -110,15 +110,15 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
 
 def test_a_tall_picture_is_turned_to_both_sides(tmp_path: Path) -> None:
     parts = build(config_of(), {"alphabet": "ab", "seen": [], "unseen": []})
-    assert parts.read_input is not None
+    assert parts.preprocess is not None
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 64), np.uint8))
     picture.save(tmp_path / "line.png")
     picture.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "up.png")
     picture.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "down.png")
-    lying = parts.read_input(tmp_path / "line.png")
+    lying = parts.preprocess(tmp_path / "line.png")
     assert lying.shape == (2, 1, 32, 64)
-    assert torch.equal(parts.read_input(tmp_path / "down.png"), lying)
-    assert torch.equal(parts.read_input(tmp_path / "up.png"), lying.flip(0))
+    assert torch.equal(parts.preprocess(tmp_path / "down.png"), lying)
+    assert torch.equal(parts.preprocess(tmp_path / "up.png"), lying.flip(0))
     as_it_is = build(config_of(decode={"turns": False}), {"alphabet": "ab", "seen": [], "unseen": []})
     assert as_it_is.read_input is not None
     assert as_it_is.read_input(tmp_path / "up.png").shape == (1, 1, 32, 64)
@@ -138,17 +138,17 @@ def test_the_surest_view_answers_and_a_turned_one_only_if_it_is_twice_as_sure(
     upright: list[float], turned: list[float], text: str
 ) -> None:
     parts = build(config_of(), {"alphabet": "ab", "seen": [], "unseen": []})
-    assert parts.answer is not None
-    answer = parts.answer(torch.tensor([[upright], [turned]]))
+    assert parts.postprocess is not None
+    answer = parts.postprocess(torch.tensor([[upright], [turned]]))
     assert (answer["text"], answer["upside_down"]) == (text, text == "b")
 
 
 def test_a_picture_of_one_shade_is_refused(tmp_path: Path) -> None:
     parts = build(config_of(), {"alphabet": "ab", "seen": [], "unseen": []})
     Image.new("L", (100, 30), 200).save(tmp_path / "blank.png")
-    assert parts.read_input is not None
+    assert parts.preprocess is not None
     with pytest.raises(DataError, match="shows nothing"):
-        parts.read_input(tmp_path / "blank.png")
+        parts.preprocess(tmp_path / "blank.png")
 
 
 def test_a_run_starts_from_an_official_checkpoint_whose_alphabet_is_another(tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ def test_a_run_starts_from_an_official_checkpoint_whose_alphabet_is_another(tmp_
     torch.save({"state_dict": official.state_dict(), "epoch": 3}, tmp_path / "official.pth")
     model = {"name": "crnn", "width": 8, "num_hidden": 12, "weights": str(tmp_path / "official.pth"), "freeze": "cnn"}
     parts = build(config_of(model=model), {"alphabet": "abc", "seen": [], "unseen": []})
-    assert parts.start is not None
-    rows = parts.start(parts.model)
+    assert parts.init_weights is not None
+    rows = parts.init_weights(parts.model)
     assert "rnn.1.embedding.weight" in rows["other shape"]
     ours, theirs = parts.model.state_dict(), official.state_dict()
     same = [name for name in ours if torch.equal(ours[name], theirs[name])]

@@ -133,7 +133,7 @@ def test_partial_files_of_dead_processes_are_swept_and_those_of_living_ones_stay
     assert {path.name for path in tmp_path.iterdir()} == {mine.name, other.name, target.name, link.name}
 
 
-@pytest.mark.parametrize("module", ["lockstep.cluster.sweep", "lockstep.cluster.forkserver", "lockstep.cli.main"])
+@pytest.mark.parametrize("module", ["lockstep.launch.cleanup", "lockstep.launch.forkserver", "lockstep.cli.main"])
 def test_a_folder_named_in_the_environment_is_left_alone_and_the_exit_code_too(tmp_path: Path, module: str) -> None:
     (tmp_path / "file").touch()
     done = subprocess.run(

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 
 from lockstep.data.images import read_rgb
 from lockstep.data.samples import Samples
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
 from lockstep.report.fonts import font_for
 from lockstep.report.pictures import draw_confusion, draw_sheet
 
@@ -20,7 +20,7 @@ from lockstep.report.pictures import draw_confusion, draw_sheet
 _MAX_CLASSES = 40
 
 
-def draw_pictures(metric: Top1, samples: Samples, folder: Path, *, classes: Sequence[str]) -> None:
+def draw_pictures(metric: Accuracy, samples: Samples, folder: Path, *, classes: Sequence[str]) -> None:
     """Draw the confusion matrix and the pictures with the largest loss; write all counts as a table.
 
     Args:

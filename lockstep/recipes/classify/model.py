@@ -12,8 +12,8 @@ from pathlib import Path
 import torchvision.models as zoo
 from torch import nn
 
-from lockstep.engine.freeze import freeze
 from lockstep.errors import ConfigError
+from lockstep.module.freeze import freeze
 from lockstep.recipes.classify.config import ModelConfig
 
 

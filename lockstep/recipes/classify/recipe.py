@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.engine.parts import Parts
-from lockstep.engine.pretrained import load_pretrained
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
 from lockstep.recipes.classify.checking import drop_unreadable, skipped_row
 from lockstep.recipes.classify.config import Config
 from lockstep.recipes.classify.data import PictureFiles, open_files, read_input
@@ -19,6 +18,7 @@ from lockstep.recipes.classify.drawing import draw_answer, draw_pictures
 from lockstep.recipes.classify.listing import Files, find_pictures, list_held_out, num_in_both, take_all
 from lockstep.recipes.classify.loss import cross_entropy
 from lockstep.recipes.classify.model import build_model, frozen_row
+from lockstep.storage.pretrained import load_pretrained
 
 NUM_TOP = 5
 
@@ -69,15 +69,15 @@ def build(config: Config, facts: Mapping[str, Any]) -> Parts:
         loss=partial(cross_entropy, label_smoothing=config.loss.label_smoothing),
         train_data=partial(_open, config, facts, train=True),
         eval_data=partial(_open, config, facts, train=False),
-        metric=partial(Top1, len(classes), num_top=NUM_TOP, classes=classes),
-        best=("top1", "max"),
-        start=None if config.model.weights is None else partial(load_pretrained, path=config.model.weights),
-        read_input=partial(read_input, config=config.data),
-        answer=partial(answer, classes=classes),
+        metric=partial(Accuracy, len(classes), num_top=NUM_TOP, classes=classes),
+        monitor=("top1", "max"),
+        init_weights=None if config.model.weights is None else partial(load_pretrained, path=config.model.weights),
+        preprocess=partial(read_input, config=config.data),
+        postprocess=partial(answer, classes=classes),
         draw=partial(draw_pictures, classes=classes),
-        draw_answer=draw_answer,
+        draw_prediction=draw_answer,
         input_shape=(3, config.data.size_px, config.data.size_px),
-        meaning={"classes": classes, "mean": config.data.mean, "std": config.data.std},
+        metadata={"classes": classes, "mean": config.data.mean, "std": config.data.std},
         describe={name: text for name, text in rows.items() if text},
     )
 

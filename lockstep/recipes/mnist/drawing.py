@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.data.samples import Samples
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
 from lockstep.recipes.mnist.data import Scale
 from lockstep.report.pictures import draw_confusion, draw_sheet
 
 
-def draw_pictures(metric: Top1, samples: Samples, folder: Path, *, scale: Scale) -> None:
+def draw_pictures(metric: Accuracy, samples: Samples, folder: Path, *, scale: Scale) -> None:
     """Draw the confusion matrix and the pictures with the largest loss.
 
     Args:

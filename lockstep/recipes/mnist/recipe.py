@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from lockstep.engine.parts import Parts
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
 from lockstep.recipes.mnist.config import Config
 from lockstep.recipes.mnist.data import SCALES, TITLES, open_pictures
 from lockstep.recipes.mnist.drawing import draw_pictures
@@ -26,12 +26,12 @@ def build(config: Config) -> Parts:
         loss=cross_entropy,
         train_data=partial(open_pictures, config.data, train=True),
         eval_data=partial(open_pictures, config.data, train=False),
-        metric=partial(Top1, NUM_CLASSES),
-        best=("top1", "max"),
-        read_input=partial(read_picture, scale=scale),
-        answer=answer,
+        metric=partial(Accuracy, NUM_CLASSES),
+        monitor=("top1", "max"),
+        preprocess=partial(read_picture, scale=scale),
+        postprocess=answer,
         draw=partial(draw_pictures, scale=scale),
         input_shape=(1, scale.size_px, scale.size_px),
-        meaning={"classes": [str(digit) for digit in range(NUM_CLASSES)], "mean": scale.mean, "std": scale.std},
+        metadata={"classes": [str(digit) for digit in range(NUM_CLASSES)], "mean": scale.mean, "std": scale.std},
         describe={"data": TITLES[config.data.name], "model": config.model.name},
     )

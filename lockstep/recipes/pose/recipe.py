@@ -9,17 +9,17 @@ from pathlib import Path
 from torch import nn
 
 from lockstep.engine.parts import Parts
-from lockstep.engine.pretrained import load_pretrained
+from lockstep.recipes.pose.coco.files import open_files
 from lockstep.recipes.pose.config import Config, DataConfig
 from lockstep.recipes.pose.data import EvalPictures, Source, TrainPictures
 from lockstep.recipes.pose.drawing import draw_answer, draw_pictures
 from lockstep.recipes.pose.figures import NUM_EVAL, NUM_TRAIN, Figures
-from lockstep.recipes.pose.files import open_files
 from lockstep.recipes.pose.infer import answer, make_infer, read_picture
 from lockstep.recipes.pose.loss import pose_loss
 from lockstep.recipes.pose.metric import PoseMetric
 from lockstep.recipes.pose.model import HigherHRNet
 from lockstep.recipes.pose.normalise import MEAN, STD
+from lockstep.storage.pretrained import load_pretrained
 
 # Else a folder that is given would be passed over without a word.
 NO_ROOT = " (data.root is not read: data.name=coco)"
@@ -38,15 +38,15 @@ def build(config: Config) -> Parts:
         train_data=partial(open_train_pictures, config),
         eval_data=partial(open_eval_pictures, config),
         metric=partial(PoseMetric, skeleton),
-        best=("AP", "max"),
-        start=partial(load_weights, path=config.model.weights) if config.model.weights else None,
+        monitor=("AP", "max"),
+        init_weights=partial(load_weights, path=config.model.weights) if config.model.weights else None,
         infer=make_infer(config),
-        read_input=read_picture,
-        answer=answer,
+        preprocess=read_picture,
+        postprocess=answer,
         draw=draw_pictures,  # type: ignore[arg-type]  # it also asks EvalPictures for a picture as it is
-        draw_answer=partial(draw_answer, skeleton=skeleton),
+        draw_prediction=partial(draw_answer, skeleton=skeleton),
         input_shape=(3, config.data.size_px, config.data.size_px),
-        meaning={"skeleton": {"joints": skeleton.joints, "limbs": skeleton.limbs}, "mean": MEAN, "std": STD},
+        metadata={"skeleton": {"joints": skeleton.joints, "limbs": skeleton.limbs}, "mean": MEAN, "std": STD},
         describe={
             "data": f"{title}, {skeleton.num_joints} joints, {config.data.size_px} px",
             "model": f"HigherHRNet-W{config.model.width}",

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 
 from lockstep.data.keyed import keys
 from lockstep.data.samples import Samples
-from lockstep.metrics.text import Lines
+from lockstep.metrics.text import TextMetric
 from lockstep.recipes.text.config import HEIGHT_PX, DataConfig
 from lockstep.report.fonts import font_for
 
@@ -17,7 +17,7 @@ _ZOOM, _TEXT_PX, _MARGIN_PX, _NUM_COLUMNS = 2, 15, 16, 3
 _PAPER, _INK, _FAINT, _WRONG = (255, 255, 255), (34, 34, 34), (150, 150, 150), (178, 24, 43)
 
 
-def draw_worst(metric: Lines, samples: Samples, folder: Path, *, data: DataConfig) -> None:
+def draw_worst(metric: TextMetric, samples: Samples, folder: Path, *, data: DataConfig) -> None:
     """Draw the lines with the most errors as `worst.png`: the picture as the network sees it, truth, what was read.
 
     Args:

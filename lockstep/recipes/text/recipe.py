@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any
 
 from lockstep.data.samples import Samples
-from lockstep.engine.freeze import freeze
 from lockstep.engine.parts import Parts
-from lockstep.engine.pretrained import load_pretrained
-from lockstep.metrics.text import Lines
+from lockstep.metrics.text import TextMetric
+from lockstep.module.freeze import freeze
 from lockstep.recipes.text.alphabet import BLANK, Alphabet
 from lockstep.recipes.text.answer import answer, draw_answer, read_line
 from lockstep.recipes.text.config import HEIGHT_PX, Config
@@ -23,6 +22,7 @@ from lockstep.recipes.text.fonts import Font, check_fonts, find_fonts, hold_out
 from lockstep.recipes.text.lines import LineMaker
 from lockstep.recipes.text.loss import ctc
 from lockstep.recipes.text.model import build_model
+from lockstep.storage.pretrained import load_pretrained
 
 
 def facts(config: Config) -> Mapping[str, Any]:
@@ -68,15 +68,15 @@ def build(config: Config, facts: Mapping[str, Any]) -> Parts:
         loss=ctc,
         train_data=partial(open_lines, train=True),
         eval_data=partial(open_lines, train=False),
-        metric=partial(Lines, read_texts, partial(truths, alphabet=alphabet), made_group if made else None),
-        best=("line_accuracy", "max"),
-        start=None if weights is None else partial(load_pretrained, path=weights),
-        read_input=partial(read_line, config=config),
-        answer=partial(answer, alphabet=alphabet, config=config.decode),
+        metric=partial(TextMetric, read_texts, partial(truths, alphabet=alphabet), made_group if made else None),
+        monitor=("line_accuracy", "max"),
+        init_weights=None if weights is None else partial(load_pretrained, path=weights),
+        preprocess=partial(read_line, config=config),
+        postprocess=partial(answer, alphabet=alphabet, config=config.decode),
         draw=partial(draw_worst, data=config.data),
-        draw_answer=draw_answer,
+        draw_prediction=draw_answer,
         input_shape=(1, HEIGHT_PX, config.data.widths[-1]),
-        meaning={
+        metadata={
             "alphabet": alphabet.characters,
             "blank": BLANK,
             "mean": config.data.mean,

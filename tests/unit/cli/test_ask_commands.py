@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import lockstep
-from lockstep import trained
 from lockstep.cli.main import run
 from lockstep.errors import DataError
-from lockstep.subject import Subject
+from lockstep.inference import predict
+from lockstep.inference.trained_model import TrainedModel
 
 
 class FakeTrained(SimpleNamespace):
-    """Stands for `lockstep.trained`: notes what it is called with."""
+    """Stands for `lockstep.inference.predict`: notes what it is called with."""
 
     def __init__(self) -> None:
         super().__init__(calls=[], facts={"class": 7, "probability": 0.99123}, expand=list)
@@ -31,13 +31,13 @@ class FakeTrained(SimpleNamespace):
         self.calls.append(args)
         for path in args[1]:
             fault = DataError(f"{path} is no picture") if path.suffix == ".txt" else None
-            yield trained.Answer(path, {"error": str(fault)} if fault else self.facts, fault)
+            yield predict.Answer(path, {"error": str(fault)} if fault else self.facts, fault)
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTrained:
     fake = FakeTrained()
-    monkeypatch.setitem(sys.modules, "lockstep.trained", fake)
+    monkeypatch.setitem(sys.modules, "lockstep.inference.predict", fake)
     monkeypatch.setattr(lockstep, "trained", fake, raising=False)
     return fake
 
@@ -53,14 +53,14 @@ def test_eval_prints_the_figures(fake: FakeTrained, capsys: pytest.CaptureFixtur
 
 def test_predict_prints_a_line_for_each_file(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["predict", "runs/a", "a.png", "longer.png", "test.flip=true", "--draw", "out"]) == 0
-    subject = Subject(Path("runs/a"), ["test.flip=true"])
+    subject = TrainedModel(Path("runs/a"), ["test.flip=true"])
     assert fake.calls == [(subject, [Path("a.png"), Path("longer.png")], Path("out"))]
     lines = ["a.png       class 7  probability 99.12%", "longer.png  class 7  probability 99.12%"]
     assert capsys.readouterr().out.splitlines() == lines
     assert run(["predict", "runs/a", "a.png", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"file": "a.png", "class": 7, "probability": 0.99123}
     assert run(["predict", "a.pth", "a.png", "--preset", "digits", "--checkpoint", "best"]) == 0
-    assert fake.calls[-1][0] == Subject(Path("a.pth"), [], "best", "digits")
+    assert fake.calls[-1][0] == TrainedModel(Path("a.pth"), [], "best", "digits")
 
 
 def test_predict_goes_on_after_a_file_that_is_no_picture(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ def test_an_equals_sign_in_the_name_of_a_file_that_is_there_is_no_setting(
     monkeypatch.chdir(tmp_path)
     Path("lr=0.1").touch()
     assert run(["predict", "runs/a", "lr=0.1", "other=0.1"]) == 0
-    assert fake.calls == [(Subject(Path("runs/a"), ["other=0.1"]), [Path("lr=0.1")], None)]
+    assert fake.calls == [(TrainedModel(Path("runs/a"), ["other=0.1"]), [Path("lr=0.1")], None)]
 
 
 def test_predict_without_a_file_says_what_is_missing(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from lockstep import start
 from lockstep.cli.main import run
-from lockstep.cluster import forkserver
 from lockstep.errors import LaunchError
+from lockstep.launch import forkserver, start
 
 
 @pytest.mark.parametrize("code", [130, 143, 1])

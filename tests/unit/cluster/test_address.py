@@ -9,15 +9,15 @@ import sys
 
 import pytest
 
-from lockstep.cluster.address import KeptPort, command_of, interface_towards, is_ours, port_holder
-from lockstep.cluster.meeting import _listen
+from lockstep.cluster.address import ReservedPort, command_of, interface_towards, is_ours, port_holder
+from lockstep.cluster.store import _listen
 from tests.runs import own_port
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
 def test_a_port_that_is_kept_can_be_listened_on_by_who_knows_its_number() -> None:
-    kept = KeptPort()
+    kept = ReservedPort()
     for host in ("127.0.0.1", ""):
         with _listen("127.0.0.1", kept.renew(host)) as listener:
             socket.create_connection(listener.getsockname(), timeout=60).close()
@@ -26,7 +26,7 @@ def test_a_port_that_is_kept_can_be_listened_on_by_who_knows_its_number() -> Non
 
 @linux
 def test_a_port_that_is_kept_is_given_to_nobody_else_and_nobody_answers_there() -> None:
-    kept = KeptPort()
+    kept = ReservedPort()
     port = kept.renew()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=60)

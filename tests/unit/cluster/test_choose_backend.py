@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.cluster.rollcall import Card, ranks_text
+from lockstep.cluster.rendezvous import RankInfo, ranks_text
 from lockstep.cluster.world import alone, choose_backend
 from lockstep.errors import LaunchError
 
 
-def cards(hosts: str, device: str = "cuda", backend: str = "auto", num_gpus: int = 2) -> list[Card]:
-    return [Card(rank, len(hosts), host, 100 + rank, device, backend, num_gpus) for rank, host in enumerate(hosts)]
+def cards(hosts: str, device: str = "cuda", backend: str = "auto", num_gpus: int = 2) -> list[RankInfo]:
+    return [RankInfo(rank, len(hosts), host, 100 + rank, device, backend, num_gpus) for rank, host in enumerate(hosts)]
 
 
 def test_cpu_takes_gloo_and_cuda_takes_nccl() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.cluster.env import Placement, in_world, placement
+from lockstep.cluster.env import RankAssignment, in_world, placement
 from lockstep.errors import LaunchError
 
 TORCHRUN = {
@@ -33,7 +33,7 @@ def test_nobody_has_started_a_world() -> None:
 
 def test_torchrun_is_recognised() -> None:
     assert in_world(TORCHRUN)
-    assert placement(TORCHRUN) == Placement(3, 4, 1, 2, "tcp://10.0.0.5:29500", "torchrun", 2, True, "job")
+    assert placement(TORCHRUN) == RankAssignment(3, 4, 1, 2, "tcp://10.0.0.5:29500", "torchrun", 2, True, "job")
 
 
 def test_our_launcher_is_recognised() -> None:
@@ -44,7 +44,7 @@ def test_our_launcher_is_recognised() -> None:
 
 def test_variables_set_by_hand_are_a_world_of_the_command_line() -> None:
     here = placement(BY_HAND)
-    assert here == Placement(0, 2, None, None, "tcp://a:29500", "command line")
+    assert here == RankAssignment(0, 2, None, None, "tcp://a:29500", "command line")
     assert placement(BY_HAND, init="env://") == here
 
 

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from lockstep.cluster import address
-from lockstep.cluster.meeting import _listen, reach
+from lockstep.cluster.store import _listen, wait_for_listener
 from tests.runs import own_port
 
 
@@ -26,7 +26,7 @@ def test_a_name_is_listened_on_at_one_address_where_the_others_reach_it() -> Non
     name = socket.gethostname()
     with _listen(name, port) as listener:
         assert listener.getsockname()[0] not in ("0.0.0.0", "::")
-        reach(name, port, f"tcp://{name}:{port}", 60, print, "rank 1", "rank 0")
+        wait_for_listener(name, port, f"tcp://{name}:{port}", 60, print, "rank 1", "rank 0")
         others = {"127.0.0.1", "127.0.0.2"} - {listener.getsockname()[0]}
         for other in others:
             with pytest.raises(ConnectionRefusedError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.cluster.env import Placement, in_world, placement
-from lockstep.cluster.schedulers import PORTS, first_host, translated
+from lockstep.cluster.env import RankAssignment, in_world, placement
+from lockstep.cluster.schedulers import PORTS, first_host, to_torchrun_env
 from lockstep.errors import LaunchError
 
 SRUN = {
@@ -29,7 +29,7 @@ OPEN_MPI = {
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
 
-def _place(environ: dict[str, str]) -> Placement:
+def _place(environ: dict[str, str]) -> RankAssignment:
     here = placement(environ)
     assert here is not None
     return here
@@ -107,4 +107,4 @@ def test_the_first_of_slurms_list_of_nodes_is_found(nodes: str, first: str) -> N
 
 def test_an_environment_without_a_scheduler_stays_as_it_is() -> None:
     environ = {"PATH": "/bin"}
-    assert translated(environ) == (environ, "")
+    assert to_torchrun_env(environ) == (environ, "")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.cluster import stacks
-from lockstep.cluster.stacks import Stacks
+from lockstep.cluster.stacks import StackDumper
 from tests.runs import wait_until
 
 pytestmark = pytest.mark.skipif(stacks.SIGNAL is None or not Path("/proc").exists(), reason="needs Linux")
@@ -29,7 +29,7 @@ def never_gives_the_lock_back() -> None:
 
 
 def be_stuck(mouth: Connection, how: Callable[[], None]) -> None:
-    made = Stacks()
+    made = StackDumper()
     mouth.send(made.descriptor)
     how()
 
@@ -56,7 +56,7 @@ def stuck() -> Iterator[Callable[[Callable[[], None]], tuple[int, int]]]:
 def test_a_process_s_own_stacks_begin_with_its_main_thread_and_have_its_workers_(
     tmp_path: Path, stuck: Callable[[Callable[[], None]], tuple[int, int]]
 ) -> None:
-    made = Stacks()
+    made = StackDumper()
     try:
         pid, _ = stuck(sleeps_for_ever)
         made.write(tmp_path / "logs" / "stacks.txt", "rank 0")
@@ -96,10 +96,10 @@ def test_a_process_that_would_die_of_the_signal_is_not_asked() -> None:
     child.start()
     try:
         assert child.pid is not None
-        assert not stacks.ask(child.pid)
+        assert not stacks.request_stacks(child.pid)
         time.sleep(0.1)
         assert child.is_alive()
-        assert not stacks.ask(2**22 - 3)  # nobody
+        assert not stacks.request_stacks(2**22 - 3)  # nobody
     finally:
         child.kill()
         child.join()

@@ -24,8 +24,8 @@ from lockstep.data.keyed import IntArray, KeyArray, keys
 from lockstep.data.loader import Loader, training_requests
 from lockstep.data.order import Order
 from lockstep.data.samples import Batch, DatasetSamples, Samples
-from lockstep.engine.run_folder import RunFolder
 from lockstep.errors import ConfigError, DataError
+from lockstep.storage.run_folder import RunFolder
 
 CPU = torch.device("cpu")
 
@@ -194,7 +194,7 @@ def test_workers_end_when_their_rank_is_killed_so_that_its_run_folder_is_free_at
             from lockstep.data.keyed import keys
             from lockstep.data.loader import Loader
             from lockstep.data.samples import Batch
-            from lockstep.engine.run_folder import RunFolder
+            from lockstep.storage.run_folder import RunFolder
 
             class Endless:
                 def __len__(self): return 10

@@ -20,20 +20,20 @@ from PIL import Image
 from lockstep.config.document import read
 from lockstep.data.images import Picture, read_rgb
 from lockstep.data.names import first_outside
-from lockstep.engine.environment import commit_of
-from lockstep.engine.pretrained import read_state
 from lockstep.errors import ConfigError, DataError, LockstepError
+from lockstep.provenance.environment import commit_of
 from lockstep.recipes.classify.listing import read_csv
 from lockstep.recipes.mnist.data import SCALES
 from lockstep.recipes.mnist.idx import read_idx
 from lockstep.recipes.mnist.picture import read_picture
-from lockstep.recipes.pose.fields import read_json
-from lockstep.recipes.pose.store import Zip
+from lockstep.recipes.pose.coco.fields import read_json
+from lockstep.recipes.pose.coco.store import Zip
 from lockstep.recipes.text.alphabet import read_alphabet
 from lockstep.recipes.text.config import Config as TextConfig
 from lockstep.recipes.text.config import DataConfig
 from lockstep.recipes.text.files import choose, find_alphabet
 from lockstep.recipes.text.labels import read_labels
+from lockstep.storage.pretrained import read_state
 
 READERS: dict[str, Callable[[Path], object]] = {
     "a picture": read_rgb,

@@ -10,7 +10,7 @@ from torch import nn
 
 from lockstep import Batch, DatasetSamples, Parts
 from lockstep.config.schema import RunConfig
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
 
 PRESET = {"global_batch": 8, "micro_batch": 4, "epochs": 1, "device": "cpu", "report": {"tensorboard": False}}
 
@@ -102,5 +102,5 @@ def build(config):
         loss=loss(fault),
         train_data=lambda: DatasetSamples(Triples()) if fault == "triples" else Samples(fault, 20),
         eval_data=lambda: Samples(fault, 0 if fault == "no evaluation" else 10),
-        metric=lambda: Top1(3),
+        metric=lambda: Accuracy(3),
     )

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from lockstep.cluster.world import alone
 from lockstep.config.schema import CheckpointConfig, OptimConfig, RunConfig
 from lockstep.data.samples import Batch, DatasetSamples
-from lockstep.engine.checkpoint import steps
 from lockstep.engine.job import Job
 from lockstep.engine.loop import train
 from lockstep.engine.parts import Parts
 from lockstep.engine.reports import Reports
 from lockstep.engine.run import make_job
-from lockstep.engine.run_folder import RunFolder
-from lockstep.engine.saving import Saver
+from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import ConfigError
 from lockstep.report.records import read_records
+from lockstep.storage.checkpoint import steps
+from lockstep.storage.run_folder import RunFolder
 
 STEPS_PER_EPOCH = 2
 
@@ -57,7 +57,7 @@ def parts(values: list[float], **more: Any) -> Parts:
     samples = DatasetSamples([(torch.tensor([float(index), 1.0]), index % 2) for index in range(7)])
     given = iter(values)
     made = Parts(model=nn.Linear(2, 2), loss=loss, train_data=lambda: samples, eval_data=lambda: samples,
-                 metric=lambda: Judged(given), best=("score", "max"))  # fmt: skip
+                 metric=lambda: Judged(given), monitor=("score", "max"))  # fmt: skip
     return replace(made, **more)
 
 
@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 
 
 def go(job: Job, folder: RunFolder, flag: Callable[[], float] = lambda: 0.0) -> Reports:
-    saver = Saver(folder, job.config.checkpoint, job.world)
+    saver = CheckpointManager(folder, job.config.checkpoint, job.world)
     saver.restore(job, "auto", print)
     reports = Reports(job, folder)
     try:
@@ -123,15 +123,15 @@ def test_an_evaluation_whose_checkpoint_was_not_written_stands_in_the_records_on
     class Killed(BaseException):
         pass
 
-    real = Saver.save
+    real = CheckpointManager.save
 
-    def save(saver: Saver, job: Job) -> None:
+    def save(saver: CheckpointManager, job: Job) -> None:
         if job.is_evaluated():
             raise Killed
         real(saver, job)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Saver, "save", save)
+        patch.setattr(CheckpointManager, "save", save)
         with pytest.raises(Killed):
             go(job_of(parts([0.1]), epochs=1), folder)
     assert len(read_records(folder.path, "eval")) == 1

@@ -17,11 +17,11 @@ from lockstep.cluster.world import alone
 from lockstep.data.samples import DatasetSamples
 from lockstep.engine.evaluate import evaluate
 from lockstep.errors import DataError
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
 
 
 def run(
-    values: list[float], model: nn.Module | None = None, metric: Callable[[], Top1] = lambda: Top1(2)
+    values: list[float], model: nn.Module | None = None, metric: Callable[[], Accuracy] = lambda: Accuracy(2)
 ) -> dict[str, float]:
     samples = DatasetSamples([(torch.tensor([value, 0.0]), 0) for value in values])
     figures, _ = evaluate(
@@ -42,7 +42,7 @@ def test_losses_of_both_infinities_have_no_mean() -> None:
     assert figures["top1"] == pytest.approx(2 / 3)
 
 
-class Figures(Top1):
+class Figures(Accuracy):
     def result(self) -> dict[str, Any]:
         return {"top1": np.float32(0.5), "loss": 99.0}
 

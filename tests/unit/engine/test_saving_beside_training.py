@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from lockstep.config.schema import CheckpointConfig
-from lockstep.engine import checkpoint
-from lockstep.engine.checkpoint import load_checkpoint, steps
 from lockstep.engine.job import Job
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.reports import Reports
-from lockstep.engine.run_folder import RunFolder
-from lockstep.engine.saving import Saver
-from lockstep.engine.weights import weights_sha256
+from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import CheckpointError
+from lockstep.storage import checkpoint
+from lockstep.storage.checkpoint import load_checkpoint, steps
+from lockstep.storage.run_folder import RunFolder
+from lockstep.storage.weights import weights_sha256
 from tests.unit.engine.test_epoch_end import job_of, parts
 
 
@@ -59,8 +59,8 @@ class Disk:
         patch.setattr(checkpoint, "write", write)
 
 
-def saver_of(job: Job, folder: RunFolder, every: str = "1 steps", keep: int = 9) -> Saver:
-    return Saver(folder, CheckpointConfig(every=every, keep=keep), job.world)
+def saver_of(job: Job, folder: RunFolder, every: str = "1 steps", keep: int = 9) -> CheckpointManager:
+    return CheckpointManager(folder, CheckpointConfig(every=every, keep=keep), job.world)
 
 
 def advance(job: Job) -> str:
@@ -160,7 +160,7 @@ def test_what_goes_wrong_beside_training_comes_out_at_the_next_call(small_disk: 
     folder.close()
 
 
-def run(job: Job, folder: RunFolder, saver: Saver, stop_after: int = -1) -> bool:
+def run(job: Job, folder: RunFolder, saver: CheckpointManager, stop_after: int = -1) -> bool:
     reports = Reports(job, folder)
     try:
         while True:

@@ -18,12 +18,12 @@ from lockstep.data.samples import Batch
 from lockstep.engine.job import Job
 from lockstep.engine.parts import Parts
 from lockstep.engine.reports import Reports
-from lockstep.engine.request import Request
 from lockstep.engine.run import make_job
-from lockstep.engine.run_folder import RunFolder
+from lockstep.engine.run_spec import RunSpec
 from lockstep.engine.summary import finish, head
-from lockstep.metrics.classification import Top1
-from lockstep.report.words import block
+from lockstep.metrics.classification import Accuracy
+from lockstep.report.format import block
+from lockstep.storage.run_folder import RunFolder
 
 NUM_SAMPLES = 64
 
@@ -48,14 +48,14 @@ def loss(outputs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
 
 
 def build() -> Parts:
-    return Parts(model=nn.Linear(4, 2), loss=loss, train_data=Samples, eval_data=Samples, metric=lambda: Top1(2))
+    return Parts(model=nn.Linear(4, 2), loss=loss, train_data=Samples, eval_data=Samples, metric=lambda: Accuracy(2))
 
 
-def job_of(num_procs: int, **settings: object) -> tuple[Request, Job]:
+def job_of(num_procs: int, **settings: object) -> tuple[RunSpec, Job]:
     config = RunConfig(recipe="test", device="cpu", **settings)  # type: ignore[arg-type]  # pydantic looks at them
     job = make_job(config, build, alone("cpu"))
     job.world = replace(job.world, size=num_procs)
-    request = Request("test", config, {}, Path("run"), resume="never", is_restart=False, started_at=0.0)
+    request = RunSpec("test", config, {}, Path("run"), resume="never", is_restart=False, started_at=0.0)
     return request, job
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.data.samples import Batch
-from lockstep.metrics.classification import Top1
+from lockstep.metrics.classification import Accuracy
 
 
 def _batch(labels: list[int], start: int = 0) -> Batch:
@@ -21,7 +21,7 @@ def _logits(choices: list[int], num_classes: int = 3) -> torch.Tensor:
 
 
 def test_top1_is_the_share_of_right_answers() -> None:
-    metric = Top1(3)
+    metric = Accuracy(3)
     metric.add(_logits([0, 1, 2, 0]), _batch([0, 1, 1, 2]))
     assert metric.num_samples == 4
     assert metric.result()["top1"] == 0.5
@@ -29,7 +29,7 @@ def test_top1_is_the_share_of_right_answers() -> None:
 
 
 def test_the_loss_is_left_to_the_engine_which_knows_what_is_minimised() -> None:
-    metric = Top1(3)
+    metric = Accuracy(3)
     metric.add(_logits([0]), _batch([0]))
     assert metric.result() == {"top1": 1.0}
 
@@ -40,13 +40,13 @@ def test_any_sharing_out_gives_the_same_state_and_figures(num_samples: int, num_
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(num_samples, 5, generator=generator).round(decimals=1)
     labels = torch.randint(0, 5, (num_samples,), generator=generator)
-    whole = Top1(5, num_worst=7)
+    whole = Accuracy(5, num_worst=7)
     whole.add(logits, Batch(None, labels, torch.arange(num_samples)))
     owner = torch.randint(0, num_parts, (num_samples,), generator=generator)
-    shared = Top1(5, num_worst=7)
+    shared = Accuracy(5, num_worst=7)
     for part in reversed(range(num_parts)):
         mine = torch.nonzero(owner == part).flatten()
-        metric = Top1(5, num_worst=7)
+        metric = Accuracy(5, num_worst=7)
         for index in mine.tolist():
             metric.add(logits[index : index + 1], Batch(None, labels[index : index + 1], torch.tensor([index])))
         shared.merge(json.loads(json.dumps(metric.state())))
@@ -55,7 +55,7 @@ def test_any_sharing_out_gives_the_same_state_and_figures(num_samples: int, num_
 
 
 def test_the_worst_samples_are_kept_with_label_and_answer() -> None:
-    metric = Top1(3, num_worst=2)
+    metric = Accuracy(3, num_worst=2)
     metric.add(_logits([0, 1, 2]) * torch.tensor([[1.0], [5.0], [9.0]]), _batch([0, 2, 0], start=10))
     (first, second) = metric.state()["worst"]
     assert first[1:] == [12, 0, 2]
@@ -64,13 +64,13 @@ def test_the_worst_samples_are_kept_with_label_and_answer() -> None:
 
 
 def test_of_equal_losses_the_lower_index_is_kept() -> None:
-    metric = Top1(3, num_worst=2)
+    metric = Accuracy(3, num_worst=2)
     metric.add(_logits([1, 1, 1]), _batch([0, 0, 0], start=5))
     assert [row[1] for row in metric.state()["worst"]] == [5, 6]
 
 
 def test_outputs_that_are_not_finite_count_as_worst() -> None:
-    metric = Top1(3)
+    metric = Accuracy(3)
     outputs = _logits([0, 1])
     outputs[1] = math.nan
     metric.add(outputs, _batch([0, 1]))
@@ -80,4 +80,4 @@ def test_outputs_that_are_not_finite_count_as_worst() -> None:
 
 def test_no_samples_have_no_accuracy() -> None:
     with pytest.raises(ValueError, match="no samples"):
-        Top1(3).result()
+        Accuracy(3).result()

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.data.samples import Batch
-from lockstep.metrics.text import Lines
+from lockstep.metrics.text import TextMetric
 
 pairs = st.lists(
     st.tuples(st.text("ab你", max_size=4), st.text("ab你", max_size=4), st.sampled_from("xy")), max_size=20
 )
 
 
-def lines(num_worst: int = 3) -> Lines:
+def lines(num_worst: int = 3) -> TextMetric:
     """Outputs are the texts as read, targets the pairs of true text and group."""
-    return Lines(list, lambda batch: [truth for truth, _ in batch.targets], lambda batch: [g for _, g in batch.targets],
+    return TextMetric(list, lambda batch: [truth for truth, _ in batch.targets], lambda batch: [g for _, g in batch.targets],
                  num_worst)  # fmt: skip
 
 

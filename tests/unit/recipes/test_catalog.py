@@ -12,7 +12,7 @@ from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.recipes import catalog
-from lockstep.recipes.catalog import Source, find, presets, recipes
+from lockstep.recipes.catalog import RecipeSpec, find, presets, recipes
 from lockstep.recipes.trust import trust
 
 CONFIG = """
@@ -59,11 +59,11 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def config_of(source: Source, *overrides: str) -> RunConfig:
+def config_of(source: RecipeSpec, *overrides: str) -> RunConfig:
     return load(source.config_class, source.layers, overrides).config
 
 
-def built(source: Source, *overrides: str) -> Any:
+def built(source: RecipeSpec, *overrides: str) -> Any:
     """What a test's own `build` gave, which is anything but Parts."""
     return source.build(config_of(source, *overrides))
 

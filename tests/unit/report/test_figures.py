@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from lockstep.report.format import block, clock, duration, fitted, metric_name, metric_value, metric_width
 from lockstep.report.rate import Rate
-from lockstep.report.words import block, clock, duration, fitted, metric_name, metric_value, metric_width
 
 
 @pytest.mark.parametrize(

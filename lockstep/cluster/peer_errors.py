@@ -1,0 +1,119 @@
+"""The texts and errors of ranks that have joined and then wait to be connected to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.cluster.limits import out_of_files
+from lockstep.cluster.rendezvous import RankInfo, ranks_text
+from lockstep.cluster.store import as_clock
+from lockstep.errors import LaunchError, is_too_many_files, too_many_files
+
+# How gloo reports a peer that had connected and then ended.
+_ENDED_PEER = ("closed by peer", "reset by peer", "broken pipe")
+_BLAME_INTERFACE = {
+    "likely": "these processes are alive, but the machines see each other on another network interface than the one "
+    "taken, or a firewall blocks their ports",
+    "do": "set GLOO_SOCKET_IFNAME (cpu) or NCCL_SOCKET_IFNAME (cuda) to the interface's name, see: ip address",
+}
+
+
+def name(card: RankInfo) -> str:
+    """A rank with its host and process id."""
+    return f"rank {card.rank} ({card.host}, pid {card.pid})"
+
+
+def still_waiting(
+    cards: Sequence[RankInfo], missing: Sequence[int], waited_s: float, limit_s: float, quiet: Sequence[RankInfo]
+) -> str:
+    """The line for the log while connecting takes long.
+
+    Args:
+        cards: All ranks.
+        missing: Those that have not connected.
+        waited_s: For how long.
+        limit_s: How long they have in all.
+        quiet: Those of them that do not report any more.
+    """
+    names = f"\n  no sign of life from {', '.join(map(name, quiet[:4]))}" if quiet else ""
+    have = "has" if len(missing) == 1 else "have"
+    return (
+        f"connecting {len(cards)} processes: {ranks_text(missing)} {have} not connected, {waited_s:.0f} s{names}"
+        f"\n  giving up in {as_clock(limit_s - waited_s)} (cluster.join_timeout_s)"
+    )
+
+
+def lost(card: RankInfo, reason: str) -> LaunchError:
+    """A rank has ended, or can't be seen any more."""
+    return LaunchError(
+        f"lost {name(card)} before all ranks were connected: {reason}",
+        likely="it was killed or has failed, and its own output says why; or its machine or network is down",
+        do="start again, with --resume auto where the run has saved",
+    )
+
+
+def lost_agent(rank: int, reason: str) -> LaunchError:
+    """The agent that serves the store has ended."""
+    return LaunchError(
+        f"rank {rank} lost the store of torchrun's agent before all ranks were connected",
+        given=reason,
+        likely="that agent has ended",
+    )
+
+
+def gave_up(
+    missing: Sequence[int], limit_s: float, stopped: Sequence[RankInfo], quiet: Sequence[RankInfo]
+) -> LaunchError:
+    """Connecting took too long.
+
+    Args:
+        missing: The ranks that had not connected.
+        limit_s: How long they had.
+        stopped: Those of them on this host that a signal or a debugger has stopped.
+        quiet: Those of them that did not report any more.
+    """
+    what = f"gave up connecting: {ranks_text(missing)} had not connected after {limit_s:.0f} s"
+    where = "cluster.join_timeout_s"
+    if stopped:
+        names = ", ".join(map(name, stopped))
+        return LaunchError(what, where=where, likely=f"stopped by SIGSTOP or a debugger: {names}")
+    if quiet:
+        return LaunchError(what, where=where, likely=f"no sign of life from {', '.join(map(name, quiet[:4]))}")
+    return LaunchError(what, where=where, **_BLAME_INTERFACE)
+
+
+def could_not_connect(card: RankInfo, failure: BaseException) -> LaunchError:
+    """torch gave up, though all ranks are alive."""
+    if is_too_many_files(failure):
+        return too_many_files()
+    reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+    if any(words in reason.lower() for words in _ENDED_PEER):
+        return LaunchError(
+            f"{name(card)} lost another process before all ranks were connected",
+            given=reason[:200],
+            likely="that process has ended; its own output says why",
+        )
+    what = f"{name(card)} met the others, but can't connect to them: {reason}"
+    if files := out_of_files():
+        return LaunchError(what, likely=files)
+    return LaunchError(what, **_BLAME_INTERFACE)
+
+
+def to_json(error: LaunchError, num_lost: int) -> dict[str, Any]:
+    """A verdict for the store.
+
+    Args:
+        error: What all ranks raise.
+        num_lost: How many ranks can't read it.
+    """
+    return {"what": error.what, "facts": error.facts, "num_lost": num_lost}
+
+
+def from_json(verdict: Any) -> tuple[LaunchError, int]:
+    """Read a verdict; a damaged one is an error too."""
+    try:
+        facts = {str(key): str(value) for key, value in verdict["facts"].items()}
+        return LaunchError(str(verdict["what"]), **facts), int(verdict["num_lost"])
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return LaunchError("another rank gave up connecting, but its reason in the store is damaged"), 1

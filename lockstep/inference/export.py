@@ -1,0 +1,310 @@
+"""A trained model as one file for others: safetensors, ONNX, or torch's own exported program.
+
+What is written is read back and run before the file gets its name: a file that is there gives the model's own outputs.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.errors import CheckpointError, ConfigError, cannot_write_result
+from lockstep.inference.trained_model import TrainedModel
+from lockstep.scratch import partial_path, sweep_partials
+from lockstep.version import __version__
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from lockstep.config.schema import RunConfig
+    from lockstep.engine.parts import Parts
+
+ENDINGS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
+# The largest difference, as a share of the largest output: other kernels add up in another order.
+TOLERANCE = {"safetensors": 0.0, "onnx": 1e-4, "torch-export": 1e-4}
+BATCHES = (2, 1, 5)  # the first is what the model is traced with
+FIELD = "lockstep.json"  # in a torch-export file
+INPUT = "input"
+OUTPUT = "output"
+BATCH = "batch"
+
+Run = Callable[["Tensor"], "list[Tensor]"]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written and checked.
+
+    Attributes:
+        path: The file.
+        num_bytes: Its size.
+        difference: The largest between its outputs and the model's own, as a share of the largest output.
+        allowed: What it may be.
+        input_shape: Of one sample, without the batch dimension.
+        facts: What travels along: the recipe, and what its inputs and outputs mean.
+    """
+
+    path: Path
+    num_bytes: int
+    difference: float
+    allowed: float
+    input_shape: tuple[int, ...]
+    facts: Mapping[str, Any]
+
+
+def export(
+    run: str | Path,
+    to: str,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    checkpoint: str = "last",
+    *,
+    preset: str | None = None,
+) -> Exported:
+    """Write a trained model into one file, and check that the file gives the same outputs. It computes in fp32.
+
+    Args:
+        run: The run folder, or with `preset` a file of weights from elsewhere.
+        to: "safetensors", "onnx" or "torch-export".
+        out: The file; if left out, `model` with the format's ending, in the run folder.
+        overrides: Settings that differ from the run's.
+        checkpoint: "last" for the final weights, "best", or a checkpoint's name.
+        preset: Which model a file of weights is of: a recipe, a preset or a YAML file.
+
+    Raises:
+        LockstepError: Anything that a person can do something about; there is no file then, or the one from before.
+    """
+    if to not in ENDINGS:
+        raise ConfigError(f"a model can't be exported to {to!r}", allowed=", ".join(ENDINGS))
+    if to == "onnx":
+        _check_onnx()
+    path = Path(run)
+    out = Path(out) if out is not None else (path if path.is_dir() else path.parent) / f"model{ENDINGS[to]}"
+    if out.resolve() == path.resolve():
+        raise ConfigError(f"--out {out} is the file of weights itself", do="give another name")
+    from lockstep.storage.own_files import is_export
+    from lockstep.storage.run_folder import check_place
+
+    check_place(out, is_export)
+    sweep_partials(out.parent, out.name)
+    from lockstep.cluster.world import alone
+
+    settings = [*overrides, "precision=fp32", "loss_scale=dynamic", "device=cpu"]
+    subject = TrainedModel(path, settings, checkpoint, preset)
+    found, config = subject.settings()
+    parts, model = subject.open(found, config, alone("cpu"))
+    shape = _input_shape(parts, config)
+    facts = {"lockstep": __version__, "recipe": config.recipe, "input": list(shape), **parts.metadata}
+    return _write(to, model, shape, facts, out)
+
+
+def _write(to: str, model: nn.Module, shape: tuple[int, ...], facts: Mapping[str, Any], out: Path) -> Exported:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    samples = [torch.randn(num, *shape, generator=generator) for num in BATCHES]
+    write, read = {
+        "safetensors": (_to_safetensors, _from_safetensors),
+        "onnx": (_to_onnx, _from_onnx),
+        "torch-export": (_to_program, _from_program),
+    }[to]
+    partial = partial_path(out)
+    try:
+        # What torch's exporters warn of is for those who maintain them; what matters here is checked below.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            content = write(model, samples[0], facts)
+        own = [*map(_run_of(model), samples)]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        again = read(partial, model)
+        difference = _largest(_difference(mine, again(batch)) for mine, batch in zip(own, samples, strict=True))
+        if not difference <= TOLERANCE[to]:
+            raise CheckpointError(
+                f"{out} was not written: its outputs are not the model's own",
+                difference=f"{difference:.2g} of the largest output, {TOLERANCE[to]:.2g} at most",
+                do="report it with this command; or export to another format: " + ", ".join(ENDINGS),
+            )
+        partial.replace(out)
+    except OSError as error:
+        raise cannot_write_result(out, error) from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return Exported(out, len(content), difference, TOLERANCE[to], shape, facts)
+
+
+def _to_safetensors(model: nn.Module, inputs: Tensor, facts: Mapping[str, Any]) -> bytes:
+    from safetensors.torch import save
+
+    state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    return save(state, metadata={"format": "pt", **_as_text(facts)})
+
+
+def _from_safetensors(path: Path, model: nn.Module) -> Run:
+    from lockstep.storage.weights import load_into, read
+
+    other = copy.deepcopy(model)
+    for tensor in other.state_dict().values():
+        tensor.zero_()  # so that nothing but the file can have brought the weights
+    load_into(other, read(path), path)
+    return _run_of(other)
+
+
+def _to_program(model: nn.Module, inputs: Tensor, facts: Mapping[str, Any]) -> bytes:
+    import torch
+
+    program = _traced(model, inputs)
+    stream = io.BytesIO()
+    torch.export.save(program, stream, extra_files={FIELD: json.dumps(facts, ensure_ascii=False)})
+    return stream.getvalue()
+
+
+def _from_program(path: Path, model: nn.Module) -> Run:
+    import torch
+
+    return _run_of(torch.export.load(io.BytesIO(path.read_bytes())).module())
+
+
+def _run_of(module: nn.Module) -> Run:
+    import torch
+
+    def run(batch: Tensor) -> list[Tensor]:
+        with torch.inference_mode():
+            return _flat(module(batch))
+
+    return run
+
+
+def _to_onnx(model: nn.Module, inputs: Tensor, facts: Mapping[str, Any]) -> bytes:
+    import torch
+
+    program = _traced(model, inputs)
+    num_outputs = len(_run_of(model)(inputs))
+    names = [OUTPUT] if num_outputs == 1 else [f"{OUTPUT}{number}" for number in range(num_outputs)]
+    try:
+        onnx: Any = torch.onnx.export(
+            program,
+            (),
+            input_names=[INPUT],
+            output_names=names,
+            dynamic_shapes=({0: BATCH},),  # gives the dimension its name, which a traced program has lost
+            dynamo=True,
+            verbose=False,
+        )
+    except Exception as error:  # torch raises very many kinds
+        raise _no_way("onnx", "--to torch-export or safetensors", error) from error
+    onnx.model.metadata_props.update(_as_text(facts))
+    content: bytes = onnx.model_proto.SerializeToString()
+    return content
+
+
+def _from_onnx(path: Path, model: nn.Module) -> Run:
+    import onnxruntime
+    import torch
+
+    def failed(error: Exception) -> ConfigError:
+        return ConfigError(
+            "onnxruntime can't run the file that torch.onnx has made of this model",
+            given=f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}",
+            likely=str(error).splitlines()[0][:200],
+            do="use newer versions of torch and onnxruntime; or export --to torch-export or safetensors",
+        )
+
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's kinds have no common base
+        raise failed(error) from error
+
+    def run(batch: Tensor) -> list[Tensor]:
+        try:
+            return [torch.from_numpy(value) for value in session.run(None, {INPUT: batch.numpy()})]
+        except Exception as error:
+            raise failed(error) from error
+
+    return run
+
+
+def _traced(model: nn.Module, inputs: Tensor) -> Any:
+    """The model as one program for any number of samples.
+
+    Raises:
+        ConfigError: It can't be traced.
+    """
+    import torch
+
+    batch = torch.export.Dim(BATCH, min=1)
+    try:
+        return torch.export.export(model, (inputs.contiguous(),), dynamic_shapes=({0: batch},))
+    except Exception as error:  # torch raises very many kinds
+        raise _no_way("export", "--to safetensors", error) from error
+
+
+def _no_way(tool: str, other: str, error: Exception) -> ConfigError:
+    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return ConfigError(f"torch.{tool} can't take this model: {first}", do=f"{other}; or LOCKSTEP_DEBUG=1 for the rest")
+
+
+def _check_onnx() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"--to onnx needs {', '.join(missing)}", do='pip install "lockstep[onnx]"')
+
+
+def _input_shape(parts: Parts, config: RunConfig) -> tuple[int, ...]:
+    """Of one sample: as the recipe says, or that of the first held-out one."""
+    if parts.input_shape is not None:
+        return parts.input_shape
+    import numpy as np
+    from torch import Tensor
+
+    from lockstep.data.keyed import keys
+    from lockstep.data.loader import read
+    from lockstep.engine.build import open_data
+
+    samples = open_data(config, parts, train=False)
+    first = np.zeros(1, dtype=np.int64)
+    batch = read(samples, first, keys(0, 0, first))
+    inputs = samples.finish(batch).inputs if hasattr(samples, "finish") else batch.inputs
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        raise ConfigError(
+            "a model can be exported whose input is one tensor of floats", given=f"{type(inputs).__name__} here"
+        )
+    return tuple(inputs.shape[1:])
+
+
+def _flat(outputs: Any) -> list[Tensor]:
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+
+
+def _difference(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    """The largest, as a share of the largest output; infinite where their numbers or shapes differ."""
+    if [tensor.shape for tensor in mine] != [tensor.shape for tensor in theirs]:
+        return float("inf")
+    largest = max((float(tensor.abs().max()) for tensor in mine), default=0.0) or 1.0
+    pairs = zip(mine, theirs, strict=True)
+    return _largest(float((one.double() - other.double()).abs().max()) for one, other in pairs) / largest
+
+
+def _largest(values: Iterable[float]) -> float:
+    """Not a number, if one of them is none: Python's `max` would pass over it."""
+    return max(values, key=lambda value: (math.isnan(value), value), default=0.0)
+
+
+def _as_text(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Text by name, as these formats have it: what is no text is written as JSON."""
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in facts.items()
+    }

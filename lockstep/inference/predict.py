@@ -1,0 +1,227 @@
+"""What can be asked of a trained model: how good it is, and what it says of a person's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lockstep.cluster.env import ALONE, RankAssignment, placement
+from lockstep.cluster.process_range import ProcessRange, parse_range
+from lockstep.config.given import as_overrides
+from lockstep.errors import ConfigError, DataError, LaunchError
+from lockstep.inference.trained_model import TrainedModel
+from lockstep.launch import forkserver
+from lockstep.launch.start import PRELOAD, join_world, launch_here, rank_assignment
+from lockstep.launch.stopped import raise_if_stopped
+from lockstep.report.console import Console
+
+
+def evaluate(
+    run: str | Path,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    procs: int | str | None = None,
+    checkpoint: str = "last",
+    *,
+    preset: str | None = None,
+) -> dict[str, float]:
+    """Measure a model on its held-out samples, each once.
+
+    Args:
+        run: The run folder, or with `preset` a file of weights from elsewhere.
+        overrides: Settings that differ from the run's: `{"data.root": "/other/place"}`, or as on the command line:
+            `["data.root=/other/place"]`.
+        procs: Processes on this machine.
+        checkpoint: "last" for the final weights, "best", or a checkpoint's name.
+        preset: Which model a file of weights is of: a recipe, a preset or a YAML file.
+
+    Returns:
+        The figures by name; none on ranks other than 0 of a world that somebody else started.
+
+    Raises:
+        LockstepError: Anything that a person can do something about.
+        Stopped: Ctrl-C while several processes work; a kind of KeyboardInterrupt.
+    """
+    subject = TrainedModel(Path(run), tuple(as_overrides(overrides)), checkpoint, preset)
+    size = _size(procs)
+    config = subject.settings()[1]
+    here = rank_assignment(procs)
+    if here is not None or size.most == 1:
+        return _evaluate(subject, None, here or ALONE)
+    forkserver.prepare(PRELOAD, config.num_threads)
+    with forkserver.temp_folder() as place:
+        answer = place / "figures.json"
+        code = launch_here(size, config, _evaluate, (subject, answer))
+        raise_if_stopped(code)
+        if code:
+            raise LaunchError(f"evaluation ended with exit code {code}")
+        figures: dict[str, float] = json.loads(answer.read_text(encoding="utf-8"))
+    return figures
+
+
+def _size(procs: int | str | None) -> ProcessRange:
+    size = parse_range(str(1 if procs is None else procs), "procs")
+    if size.is_elastic:
+        raise ConfigError(f"procs is {str(procs)!r}", allowed="a number from 1: an evaluation does not shrink")
+    return size
+
+
+def _evaluate(subject: TrainedModel, answer: Path | None, here: RankAssignment | None = None) -> dict[str, float]:
+    from lockstep.engine.build import open_data
+    from lockstep.engine.evaluate import evaluate as evaluate_model
+    from lockstep.watchdog.detector import HangDetector
+
+    found, config = subject.settings()
+    console = Console(sys.stderr)
+    with join_world(here or placement(os.environ) or ALONE, config) as world:
+        parts, model = subject.open(found, config, world)
+        samples = open_data(config, parts, train=False)
+        # Alone it may be a person's own program, which is not ours to end.
+        watch = HangDetector(world, config.watch.hang_timeout_s, subject.log_dir) if world.size > 1 else nullcontext()
+        with watch:
+            figures, _ = evaluate_model(
+                model,
+                samples,
+                world,
+                loss=parts.loss,
+                infer=parts.infer,
+                metric=parts.metric,
+                batch_size=config.eval_batch,
+                num_workers=config.loader.num_workers,
+                channels_last=config.channels_last,
+                progress=partial(console.share_done, "evaluating") if world.is_main else None,
+            )
+        console.close()
+        if world.is_main:
+            console.say(f"{len(samples):,} samples, each once")
+        if answer is not None and world.is_main:
+            answer.write_text(json.dumps(figures), encoding="utf-8")
+        return figures if world.is_main else {}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says of one file.
+
+    Attributes:
+        file: The file.
+        facts: What the recipe's `answer` says; `{"error": text}` if the file can't be read.
+        error: Why it can't be read.
+    """
+
+    file: Path
+    facts: dict[str, Any]
+    error: DataError | None = None
+
+
+def predict(
+    run: str | Path,
+    files: Sequence[str | Path],
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    checkpoint: str = "last",
+    *,
+    preset: str | None = None,
+    keep_errors: bool = False,
+) -> list[dict[str, Any]]:
+    """Ask a trained model about files.
+
+    Args:
+        run: The run folder, and nothing else is needed; or with `preset` a file of weights from elsewhere.
+        files: What to look at, in the recipe's form: pictures. A folder stands for all files in it.
+        overrides: Settings that differ from the run's, as for `evaluate`.
+        checkpoint: As for `evaluate`.
+        preset: As for `evaluate`.
+        keep_errors: Give `{"error": text}` for a file that can't be read, instead of raising.
+
+    Returns:
+        For each file, in order, what the recipe's `answer` says.
+
+    Raises:
+        ConfigError: The recipe can't predict.
+        DataError: A file can't be read.
+    """
+    answers = []
+    for answer in predictions(TrainedModel(Path(run), tuple(as_overrides(overrides)), checkpoint, preset), files):
+        if answer.error is not None and not keep_errors:
+            raise answer.error
+        answers.append(answer.facts)
+    return answers
+
+
+def predictions(
+    subject: TrainedModel,
+    files: Sequence[str | Path],
+    draw: Path | None = None,
+) -> Iterator[Answer]:
+    """As `predict`, one answer after another.
+
+    Args:
+        subject: The model.
+        files: Files, and folders of them.
+        draw: Where a picture of each answer goes: a file if one file was asked about, a folder for several.
+
+    Raises:
+        ConfigError: The recipe can't predict, or can't draw.
+        DataError: There is no such file, or a folder is empty.
+    """
+    found, config = subject.settings()
+    paths = expand(files)
+    from lockstep.report.pictures import is_drawing, places_for, save_picture
+    from lockstep.storage.run_folder import check_place
+
+    targets = places_for(paths, draw) if draw is not None else {}
+    for target in targets.values():
+        check_place(target, is_drawing)
+
+    import torch
+
+    from lockstep.cluster.world import alone
+    from lockstep.data.samples import one_sample
+
+    parts, model = subject.open(found, config, alone(config.device))
+    read, answer, draw_answer = parts.preprocess, parts.postprocess, parts.draw_prediction
+    if read is None or answer is None:
+        raise ConfigError(f"recipe {found.name} can't predict", do="give its Parts read_input and answer")
+    if draw is not None and draw_answer is None:
+        raise ConfigError(f"recipe {found.name} can't draw its answers", do="leave --draw out")
+    device = next(model.parameters()).device
+    for path in paths:
+        try:
+            # One file at a time: an answer then does not depend on what else was asked.
+            inputs = one_sample(read(path), device, channels_last=config.channels_last)
+            with torch.inference_mode():
+                outputs = model(inputs) if parts.infer is None else parts.infer(model, inputs)
+            facts = dict(answer(outputs[0]))
+            if draw_answer is not None and path in targets:
+                save_picture(draw_answer(path, facts), targets[path])
+        except (DataError, OSError) as error:
+            fault = error if isinstance(error, DataError) else DataError(f"{path} can't be read: {error}")
+            yield Answer(path, {"error": fault.line}, fault)
+        else:
+            yield Answer(path, facts)
+
+
+def expand(files: Sequence[str | Path]) -> list[Path]:
+    """Files, with each folder replaced by the files in it and below, in the order of their names; hidden ones are not
+    meant.
+
+    Raises:
+        DataError: A folder is empty.
+    """
+    paths: list[Path] = []
+    for file in map(Path, files):
+        if not file.is_dir():
+            paths.append(file)  # if it is not there, its own answer says so
+            continue
+        inside = (path for path in file.rglob("*") if path.is_file())
+        found = sorted(path for path in inside if not any(part[0] == "." for part in path.relative_to(file).parts))
+        if not found:
+            raise DataError(f"there are no files in {file}")
+        paths += found
+    return list(dict.fromkeys(paths))

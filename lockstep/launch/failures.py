@@ -1,0 +1,190 @@
+"""Why a world ended: which of several dead processes was the first cause, and what to tell people.
+
+One process that fails takes its peers with it: they see closed connections. Only the first cause is of use.
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.errors import LaunchError
+
+# What a rank sees when another one is gone.
+LOST_PEER = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "connection refused",
+    "gloo",
+    "nccl",
+    "timed out waiting",
+)
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """What a worker says of its own failure.
+
+    Attributes:
+        time: When, in seconds since 1970.
+        text: An error's text, or a traceback.
+        exit_code: What the command shall exit with.
+        is_ours: The text is made for people: a LockstepError.
+        is_consequence: It looks like the loss of another process.
+        may_pass: The same work may well succeed when it is started again.
+        culprits: Ranks that it blames, if any.
+    """
+
+    time: float
+    text: str
+    exit_code: int
+    is_ours: bool
+    is_consequence: bool
+    may_pass: bool
+    culprits: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class ProcessFailure:
+    """One process that has ended before the work was done.
+
+    Attributes:
+        rank: Its rank.
+        pid: Its process id.
+        exit_code: Its exit code, or minus the signal's number.
+        report: What it said itself, if it could.
+        by_us: The launcher killed it after another one had died.
+    """
+
+    rank: int
+    pid: int
+    exit_code: int
+    report: ErrorReport | None
+    by_us: bool = False
+
+
+@dataclass(frozen=True)
+class RootCause:
+    """What to tell, and what to do about it.
+
+    Attributes:
+        text: For people.
+        exit_code: What the command shall exit with.
+        may_pass: The same work may well succeed when it is started again.
+        is_elsewhere: All processes here only lost one on another machine.
+    """
+
+    text: str
+    exit_code: int
+    may_pass: bool
+    is_elsewhere: bool = False
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether an error looks like the loss of another process, which has its own words about why.
+
+    What torch raises for it is a RuntimeError; an OSError about a connection has to do with something else: a
+    download, or a terminal that was closed.
+    """
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in LOST_PEER)
+
+
+def root_cause(deaths: Sequence[ProcessFailure]) -> ProcessFailure:
+    """The death that the others follow from.
+
+    A process that was killed comes before errors; among errors the earliest that does not speak of a lost peer. An
+    abort counts less: NCCL's watchdog aborts the ranks that have lost one. A process that the launcher has killed
+    counts where it had already reported an error of its own.
+    """
+
+    def order(death: ProcessFailure) -> tuple[int, float]:
+        report = death.report
+        if death.by_us and (report is None or report.is_consequence):
+            return (4, 0.0)
+        if report is not None:
+            return (3 if report.is_consequence else 1, report.time)
+        return (0 if death.exit_code < 0 and death.exit_code != -signal.SIGABRT else 2, 0.0)
+
+    return min(deaths, key=order)
+
+
+def explain(death: ProcessFailure, host: str, out_of_memory: str = "") -> RootCause:
+    """Put a death into words.
+
+    Args:
+        death: The first cause.
+        host: This machine's name.
+        out_of_memory: What the kernel says about memory, if it does.
+    """
+    who = f"rank {death.rank} (host {host}, pid {death.pid})"
+    report = death.report
+    if report is not None and report.is_ours:
+        return RootCause(report.text, report.exit_code, report.may_pass, report.is_consequence)
+    if report is not None:
+        text = f"{who} failed:\n{report.text}"
+        return RootCause(text, report.exit_code, report.may_pass, report.is_consequence)
+    if death.exit_code < 0:
+        error = LaunchError(
+            f"{who} was killed by signal {-death.exit_code} ({_signal_name(-death.exit_code)})",
+            likely=_likely(-death.exit_code, out_of_memory),
+        )
+        return RootCause(str(error), error.exit_code, True)
+    error = LaunchError(f"{who} ended without a word, with exit code {death.exit_code}")
+    return RootCause(str(error), death.exit_code or error.exit_code, True)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def _likely(number: int, out_of_memory: str) -> str:
+    if number == signal.SIGKILL:
+        return out_of_memory or "somebody's kill -9, or out of memory (the kernel's log, if you may read it: dmesg)"
+    if number == signal.SIGBUS:
+        return "shared memory is full: df -h /dev/shm (in a container: --shm-size)"
+    if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
+        return "a fault in native code; its stack is above, if it could write one"
+    return ""
+
+
+def count_memory_kills() -> int:
+    """How many processes the kernel has killed in this container for want of memory; 0 if it can't be known."""
+    try:
+        text = Path("/sys/fs/cgroup/memory.events").read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def out_of_memory(pid: int, kills_before: int) -> str:
+    """What the kernel says about memory and a process that was killed; empty if nothing."""
+    if re.search(rf"Killed process {pid}\b", _kernel_log()):
+        return f"out of memory: the kernel's log names pid {pid}"
+    if count_memory_kills() > kills_before:
+        return "out of memory: the kernel has killed a process of this container for it"
+    return ""
+
+
+def _kernel_log() -> str:
+    lines: list[bytes] = []
+    with contextlib.suppress(OSError):
+        handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            # One record a read, until there is none (which raises).
+            while record := os.read(handle, 8192):
+                lines.append(record)
+        finally:
+            os.close(handle)
+    return b"\n".join(lines).decode(errors="replace")

@@ -1,0 +1,164 @@
+"""The process that workers are forked from. It imports torch once, while the launcher is still importing its own.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver, process, resource_tracker, spawn, util
+from pathlib import Path
+from typing import Any
+
+from lockstep import scratch
+from lockstep.launch import cleanup
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# A terminal and a scheduler send these to every process of a job; only the launcher answers to them.
+LAUNCHER_ONLY = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+# Of the 104 to 108 bytes that systems allow for a socket's path; multiprocessing and torch add up to 45.
+LONGEST_TMPDIR = 58
+
+_prepared = False
+
+
+def prepare(preload: Sequence[str], num_threads: int = 1) -> None:
+    """Start the fork server, and let it import what every worker needs; returns at once. The first call counts.
+
+    Args:
+        preload: Modules to import there. One that can't be imported there is left to the worker.
+        num_threads: CPU threads of each worker, which libraries read from the environment when they are loaded.
+    """
+    global _prepared
+    if not _prepared:
+        for name in THREAD_VARIABLES:
+            os.environ[name] = str(num_threads)
+        # torch warns with a C++ stack trace of each connection that ends. Its library reads the level when it is
+        # loaded.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        multiprocessing.set_forkserver_preload([cleanup.__name__, "torch", *preload])
+        _prepared = True
+    with _variable(cleanup.VARIABLE, _temp_dir()):
+        _start()
+
+
+@contextmanager
+def without_script() -> Iterator[None]:
+    """Processes that are started meanwhile do not import the program's main file, as multiprocessing has them do.
+
+    Their work is found in modules. A script without `if __name__ == "__main__"` would run in each of them once more,
+    and what is read from standard input can't be imported at all.
+    """
+    before = spawn.get_preparation_data
+
+    def without(name: str) -> dict[str, Any]:
+        return {key: value for key, value in before(name).items() if not key.startswith("init_main_from_")}
+
+    spawn.get_preparation_data = without
+    try:
+        yield
+    finally:
+        spawn.get_preparation_data = before
+
+
+@contextmanager
+def temp_folder() -> Iterator[Path]:
+    """A new folder that is gone when the launcher and all its workers are, however they end."""
+    with scratch.scratch_folder(Path(_temp_dir())) as folder:
+        yield folder
+
+
+def keep_tracker_alive() -> None:
+    """Start multiprocessing's resource tracker again if it was killed, and tell it of the semaphores that there are.
+
+    A tracker that is started when they are unregistered, at the end, prints a traceback for each one.
+    """
+    tracker = resource_tracker._resource_tracker
+    before = getattr(tracker, "_pid", None)
+    if before is None or scratch.is_running(before):
+        return
+    with warnings.catch_warnings(), _start_variables():
+        warnings.simplefilter("ignore")  # that resources might leak: they are registered again
+        resource_tracker.ensure_running()
+    for path in scratch.semaphores(Path(_temp_dir())):
+        resource_tracker.register(f"/{path.name.removeprefix('sem.')}", "semaphore")
+
+
+def _temp_dir() -> str:
+    """Python's own folder for the sockets of this process and those forked from it; made by the first call.
+
+    It is marked as ours, and semaphores are named after it, so that the next start can tell what a kill -9 left.
+
+    A socket's path may have some hundred characters. Where TMPDIR leaves too few, the sockets go to /tmp.
+    """
+    config: dict[str, Any] = vars(process.current_process())["_config"]
+    before = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TMPDIR:
+        tempfile.tempdir = "/tmp"
+    try:
+        if config.get("tempdir") is None:
+            scratch.sweep(Path(tempfile.gettempdir()))
+        folder = Path(util.get_temp_dir())
+        scratch.claim(folder)
+        config["semprefix"] = f"/{folder.name}"
+        return str(folder)
+    finally:
+        tempfile.tempdir = before
+
+
+def _start() -> None:
+    # The order of a set of strings follows from it, and is then the same in all workers of all runs.
+    hash_seed = os.environ.get("PYTHONHASHSEED", "0")
+    with _start_variables(), _variable("PYTHONHASHSEED", hash_seed):
+        forkserver.ensure_running()
+
+
+@contextmanager
+def _start_variables() -> Iterator[None]:
+    """For the fork server and the resource tracker, both started as `python -c`."""
+    # The tracker frees what a killed launcher leaves behind; nobody needs a warning that it had to. And -c would put
+    # the current folder first on sys.path, where a torch.py of a stranger may lie. The fork server drops the variable.
+    safe_path = _variable(cleanup.SAFE_PATH, os.environ.get(cleanup.SAFE_PATH) or cleanup.SAFE_PATH_VALUE)
+    with _ignored(LAUNCHER_ONLY), _variable("PYTHONWARNINGS", _warnings()), safe_path:
+        yield
+
+
+@contextmanager
+def _ignored(signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """A program that is started while a signal is ignored ignores it too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _warnings() -> str:
+    before = os.environ.get("PYTHONWARNINGS")
+    mine = "ignore:resource_tracker:UserWarning"
+    return f"{before},{mine}" if before else mine

@@ -1,0 +1,145 @@
+"""Gives the launchers of several machines one secret key, so that no other program can take part in their run.
+
+The key is LOCKSTEP_KEY where that is set (`lockstep train --hosts` sends one through ssh's standard input). Otherwise
+the launcher that serves the rendezvous writes a new one into the run folder, readable for its user alone, and the
+others read it there. The server then leaves a signed greeting in the store; a launcher that cannot verify it has
+another key, or meets another run.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from torch._C._distributed_c10d import Store
+
+from lockstep.cluster.env import KEY, SHORTEST_KEY, run_key
+from lockstep.cluster.process_range import RendezvousConfig
+from lockstep.cluster.signed import ForgedError, Seal
+from lockstep.errors import LaunchError, cannot_make
+
+FILE_NAME = ".rendezvous-key"
+# How long the server may take from opening its port to the greeting, and a network disk to show the key.
+GREETING_S = 5.0
+_GREETING = "greeting"
+
+
+def new_key() -> str:
+    """A key that nobody can guess."""
+    return secrets.token_hex(32)
+
+
+def key_for_launch() -> str:
+    """The key for processes that a launcher starts on one machine."""
+    return run_key(os.environ) or new_key()
+
+
+def nodes_seal(key: str, nodes: RendezvousConfig) -> Seal:
+    """What the launchers of a run sign with."""
+    return Seal(key, f"nodes {nodes.run_id}")
+
+
+class KeyFile:
+    """A key in the run folder, for the other launchers of the run, until it is removed.
+
+    Raises:
+        CheckpointError: It can't be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE_NAME
+        self.key = new_key()
+        self._made_folder = not folder.exists()
+        partial = folder / f"{FILE_NAME}.{os.getpid()}.partial"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            partial.unlink(missing_ok=True)
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(self.key)
+                file.flush()
+                os.fsync(descriptor)
+            partial.replace(self.path)
+        except OSError as error:
+            raise cannot_make(folder, error) from None
+
+    def remove(self) -> None:
+        """Remove the file, unless another launcher has written its own, and a folder that holds nothing else."""
+        with suppress(OSError, LaunchError):
+            if read_key(self.path.parent) == self.key:
+                self.path.unlink()
+            if self._made_folder:
+                self.path.parent.rmdir()
+
+
+def read_key(folder: Path) -> str | None:
+    """The key in a run folder; None where there is none.
+
+    Raises:
+        LaunchError: Other users can read it.
+    """
+    path = folder / FILE_NAME
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            return None
+        if stat.S_IMODE(mode) & 0o077:
+            raise LaunchError(
+                f"other users have access to {path}, the key of the run",
+                given=f"permissions {stat.S_IMODE(mode):o}",
+                do=f"chmod 600 {path}; or set the same {KEY} on all machines, if the disk keeps no permissions",
+            )
+        key = file.read(1024).decode(errors="replace").strip()
+    return key if len(key) >= SHORTEST_KEY else None
+
+
+def exchange_key(store: Store, nodes: RendezvousConfig) -> tuple[str, KeyFile | None]:
+    """On the launcher that serves the rendezvous: choose the key, and leave the greeting.
+
+    Returns:
+        The key; empty where there is neither LOCKSTEP_KEY nor a run folder. And the file that it was written to.
+    """
+    given = run_key(os.environ)
+    file = KeyFile(nodes.folder) if not given and nodes.folder is not None else None
+    key = file.key if file is not None else given
+    store.set(_GREETING, nodes_seal(key, nodes).write(_GREETING, {"host": socket.gethostname()}))
+    return key, file
+
+
+def find_key(store: Store, nodes: RendezvousConfig) -> str:
+    """On any other launcher: the key with which the greeting was signed.
+
+    Raises:
+        LaunchError: This machine does not have it, or no launcher serves the store.
+    """
+    given = run_key(os.environ)
+    end = time.monotonic() + GREETING_S
+    key, problem = None, "the store there has no greeting of a launcher of this run"
+    while time.monotonic() < end:
+        if store.check([_GREETING]):
+            key = given or (read_key(nodes.folder) if nodes.folder is not None else "")
+            if key is None:
+                problem = f"{nodes.folder / FILE_NAME if nodes.folder else FILE_NAME} is not on this machine"
+            else:
+                try:
+                    nodes_seal(key, nodes).read(_GREETING, store.get(_GREETING))
+                    return key
+                except ForgedError as error:
+                    problem = f"the greeting was refused: {error}"
+        time.sleep(0.05)
+    raise LaunchError(
+        f"node {socket.gethostname()} cannot prove that it belongs to the run at {nodes.endpoint}",
+        where=problem,
+        likely="the run folder is not on a disk that the machines share, or another run meets at that address",
+        do=f"on all machines the same: export {KEY}=... with the output of: openssl rand -hex 32\n"
+        "or start all from one machine: lockstep train --hosts A,B; or choose another port",
+    )

@@ -1,0 +1,92 @@
+"""Whether a run goes on with what it was trained with so far: code, data, versions and processor (ADR 27)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lockstep.config.schema import RunConfig
+from lockstep.errors import CheckpointError, DataError, LockstepError
+from lockstep.provenance.environment import PROCESSOR
+from lockstep.provenance.fingerprint import PACKAGE, Fingerprint
+
+
+def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) -> list[str]:
+    """Compare the fingerprint in a checkpoint with the present one.
+
+    An edited recipe or another model of processor is let through in exact mode where the samples and the trial
+    micro-batch kept their bits: a fixed log line is no reason to lose a run. Another version of a library is not, as
+    the trial does not run the optimizer.
+
+    Args:
+        before: Of the process that wrote the checkpoint.
+        now: Of this process.
+        config: The settings.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        DataError: Samples or files differ, and nothing else explains it.
+        CheckpointError: Something else differs that can change the result.
+    """
+    if not any(before.to_json().values()):
+        return [
+            "the checkpoint is from a Lockstep that kept no fingerprint: whether code, data or library versions "
+            "changed since is unknown"
+        ]
+    environment = _changes(before.environment, now.environment)
+    code = _changes(before.code, now.code, only_in_both=True)
+    data = _changes(before.data, now.data)
+    trial = _changes(before.trial, now.trial, only_in_both=True)
+    if data and not (environment or code):
+        error: LockstepError = DataError(
+            f"the data changed since this run began: {_first(data)}",
+            changed="\n".join(data.values()),
+            likely="files were added, edited, converted or replaced, or data.root holds another set",
+            do="put the data back as it was, or begin a new run with another --run-dir;\n"
+            "to go on with the changed data: checkpoint.on_change=warn",
+        )
+        return _raise_or_warn(error, config.checkpoint.on_change != "warn")
+    is_proven = bool(now.trial) and before.trial.keys() == now.trial.keys() and not (data or trial)
+    harmless = {name for name in [*environment, *code] if is_proven and name != PACKAGE and name in {PROCESSOR, *code}}
+    changes = {**environment, **code, **data, **trial}
+    serious = {name: line for name, line in changes.items() if name not in harmless}
+    if not serious:
+        return [
+            f"changed since the checkpoint: {line}; a trial micro-batch gave the same bits, so training goes on"
+            for line in changes.values()
+        ]
+    error = CheckpointError(
+        f"this run was trained with something else so far: {_first(serious)} changed",
+        changed="\n".join([*serious.values()][:12]),
+        likely=None
+        if environment or code
+        else "the model starts from random numbers that do not follow from the seed, or reads the environment",
+        do="resume with the code, versions and kind of processor that it began with; or go on to a model that no\n"
+        "other run will give bit for bit: checkpoint.on_change=warn",
+    )
+    is_error = config.checkpoint.on_change == "error" or (
+        config.checkpoint.on_change == "auto" and config.mode == "exact"
+    )
+    return _raise_or_warn(error, is_error)
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str], *, only_in_both: bool = False) -> dict[str, str]:
+    """A line for each name under which there is something else now."""
+    names = [name for name in dict.fromkeys([*before, *now]) if not only_in_both or (name in before and name in now)]
+    return {
+        name: f"{name}: {before.get(name, 'none')} in the checkpoint, {now.get(name, 'none')} now"
+        for name in names
+        if before.get(name) != now.get(name)
+    }
+
+
+def _first(changes: Mapping[str, str]) -> str:
+    first, *others = changes
+    return f"{first} and {len(others)} more" if others else first
+
+
+def _raise_or_warn(error: LockstepError, is_error: bool) -> list[str]:
+    if is_error:
+        raise error
+    return [f"{error.what}\n  {error.facts['changed'].replace(chr(10), chr(10) + '  ')}"]

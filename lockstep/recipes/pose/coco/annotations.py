@@ -1,0 +1,255 @@
+"""Annotation files in COCO's form, which CrowdPose has too: read, checked field by field, and laid out in columns.
+
+Legend: N pictures, A annotations (people and crowds), K joints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lockstep.data.keyed import IntArray
+from lockstep.errors import DataError
+from lockstep.recipes.pose.affine import Floats
+from lockstep.recipes.pose.coco.fields import (
+    LARGEST,
+    Fields,
+    entries_of,
+    is_count,
+    is_name,
+    is_number,
+    is_size,
+    is_whole,
+    read_json,
+    shown,
+)
+from lockstep.recipes.pose.skeletons import SKELETONS, Skeleton
+
+MAX_PIXELS = 178_956_970
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A region as run lengths, column by column: so many pixels outside, so many inside, and so on.
+
+    Attributes:
+        counts: The lengths, or COCO's text for them.
+        height: Of the picture, pixels.
+        width: Of the picture, pixels.
+    """
+
+    counts: IntArray | str
+    height: int
+    width: int
+
+
+Outlines = list[Floats]  # each x, y, x, y ...
+Region = Runs | Outlines
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """What is known of some pictures.
+
+    Attributes:
+        ids: N picture numbers.
+        names: N file names.
+        sizes: (N, 2) width and height, pixels.
+        crowd_indices: N shares of overlapping people, as CrowdPose has them; None where the file has none.
+        starts: (N + 1,) the annotations of picture i are [starts[i], starts[i + 1]), in the order of the file.
+        people_ids: (A,) annotation numbers.
+        category: The number of the category "person".
+        keypoints: (A, K, 3): x, y, visible.
+        num_keypoints: (A,) as the file says.
+        boxes: (A, 4) x, y, width, height.
+        areas: (A,) or None where the file has none.
+        is_crowd: (A,).
+        regions: Where the annotations lie that no keypoints are learnt from, by their place in A; None where the file
+            has only a box.
+    """
+
+    ids: list[int]
+    names: list[str]
+    sizes: IntArray
+    crowd_indices: list[float | None]
+    starts: IntArray
+    people_ids: IntArray
+    category: int
+    keypoints: Floats
+    num_keypoints: IntArray
+    boxes: Floats
+    areas: Floats | None
+    is_crowd: npt.NDArray[np.bool_]
+    regions: Mapping[int, Region | None]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def rows(self, picture: int) -> slice:
+        """The annotations of a picture."""
+        return slice(int(self.starts[picture]), int(self.starts[picture + 1]))
+
+    def truth(self, picture: int) -> dict[str, Any]:
+        """All that is known of a picture, as an evaluation wants it."""
+        people = []
+        for row in range(*self.rows(picture).indices(len(self.people_ids))):
+            person = {
+                "id": int(self.people_ids[row]),
+                "image_id": self.ids[picture],
+                "category_id": self.category,
+                "keypoints": self.keypoints[row].reshape(-1).tolist(),
+                "num_keypoints": int(self.num_keypoints[row]),
+                "bbox": self.boxes[row].tolist(),
+                "iscrowd": int(self.is_crowd[row]),
+            }
+            people.append(person if self.areas is None else {**person, "area": float(self.areas[row])})
+        return {
+            "image_id": self.ids[picture],
+            "file_name": self.names[picture],
+            "width": int(self.sizes[picture, 0]),
+            "height": int(self.sizes[picture, 1]),
+            "crowd_index": self.crowd_indices[picture],
+            "annotations": people,
+        }
+
+
+def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
+    """Read an annotation file.
+
+    Raises:
+        DataError: It can't be read, or is not what it claims to be; says which field of which entry.
+    """
+    content = read_json(path)
+    images, entries, categories = (entries_of(content, part, path) for part in ("images", "annotations", "categories"))
+    category = _person(categories, skeleton, path)
+    picture = Fields(images, "images", path)
+    ids = picture.column("id", _is_64_bit, "a whole number of 64 bits")
+    names = picture.column("file_name", is_name, "a file name that can be printed, without .. or a leading /")
+    sizes = f"a whole number of pixels, up to {MAX_PIXELS:,} in the picture"
+    widths, heights = (picture.column(name, _is_side, sizes) for name in ("width", "height"))
+    picture.unique("id", ids)
+    _check_pixels(widths, heights, ids, path)
+    crowd_indices = picture.column("crowdIndex", lambda value: value is None or is_number(value), "a number, or none")
+
+    numbers = [None, *(each.get("id") for each in categories)]
+    owned = Fields(entries, "annotations", path).column(
+        "category_id", numbers.__contains__, "the id of one of the file's categories"
+    )
+    chosen = [place for place, number in enumerate(owned) if number in (None, category)]
+    entries = [entries[place] for place in chosen]
+    person = Fields(entries, "annotations", path, chosen)
+    people_ids = person.column("id", _is_64_bit, "a whole number of 64 bits")
+    person.unique("id", people_ids)
+    known = {number: place for place, number in enumerate(ids)}
+    owners = person.column("image_id", known.__contains__, "the id of one of the file's images")
+    keypoints = person.numbers("keypoints", 3 * skeleton.num_joints, "x, y, visible of each joint")
+    boxes = person.numbers("bbox", 4, "x, y, width, height")
+    if len(boxes) and boxes[:, 2:].min() < 0:
+        raise person.wrong(int(boxes[:, 2:].min(axis=1).argmin()), "bbox", "a width and a height from 0")
+    crowds = person.column("iscrowd", lambda value: value in (0, 1, None), "0 or 1")
+    counts = _counts(person, keypoints, skeleton)
+    area = f"a number of pixels, from 0 to {LARGEST:,.0f}"
+    has_areas = any("area" in entry for entry in entries)
+    areas = person.column("area", lambda value: is_number(value) and value >= 0, area) if has_areas else None
+
+    places = np.array([known[owner] for owner in owners], dtype=np.int64)
+    order = np.argsort(places, kind="stable")
+    is_crowd = np.array([bool(value) for value in crowds], dtype=bool)[order]
+    num_keypoints = counts[order]
+    is_masked = is_crowd | (num_keypoints == 0)
+    return Annotations(
+        ids=ids,
+        names=names,
+        sizes=np.array([widths, heights], dtype=np.int64).T.reshape(-1, 2),
+        crowd_indices=crowd_indices,
+        starts=np.searchsorted(places[order], np.arange(len(ids) + 1)),
+        people_ids=np.array(people_ids, dtype=np.int64)[order],
+        category=category,
+        keypoints=keypoints[order].reshape(-1, skeleton.num_joints, 3),
+        num_keypoints=num_keypoints,
+        boxes=boxes[order],
+        areas=None if areas is None else np.array(areas, dtype=np.float64)[order],
+        is_crowd=is_crowd,
+        regions={row: _region(entries, person, int(order[row])) for row in np.flatnonzero(is_masked).tolist()},
+    )
+
+
+def _counts(person: Fields, keypoints: Floats, skeleton: Skeleton) -> IntArray:
+    """(A,) how many joints the file says that people have."""
+    most = skeleton.num_joints
+    counts = person.column("num_keypoints", lambda value: is_count(value) and value <= most, f"from 0 to {most}")
+    array = np.array(counts, dtype=np.int64)
+    if skeleton.name == "crowdpose":
+        return array  # it counts all joints but head and neck
+    # Whoever has none by the file is neither trained on nor looked for, whatever their joints are.
+    num_visible = (keypoints.reshape(-1, most, 3)[:, :, 2] > 0).sum(axis=1)
+    wrong = np.flatnonzero((array > 0) != (num_visible > 0))
+    if len(wrong):
+        place = int(wrong[0])
+        raise person.wrong(place, "num_keypoints", f"{num_visible[place]}, as many as its keypoints that are visible")
+    return array
+
+
+def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path) -> int:
+    """The number of the category whose joints these are."""
+    people = [entry for entry in categories if entry.get("name") == "person"]
+    if not people or not is_whole(people[0].get("id")):
+        names = ", ".join(shown(entry.get("name")) for entry in categories[:8])
+        raise DataError(f"{path} has no category person", given=f"categories: {names or 'none'}")
+    joints = people[0].get("keypoints")
+    if joints is not None and not isinstance(joints, list):
+        raise DataError(
+            f"the joints in {path} are no list", where=f"{path}: categories, keypoints of person", given=shown(joints)
+        )
+    if joints is not None and tuple(joints) != skeleton.joints:
+        others = [other.name for other in SKELETONS.values() if tuple(joints) == other.joints]
+        raise DataError(
+            f"{path} has other joints than {skeleton.name}: {len(joints)} of them",
+            where=f"{path}: categories, keypoints of person",
+            expected=f"{skeleton.num_joints}: {skeleton.joints[0]} to {skeleton.joints[-1]}",
+            do=f"data.name={others[0]}" if others else None,
+        )
+    return int(people[0]["id"])
+
+
+def _is_64_bit(value: Any) -> bool:
+    return is_whole(value) and -(2**63) <= value < 2**63
+
+
+def _is_side(value: Any) -> bool:
+    return is_size(value) and value <= MAX_PIXELS
+
+
+def _check_pixels(widths: Sequence[int], heights: Sequence[int], ids: Sequence[int], path: Path) -> None:
+    for width, height, number in zip(widths, heights, ids, strict=True):
+        if width * height > MAX_PIXELS:
+            raise DataError(
+                f"image {number} claims to be {width}x{height}", where=path, expected=f"up to {MAX_PIXELS:,} pixels"
+            )
+
+
+def _region(entries: Sequence[Mapping[str, Any]], person: Fields, place: int) -> Region | None:
+    """As arrays, which take a tenth of the memory."""
+    region: Any = entries[place].get("segmentation")
+    if not region:
+        return None
+    try:
+        if isinstance(region, dict):
+            counts = region["counts"]
+            runs = counts if isinstance(counts, str) else np.array(counts, dtype=np.int64)
+            return Runs(runs, height=int(region["size"][0]), width=int(region["size"][1]))
+        outlines = [np.array(outline, dtype=np.float64) for outline in region]
+        if all(outline.ndim == 1 and len(outline) >= 6 and np.isfinite(outline).all() for outline in outlines):
+            return outlines
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError):
+        pass
+    raise person.wrong(
+        place,
+        "segmentation",
+        "polygons of at least three points, of finite numbers, or run lengths with size and counts",
+    )

@@ -1,0 +1,165 @@
+"""COCO's and CrowdPose's pictures, where they lie as the data sets ship them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.errors import DataError
+from lockstep.recipes.pose.coco.annotations import Annotations, read_annotations
+from lockstep.recipes.pose.coco.regions import draw_mask
+from lockstep.recipes.pose.coco.store import Store, decode, open_store
+from lockstep.recipes.pose.config import SPLITS, DataConfig
+from lockstep.recipes.pose.data import Example
+
+# Where annotations and pictures of a split may lie below the root, the usual place first.
+ANNOTATIONS = {
+    "coco": ("annotations/person_keypoints_{}.json", "person_keypoints_{}.json"),
+    "crowdpose": ("json/crowdpose_{}.json", "annotations/crowdpose_{}.json", "crowdpose_{}.json"),
+}
+PICTURES = {
+    "coco": ("images/{}", "{}", "images/{}.zip", "{}.zip"),
+    "crowdpose": ("images", "images.zip"),
+}
+
+
+class AnnotatedPictures:
+    """Pictures of one annotation file.
+
+    Args:
+        annotations: What is known of them.
+        store: Where they lie.
+        pictures: Which of them, by their place in the file.
+        with_masks: Leave crowds and people without keypoints out of the loss. The reference does so on COCO only.
+    """
+
+    def __init__(self, annotations: Annotations, store: Store, pictures: list[int], *, with_masks: bool) -> None:
+        self.annotations, self._store, self._pictures, self._with_masks = annotations, store, pictures, with_masks
+        missing = store.missing([annotations.names[picture] for picture in pictures])
+        if missing:
+            more = f" … and {len(missing) - 3:,} more" if len(missing) > 3 else ""
+            raise DataError(
+                f"{len(missing):,} of {len(pictures):,} pictures are missing in {store.title}",
+                missing="\n".join(missing[:3]) + more,
+                do="fetch them, or give the data set's folder: data.root=DIR",
+            )
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of the pictures, or of the archive that holds them."""
+        place = self._store.title
+        if Path(place).is_file():
+            return [place]
+        return [f"{place}/{self.annotations.names[picture]}" for picture in self._pictures]
+
+    def example(self, index: int, key: int) -> Example:
+        """Read a picture."""
+        picture, known = self._pictures[index], self.annotations
+        rows = known.rows(picture)
+        is_person = ~known.is_crowd[rows] | (known.num_keypoints[rows] > 0)
+        name = known.names[picture]
+        width, height = known.sizes[picture].tolist()
+        return Example(
+            rgb=decode(self._store.read(name), f"{self._store.title}/{name}", (width, height)),
+            joints=known.keypoints[rows][is_person],
+            sizes=known.boxes[rows][is_person, 2:].max(axis=1, initial=0),
+            mask=draw_mask(known, picture) if self._with_masks else None,
+        )
+
+    def truth(self, index: int) -> dict[str, Any]:
+        """All that is known of a picture."""
+        return self.annotations.truth(self._pictures[index])
+
+
+class Several:
+    """Several sources one after another."""
+
+    def __init__(self, parts: list[AnnotatedPictures]) -> None:
+        self._parts = parts
+        self._ends = list(accumulate(len(part) for part in parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of all pictures, or of the archives that hold them."""
+        return [file for part in self._parts for file in part.files]
+
+    def example(self, index: int, key: int) -> Example:
+        """Read a picture."""
+        part, place = self._find(index)
+        return part.example(place, key)
+
+    def truth(self, index: int) -> dict[str, Any]:
+        """All that is known of a picture."""
+        part, place = self._find(index)
+        return part.truth(place)
+
+    def _find(self, index: int) -> tuple[AnnotatedPictures, int]:
+        number = bisect_right(self._ends, index)
+        return self._parts[number], index - (self._ends[number - 1] if number else 0)
+
+
+def open_files(config: DataConfig, *, train: bool) -> AnnotatedPictures | Several:
+    """The pictures of a split. Those without any annotation are left out of training.
+
+    Raises:
+        DataError: Files are missing, or are not what they claim to be.
+    """
+    split = (config.train if train else config.eval) or SPLITS[config.name][0 if train else 1]
+    names = split.split("+")
+    if config.name == "crowdpose" and names == ["trainval"] and _find(config, "trainval") is None:
+        shipped = ["train", "val"]
+        names = shipped if any(_find(config, name) for name in shipped) else names
+    parts, limit = [], config.num_train if train else config.num_eval
+    for name in names:
+        path = _annotations(config, name)
+        known = read_annotations(path, config.skeleton)
+        if not train and config.name == "coco" and known.areas is None and len(known.people_ids):
+            raise DataError(
+                f"no annotation of split {name} has an area, by which COCO measures how near is near enough",
+                where=f"{path}: annotations",
+                do="give each annotation the area of its person, in pixels",
+            )
+        counts = np.diff(known.starts)
+        pictures = np.flatnonzero(counts > 0).tolist() if train else list(range(len(known)))
+        if limit is not None:
+            pictures, limit = pictures[:limit], max(0, limit - len(pictures))
+        folders = [config.root.expanduser() / form.format(name) for form in PICTURES[config.name]]
+        parts.append(AnnotatedPictures(known, open_store(folders), pictures, with_masks=config.name == "coco"))
+    if not any(len(part) for part in parts):
+        raise DataError(
+            f"split {split} of {config.name} has no picture" + (" with people" if train else ""),
+            where="\n".join(str(_annotations(config, name)) for name in names),
+            do="name another split: data.train=..., data.eval=...",
+        )
+    return parts[0] if len(parts) == 1 else Several(parts)
+
+
+def _find(config: DataConfig, name: str) -> Path | None:
+    root = config.root.expanduser()
+    candidates = [root / form.format(name) for form in ANNOTATIONS[config.name]]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _annotations(config: DataConfig, name: str) -> Path:
+    path = _find(config, name)
+    if path is not None:
+        return path
+    root = config.root.expanduser()
+    beside = sorted({file.name for form in ANNOTATIONS[config.name] for file in (root / form).parent.glob("*.json")})
+    raise DataError(
+        f"there are no annotations of split {name} of {config.name}",
+        given=f"data.root={config.root}" + ("" if root.is_dir() else ", which is no folder"),
+        looked="\n".join(str(root / form.format(name)) for form in ANNOTATIONS[config.name]),
+        found=", ".join(beside[:6]) or None,
+        do="give the data set's folder as data.root, and its splits as data.train and data.eval",
+    )

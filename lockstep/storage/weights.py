@@ -1,0 +1,108 @@
+"""Weights as files and as one hash."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from lockstep.errors import CheckpointError
+from lockstep.storage.run_folder import atomic_file
+from lockstep.storage.tensor_file import write_tensors
+
+
+def weights_sha256(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over a state_dict: name, dtype, shape and bytes of every tensor, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Write a state_dict as a safetensors file, whole or not at all; straight from memory, with no copy of it.
+
+    Raises:
+        CheckpointError: It can't be written.
+    """
+    with atomic_file(path) as partial:
+        write_tensors(partial, {name: tensor.detach().cpu() for name, tensor in state.items()})
+
+
+def read(path: Path, model: nn.Module | None = None) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU. Runs no code from the file.
+
+    Args:
+        path: The file.
+        model: Names and shapes must be this model's. They are compared before any tensor is read, so that a file of
+            another kind takes no memory.
+
+    Raises:
+        CheckpointError: The file is missing or damaged, or is of another model.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        if model is not None:
+            check_fits(model, _described(path), path)
+        return load_file(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} can't be read as safetensors", reason=error) from None
+
+
+def _described(path: Path) -> dict[str, Tensor]:
+    """The file's tensors on the meta device: shapes without values."""
+    with safe_open(path, "pt") as file:
+        names = list(file.keys())
+        return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in names}
+
+
+def load_into(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
+    """Give a model all weights of a state_dict.
+
+    Raises:
+        CheckpointError: Names or shapes differ; the first few are named. The model is left as it was.
+    """
+    check_fits(model, state, origin)
+    model.load_state_dict(dict(state))
+
+
+def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
+    """See that a state_dict is one of this model.
+
+    Raises:
+        CheckpointError: Names or shapes differ; the first few are named.
+    """
+    ours = model.state_dict()
+    missing = [f"{name} {tuple(ours[name].shape)}" for name in ours if name not in state]
+    unknown = [f"{name} {tuple(state[name].shape)}" for name in state if name not in ours]
+    other = [
+        f"{name}: {tuple(state[name].shape)} in the file, {tuple(ours[name].shape)} in the model"
+        for name in ours
+        if name in state and state[name].shape != ours[name].shape
+    ]
+    if missing or unknown or other:
+        raise CheckpointError(
+            "the checkpoint is of another model",
+            where=origin,
+            shapes=_some(other),
+            missing=_some(missing),
+            unknown=_some(unknown),
+            do="use the configuration that it was trained with, or another run folder",
+        )
+
+
+def _some(lines: list[str], most: int = 5) -> str:
+    rest = [f"… {len(lines) - most} more"] if len(lines) > most else []
+    return "\n".join(lines[:most] + rest)

@@ -1,0 +1,258 @@
+"""Watches over the ranks from inside: names the one that holds all up, keeps everybody's stacks, and ends the world.
+
+Each rank has two threads that wake about once a second. One sees whether the main thread gets on. The other tells and
+hears through the world's store; it may hang there, as rank 0's process serves the store, so it does nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lockstep.cluster import abort, collectives, stacks
+from lockstep.cluster.rendezvous import ranks_text
+from lockstep.cluster.signed import SignedStore
+from lockstep.cluster.world import World
+from lockstep.launch.failures import lost_peer
+from lockstep.watchdog.hang import RankStatus, explain, find_stalled_ranks, is_silent
+
+LOGGER = logging.getLogger("lockstep")
+VERDICT = "watch/verdict"
+
+
+@dataclass(frozen=True)
+class _StackInfo:
+    """Where a rank is, and its file for stacks."""
+
+    host: str
+    pid: int
+    namespace: str
+    descriptor: int
+
+
+class HangDetector:
+    """While it is open, a rank that makes no progress is found, and the world ends with a text that names it.
+
+    Progress is whatever the main thread begins (`World.pulse`): to read, to compute, to wait for others, to evaluate
+    another batch. Time during which this very process was stopped or its machine asleep does not count.
+
+    Args:
+        world: The ranks.
+        timeout_s: How long all ranks may make no progress; None: for ever.
+        log_dir: Where the stacks go.
+    """
+
+    def __init__(self, world: World, timeout_s: float | None, log_dir: Path) -> None:
+        self._world, self._timeout_s, self._log_dir = world, timeout_s, log_dir
+        self._period_s = max(min(1.0, (timeout_s or 10.0) / 8), world.size / 256)
+        self._stalled_s = 0.0
+        self._heard: list[dict[str, Any]] = []
+        self._silent_s = [0.0] * world.size
+        self._verdict: dict[str, Any] | None = None
+        self._is_over = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> HangDetector:
+        self._stacks = stacks.StackDumper()
+        card = _StackInfo(self._world.host, os.getpid(), stacks.namespace(), self._stacks.descriptor)
+        self._cards = [_StackInfo(**found) for found in collectives.all_gather_object(self._world, asdict(card))]
+        works = [self._watch, *([self._talk] if self._world.signed is not None else [])]
+        self._threads = [threading.Thread(target=work, name="heartbeat", daemon=True) for work in works]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._verdict is not None and error is not None and lost_peer(error):
+            # Another rank was quicker to end with the text of a hang that this one knows of too.
+            self._threads[0].join(2 * self._ending_s)
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(1.0)
+        self._stacks.close()
+
+    def work(self) -> list[tuple[float, int, int]]:
+        """Of each rank, as last heard on rank 0: seconds of own work, steps and micro-batches that it was for.
+
+        Empty while nothing has been heard.
+        """
+        return [(sign["work_s"], sign["num_steps"], sign["num_micro_batches"]) for sign in self._heard]
+
+    def _mine(self) -> dict[str, Any]:
+        pulse = self._world.pulse
+        return {
+            "beat": time.monotonic(),
+            "stalled_s": self._stalled_s,
+            "doing": pulse.doing,
+            "waits": pulse.waits,
+            "step": pulse.step,
+            "work_s": pulse.work_s,
+            "num_steps": pulse.num_steps,
+            "num_micro_batches": pulse.num_micro_batches,
+        }
+
+    def _talk(self) -> None:
+        world = self._world
+        assert world.signed is not None
+        keys = [f"watch/{rank}" for rank in range(world.size)]
+        is_complete = False
+        try:
+            # One of its own: in the main thread's a call may wait for long.
+            store = world.signed.clone()
+            while not self._is_over.wait(self._period_s):
+                store.put(keys[world.rank], self._mine())
+                # The others listen only once they stand still themselves.
+                if not world.is_main and self._stalled_s < (self._timeout_s or 1e9) / 2:
+                    continue
+                is_complete = is_complete or store.store.check(keys)
+                if is_complete:
+                    self._hear(store)
+                verdict = self._verdict
+                found = store.get(VERDICT) if verdict is None else store.put_first(VERDICT, verdict)
+                self._verdict = found if _is_verdict(found, world.size) else verdict
+        except RuntimeError as error:
+            # The store is gone with rank 0: whoever waits for it sees that too.
+            LOGGER.info("heartbeat: %s", str(error).splitlines()[:1])
+
+    def _hear(self, store: SignedStore) -> None:
+        names = [f"watch/{rank}" for rank in range(self._world.size)]
+        before: list[Any] = [*self._heard] or [None] * self._world.size
+        heard: list[Any] = []
+        for rank, (old, new) in enumerate(zip(before, store.get_all(names), strict=True)):
+            if new is not None and not _is_status(new):
+                store.refuse(names[rank], "it has another form than a rank's heartbeat")
+                new = None
+            if new is not None and (old is None or old["beat"] != new["beat"]):
+                self._silent_s[rank] = 0.0
+            # What is not a rank's own word leaves the last one standing.
+            heard.append(new if new is not None else old)
+        if all(sign is not None for sign in heard):
+            self._heard = heard
+
+    def _watch(self) -> None:
+        seen, looked_at = -1, time.monotonic()
+        while not self._is_over.wait(self._period_s):
+            now = time.monotonic()
+            # Of a longer pause nothing is known: this process may have been stopped, or the machine asleep.
+            passed_s, looked_at = min(now - looked_at, 2 * self._period_s), now
+            beats = self._world.pulse.num_beats
+            self._stalled_s = self._stalled_s + passed_s if beats == seen else 0.0
+            seen = beats
+            self._silent_s = [silent_s + passed_s for silent_s in self._silent_s]
+            if self._timeout_s is None:
+                continue
+            if self._verdict is None and self._stalled_s >= self._timeout_s:
+                culprits = find_stalled_ranks(self._signs(), self._timeout_s)
+                if culprits:
+                    self._verdict = {"by": self._world.rank, "culprits": [asdict(sign) for sign in culprits]}
+            if self._verdict is not None:
+                self._end()
+
+    def _signs(self) -> list[RankStatus]:
+        world = self._world
+        never: dict[str, Any] = {"doing": "", "waits": False, "step": None, "stalled_s": 0.0}
+        signs = []
+        for rank, card in enumerate(self._cards):
+            is_me = rank == world.rank
+            said = self._mine() if is_me else self._heard[rank] if self._heard else never
+            is_here = self._is_here(rank)
+            signs.append(
+                RankStatus(
+                    rank,
+                    card.host,
+                    card.pid,
+                    **{name: said[name] for name in never},
+                    silent_s=0.0 if is_me else self._silent_s[rank],
+                    is_here=is_here,
+                    is_stopped=is_here and stacks.is_stopped(card.pid),
+                    serves=rank == 0 and not is_me and not world.placement.agent_store,
+                )
+            )
+        return signs
+
+    def _is_here(self, rank: int) -> bool:
+        theirs, mine = self._cards[rank], self._cards[self._world.rank]
+        return theirs.host == mine.host and theirs.namespace == mine.namespace != ""
+
+    def _end(self) -> None:
+        assert self._timeout_s is not None
+        self._write_stacks()
+        # Time for the verdict to reach the others, for them to write theirs, and to hear of an earlier one.
+        time.sleep(self._ending_s)
+        assert self._verdict is not None
+        culprits = [RankStatus(**sign) for sign in self._verdict["culprits"]]
+        error = explain(culprits, self._world.size, self._timeout_s, self._stacks_text(culprits))
+        if LOGGER.hasHandlers():  # else logging would print what is printed below
+            LOGGER.error("%s", error)
+        for handler in LOGGER.handlers:
+            handler.flush()
+        abort.abort(error)
+
+    @property
+    def _ending_s(self) -> float:
+        return 3 * self._period_s + 2 * stacks.WRITING_S
+
+    def _write_stacks(self) -> None:
+        assert self._timeout_s is not None
+        for sign in self._signs():
+            head = f"rank {sign.rank} (host {sign.host}, pid {sign.pid}): {sign.where}"
+            if sign.rank == self._world.rank:
+                self._stacks.write(self._path(sign.rank), head)
+            elif sign.is_here and is_silent(sign, self._timeout_s):
+                # Who can't write them is helped by a neighbour; several that do so write the same.
+                stacks.write_for(sign.pid, self._cards[sign.rank].descriptor, self._path(sign.rank), head)
+
+    def _path(self, rank: int) -> Path:
+        return self._log_dir / f"stacks-rank-{rank}.txt"
+
+    def _stacks_text(self, culprits: list[RankStatus]) -> str:
+        text = f"{self._log_dir}/stacks-rank-*.txt"
+        assert self._timeout_s is not None
+        mute = [sign.rank for sign in culprits if is_silent(sign, self._timeout_s) and not self._has_stacks(sign.rank)]
+        return f"{text} (none of {ranks_text(mute)})" if mute else text
+
+    def _has_stacks(self, rank: int) -> bool:
+        # A run that was started again may have older ones.
+        with suppress(OSError):
+            return time.time() - self._path(rank).stat().st_mtime < 60
+        return False
+
+
+def _is_status(value: Any) -> bool:
+    """Whether what was read from the store can be a rank's heartbeat."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("doing"), str)
+        and isinstance(value.get("waits"), bool)
+        and (value.get("step") is None or isinstance(value["step"], int))
+        and all(isinstance(value.get(name), int | float) for name in ("beat", "stalled_s", "work_s"))
+        and all(isinstance(value.get(name), int) for name in ("num_steps", "num_micro_batches"))
+    )
+
+
+def _is_verdict(value: Any, size: int) -> bool:
+    """Whether what was read from the store can be the verdict of a rank."""
+    if not isinstance(value, dict) or not isinstance(value.get("culprits"), list) or not value["culprits"]:
+        return False
+    try:
+        signs = [RankStatus(**sign) for sign in value["culprits"]]
+    except TypeError:
+        return False
+    return all(
+        type(sign.rank) is int
+        and 0 <= sign.rank < size
+        and isinstance(sign.host, str)
+        and isinstance(sign.doing, str)
+        and (sign.step is None or isinstance(sign.step, int))
+        and all(isinstance(value, int | float) for value in (sign.pid, sign.stalled_s, sign.silent_s))
+        for sign in signs
+    )

@@ -1,0 +1,79 @@
+"""What the workers of the launcher's tests do. Each leaves a file that names its rank and holds its process id."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def work(deed: str, folder: Path) -> int:
+    """Join the world, and then succeed or fail as `deed` says."""
+    from lockstep.cluster import collectives, env, signals, world
+    from lockstep.errors import DataError
+
+    here = env.placement(os.environ)
+    assert here is not None
+    if deed in ("killed early", "node lost early") and here.rank == 1 and here.restart == 0:
+        _die_before_connecting(folder, deed == "node lost early")
+    if deed == "joins late" and here.rank == 1:
+        (folder / "waited-for").touch()
+        time.sleep(1000)
+    # As in training: until all have joined there is nothing to save.
+    with world.join(here, device="cpu") as joined, signals.StopSignal() as asked:
+        (folder / f"started-{here.restart}-{joined.rank}").write_text(f"{os.getpid()} {time.time()}")
+        if joined.rank == 1:
+            if deed == "data error":
+                raise DataError("x.gz is truncated", where="byte 7")
+            if deed == "value error":
+                raise ValueError("made to fail")
+            if deed == "exit 7 slowly":
+                _end_slowly()
+            if deed.startswith("exit 7"):
+                sys.exit(7)
+            if deed == "vanish":
+                os._exit(0)
+            if deed == "killed" or (deed == "killed once" and here.restart == 0):
+                os.kill(os.getpid(), signal.SIGKILL)
+        if deed == "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(1000)
+        if deed in ("ok", "killed once", "killed early", "node lost early"):
+            # Fails at once where a peer is dead; a barrier alone would wait for it.
+            collectives.all_gather_object(joined, joined.rank)
+            collectives.barrier(joined, 10)
+        else:
+            for _ in range(6000):
+                time.sleep(0.05)
+                if any(collectives.all_gather_object(joined, asked.requested)):
+                    break
+        (folder / f"saved-{here.restart}-{joined.rank}").write_text(here.started_by)
+        return asked.exit_code
+
+
+def _end_slowly() -> None:
+    """Let this process go on for seconds after its peers have lost it, as it does on a busy machine."""
+    import torch.distributed as dist
+
+    destroy = dist.destroy_process_group
+
+    def slowly() -> None:
+        destroy()
+        time.sleep(60)  # the launcher does not wait for so long
+
+    dist.destroy_process_group = slowly
+
+
+def _die_before_connecting(folder: Path, with_node: bool) -> None:
+    """Kill this process, or all of its node, when it has joined and would connect to the others."""
+    from lockstep.cluster import connecting
+
+    def connect(*_: object, **__: object) -> None:
+        (folder / "died").write_text(str(time.time()))
+        if with_node:
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    connecting.connect = connect  # type: ignore[assignment]

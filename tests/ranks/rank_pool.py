@@ -1,0 +1,184 @@
+"""A pool of real processes that form worlds of any size up to theirs, again and again, without a new start.
+
+One leader imports torch and forks the ranks, so that the rank pool stands after one import instead of one for each rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from tests import guards
+
+if TYPE_CHECKING:
+    from lockstep.cluster.world import World
+
+LIMIT_S = 180.0
+# How long the others may take once a rank has failed: some answer, and some wait for it for ever.
+PEERS_S = 20.0
+
+
+class RankPool:
+    """Processes that run a function as the ranks of a world.
+
+    Args:
+        size: The largest world.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._folder = tempfile.TemporaryDirectory(prefix="rank-pool-")
+        self._num_worlds = 0
+        self._world_size = 0
+        self._start()
+
+    def run(self, world_size: int, job: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What `job(world, *arguments)` returns on each rank of a world.
+
+        Args:
+            world_size: How many ranks.
+            job: A function at the top of a module; runs in all ranks at once.
+            arguments: Picklable.
+
+        Raises:
+            AssertionError: A rank raised an error, or gave no answer in time; the rank pool is then started anew.
+        """
+        if world_size != self._world_size:
+            self._num_worlds += 1
+            self._world_size = world_size
+        meeting = os.path.join(self._folder.name, f"world-{self._num_worlds}")
+        for rank, ear in enumerate(self._ears[:world_size]):
+            ear.send((meeting, rank, world_size, job, arguments))
+        end = time.monotonic() + LIMIT_S
+        results: list[Any] = []
+        problems: list[str] = []
+        num_silent = 0
+        for rank, ear in enumerate(self._ears[:world_size]):
+            if not ear.poll(max(0.0, end - time.monotonic()) if not problems else PEERS_S):
+                problems.append(f"rank {rank} of {world_size} gave no answer")
+                num_silent += 1
+                continue
+            try:
+                is_good, result = ear.recv()
+            except EOFError:
+                is_good, result = False, "its process is gone"
+                num_silent += 1
+            if is_good:
+                results.append(result)
+            else:
+                problems.append(f"rank {rank} of {world_size}:\n{result}")
+        if problems:
+            self._world_size = 0
+            if num_silent:
+                self.end()
+                self._start()
+            raise AssertionError("\n".join(problems))
+        return results
+
+    def end(self) -> None:
+        """End all processes."""
+        for ear in self._ears:
+            ear.close()
+        self._leader.kill()
+        self._leader.join()
+        for pid in self._pids:
+            _kill(pid)
+        guards.KEPT.difference_update(self._pids, [self._leader.pid])
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        pairs = [context.Pipe() for _ in range(self._size)]
+        self._leader = context.Process(target=_lead, args=([mouth for _, mouth in pairs],), name="rank pool")
+        self._leader.start()
+        for _, mouth in pairs:
+            mouth.close()
+        self._ears = [ear for ear, _ in pairs]
+        self._pids = [ear.recv() for ear in self._ears]
+        guards.KEPT.update([*self._pids, self._leader.pid or 0])
+        self._world_size = 0
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    # The guards make this process the one that orphans come to.
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def _lead(mouths: Sequence[Connection]) -> None:
+    # All that a rank and its loader workers need.
+
+    import lockstep.engine.run  # noqa: F401  # imported once, before processes are forked
+
+    _die_with_parent()
+    pids = []
+    for mouth in mouths:
+        pid = os.fork()
+        if pid == 0:
+            _die_with_parent()
+            for other in mouths:
+                if other is not mouth:
+                    other.close()
+            _serve(mouth)
+            os._exit(0)
+        pids.append(pid)
+    for mouth in mouths:
+        mouth.close()
+    for pid in pids:
+        os.waitpid(pid, 0)
+
+
+def _serve(mouth: Connection) -> None:
+    import torch
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    mouth.send(os.getpid())
+    world, at = None, ""
+    while True:
+        try:
+            meeting, rank, size, job, arguments = mouth.recv()
+        except EOFError:
+            return
+        try:
+            if meeting != at:
+                world, at = _form(meeting, rank, size), meeting
+            mouth.send((True, job(world, *arguments)))
+        except BaseException:
+            mouth.send((False, traceback.format_exc()))
+
+
+def _form(meeting: str, rank: int, size: int) -> World:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    from lockstep.cluster.env import RankAssignment
+    from lockstep.cluster.signed import Seal, SignedStore
+    from lockstep.cluster.world import World
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    placement = RankAssignment(rank, size, rank, size, f"file://{meeting}", "command line")
+    store = dist.FileStore(meeting, size) if size > 1 else None
+    if store is not None:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100))
+    signed = SignedStore(dist.PrefixStore("signed", store), Seal()) if store is not None else None
+    return World(rank, size, rank, torch.device("cpu"), "gloo", "here", store, placement, signed=signed)

@@ -1,0 +1,75 @@
+"""The first signal asks for a stop, a later one ends the process, and handlers come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from lockstep.cluster.signals import StopSignal
+from tests.runs import LONG_S
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_asks_for_a_stop(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCKSTEP_LAUNCHED", raising=False)
+    heard: list[str] = []
+    with StopSignal(patience_s=1000, on_stop=heard.append) as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), number)
+        assert stop.requested
+        assert stop.exit_code == 128 + number
+        # The same signal from somebody else, a moment later.
+        os.kill(os.getpid(), number)
+    assert heard == [number.name]
+
+
+def test_earlier_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignal():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_under_our_launcher_ctrl_c_is_not_the_workers_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_LAUNCHED", "1")
+    before = signal.getsignal(signal.SIGINT)
+    with StopSignal():
+        assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_in_a_thread_nobody_asks() -> None:
+    seen: list[bool] = []
+
+    def work() -> None:
+        with StopSignal() as stop:
+            seen.append(stop.requested)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]
+
+
+def test_a_second_signal_later_ends_the_process_at_once() -> None:
+    code = (
+        "import time\nfrom lockstep.cluster.signals import StopSignal\n"
+        "def say(text): print(text, flush=True)\n"
+        "with StopSignal(patience_s=0.2, on_stop=say):\n    say('ready')\n    time.sleep(200)\n    time.sleep(200)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "SIGTERM\n"
+        time.sleep(0.4)
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(LONG_S) == 128 + signal.SIGTERM
+        finally:
+            process.kill()

@@ -1,0 +1,45 @@
+"""Processes that meet at a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.cluster.env import RankAssignment
+from lockstep.cluster.store import open_store
+from lockstep.errors import LaunchError
+
+
+def meet(path: Path) -> None:
+    open_store(RankAssignment(0, 1, None, None, f"file://{path}", "command line"), 5.0, print)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_file_is_made_or_taken(tmp_path: Path, is_there: bool) -> None:
+    path = tmp_path / "meet"
+    if is_there:
+        path.touch()
+    meet(path)
+    assert path.is_file()
+
+
+def test_a_file_that_can_not_be_made_is_told_at_once(tmp_path: Path) -> None:
+    # Root may write to /proc by its permissions, but nothing can be made there.
+    for path in (Path("/proc/x"), tmp_path):
+        with pytest.raises(LaunchError, match=f"{path} can't be written: "):
+            meet(path)
+
+
+def test_a_file_of_another_kind_is_neither_written_to_nor_removed(tmp_path: Path) -> None:
+    path = tmp_path / "thesis.txt"
+    path.write_text("mine")
+    with pytest.raises(LaunchError, match="a file that no run has made"):
+        meet(path)
+    assert path.read_text() == "mine"
+
+
+def test_a_file_in_which_others_meet_is_taken(tmp_path: Path) -> None:
+    meet(tmp_path / "meet")
+    assert (tmp_path / "meet").stat().st_size
+    meet(tmp_path / "meet")

@@ -1,0 +1,220 @@
+"""What `lockstep export` writes: the model's own outputs, in each format, with what they mean."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save, save_file
+from torch import nn
+
+from lockstep.cli.main import run as command
+from lockstep.cluster.world import alone
+from lockstep.config.load import load
+from lockstep.engine.build import build_parts
+from lockstep.engine.dataset_info import dataset_info_for
+from lockstep.engine.parts import Parts
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.inference import export
+from lockstep.inference.export import FIELD, INPUT, export
+from lockstep.recipes.catalog import find
+from lockstep.recipes.pose import recipe as _pose  # noqa: F401  OpenCV sets a variable when it is imported
+from lockstep.storage.own_files import is_export
+
+DOTS = str(Path(__file__).with_name("recipe_of_dots.py"))
+TINY = {
+    "digits": [],
+    "shapes": ["data.size_px=32", "model.name=resnet18"],
+    "text": ["model.width=4", "model.num_hidden=4", "model.name=fast", "data.width=80"],
+    "pose": ["model.width=2", "model.num_modules=[1,1,1]", "model.num_blocks=1", "model.stem_width=4",
+             "model.stem_blocks=1", "model.deconv_blocks=1", "data.size_px=64"],
+}  # fmt: skip
+
+
+def model_of(preset: str) -> tuple[Parts, list[str]]:
+    """A recipe's fresh parts, batch norms with statistics of their own; the weights are then in `w.safetensors`."""
+    settings = [*TINY[preset]]
+    if preset == "shapes":
+        for name, shade in {"dark": 30, "bright": 220}.items():
+            Path("shapes", name).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (40, 32), (shade,) * 3).save(Path("shapes", name, f"{number}.jpg"))
+        settings.append("data.root=shapes")
+    found = find(preset)
+    config = load(found.config_class, found.layers, settings).config
+    facts = dataset_info_for(found, config, alone("cpu"), None)
+    parts = build_parts(config, lambda: found.build(config, facts))
+    for module in parts.model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+    save_file({name: tensor.contiguous() for name, tensor in parts.model.state_dict().items()}, "w.safetensors")
+    return parts, settings
+
+
+def outputs_of(model: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
+    with torch.inference_mode():
+        found = model.eval()(batch)
+    return list(found) if isinstance(found, list | tuple) else [found]
+
+
+# A file of weights that an earlier export has written.
+EARLIER = save({"a": torch.zeros(1)}, metadata={"lockstep": "0.1.0"})
+
+
+@pytest.mark.parametrize(
+    "preset", ["digits", *(pytest.param(preset, marks=pytest.mark.full) for preset in ("shapes", "text", "pose"))]
+)
+def test_an_onnx_file_gives_the_models_outputs_for_any_number_of_samples(preset: str) -> None:
+    parts, settings = model_of(preset)
+    made = export("w.safetensors", "onnx", "net.onnx", settings, preset=preset)
+    assert 0 <= made.difference <= 1e-4
+    session = onnxruntime.InferenceSession("net.onnx", providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape[0] == "batch"
+    batch = torch.randn(3, *made.input_shape)
+    theirs = session.run(None, {INPUT: batch.numpy()})
+    for one, other in zip(outputs_of(parts.model, batch), theirs, strict=True):
+        torch.testing.assert_close(torch.from_numpy(other), one, atol=1e-4, rtol=1e-3)
+    known = session.get_modelmeta().custom_metadata_map
+    wanted = {"digits": "classes", "shapes": "classes", "text": "alphabet", "pose": "skeleton"}[preset]
+    value = known[wanted] if wanted == "alphabet" else json.loads(known[wanted])
+    assert value == json.loads(json.dumps(parts.metadata[wanted]))
+    assert json.loads(known["input"]) == list(made.input_shape)
+
+
+@pytest.mark.parametrize("preset", ["digits", pytest.param("text", marks=pytest.mark.lab)])
+def test_a_torch_program_gives_the_models_outputs_and_knows_the_classes(preset: str) -> None:
+    parts, settings = model_of(preset)
+    made = export("w.safetensors", "torch-export", "net.pt2", settings, preset=preset)
+    files = {FIELD: ""}
+    program = torch.export.load("net.pt2", extra_files=files).module()
+    batch = torch.randn(4, *made.input_shape)
+    torch.testing.assert_close(program(batch), outputs_of(parts.model, batch)[0])
+    assert json.loads(files[FIELD])["input"] == list(made.input_shape)
+    assert json.loads(files[FIELD])["mean"] == parts.metadata["mean"]
+
+
+def test_safetensors_have_the_weights_and_the_classes() -> None:
+    parts, _ = model_of("digits")
+    made = export("w.safetensors", "safetensors", "net.safetensors", preset="digits")
+    assert made.difference == 0
+    with safe_open("net.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["classes"]) == [str(digit) for digit in range(10)]
+        for name, tensor in parts.model.state_dict().items():
+            assert torch.equal(file.get_tensor(name), tensor)
+
+
+@pytest.mark.parametrize("to", export.ENDINGS)
+def test_a_file_of_someone_else_is_never_written_over_and_an_export_is(to: str) -> None:
+    model_of("digits")
+    Path("net").write_text("mine: a text on lockstep")
+    with pytest.raises(CheckpointError, match="net is there already"):
+        export("w.safetensors", to, "net", preset="digits")
+    assert Path("net").read_text() == "mine: a text on lockstep"
+    Path("net").unlink()
+    export("w.safetensors", to, "net", preset="digits")
+    assert is_export(Path("net"))
+    export("w.safetensors", to, "net", preset="digits")
+    Path("link").symlink_to("net")
+    with pytest.raises(CheckpointError, match="link is there already"):
+        export("w.safetensors", to, "link", preset="digits")
+
+
+@pytest.mark.parametrize("to", ["safetensors", "torch-export"])
+def test_a_file_with_other_outputs_is_not_written(to: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    model_of("digits")
+    Path("net").write_bytes(EARLIER)
+    real = export._flat
+    num_calls = 0
+
+    def off(outputs: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        return [tensor + 1e-2 * (num_calls > len(export.BATCHES)) for tensor in real(outputs)]
+
+    monkeypatch.setattr(export, "_flat", off)
+    with pytest.raises(CheckpointError, match="outputs are not the model's own"):
+        export("w.safetensors", to, "net", preset="digits")
+    num_calls = 0
+    assert (
+        command(["export", "w.safetensors", "--preset", "digits", "--to", to, "--out", "net"])
+        == CheckpointError.exit_code
+    )
+    assert "difference" in capsys.readouterr().err
+    assert Path("net").read_bytes() == EARLIER
+    assert sorted(path.name for path in Path().iterdir()) == ["net", "w.safetensors"]
+
+
+@pytest.mark.parametrize("values", [(math.nan, 0.0, 0.0), (0.0, math.nan, 0.0), (0.0, 0.0, math.nan)])
+def test_an_output_that_is_no_number_is_a_difference(
+    values: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_of("digits")
+    left = iter([*[0.0] * len(values), *values])
+    real = export._flat
+    monkeypatch.setattr(export, "_flat", lambda outputs: [tensor + next(left) for tensor in real(outputs)])
+    with pytest.raises(CheckpointError, match="outputs are not the model's own"):
+        export("w.safetensors", "safetensors", "net", preset="digits")
+    some, bad = torch.ones(2), torch.tensor([1.0, math.nan])
+    assert math.isnan(export._difference([some, some], [some, bad]))
+
+
+class Unusual(nn.Module):
+    """With an operator that ONNX has not."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(inputs.flatten(1))
+
+
+def test_what_onnx_can_not_hold_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"torch\.onnx can't take this model"):
+        export._to_onnx(Unusual(), torch.zeros(2, 1, 4, 4), {})
+
+
+def test_without_onnx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else real(name))
+    with pytest.raises(ConfigError, match="needs onnxscript") as caught:
+        export("w.safetensors", "onnx", preset="digits")
+    assert caught.value.facts["do"] == 'pip install "lockstep[onnx]"'
+
+
+def test_another_format_is_refused() -> None:
+    with pytest.raises(ConfigError, match="can't be exported to 'coreml'"):
+        export("w.safetensors", "coreml", preset="digits")
+
+
+def test_a_recipe_that_names_no_input_shape_lends_that_of_a_held_out_sample() -> None:
+    parts, settings = model_of("digits")
+    found = find("digits")
+    config = load(found.config_class, found.layers, settings).config
+    assert export._input_shape(replace(parts, input_shape=None), config) == (1, 8, 8)
+
+
+def test_a_model_that_takes_a_dict_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find(DOTS)
+    config = load(found.config_class, found.layers, []).config
+    with pytest.raises(ConfigError, match="one tensor of floats"):
+        export._input_shape(found.build(config, {"classes": ["dark", "bright"]}), config)
+
+
+def test_the_command_says_what_was_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    model_of("digits")
+    assert command(["export", "w.safetensors", "--preset", "digits"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("model.safetensors  0.3 MB")
+    assert lines[1:] == [
+        "  input    (batch, 1, 8, 8)",
+        "  checked  largest difference 0 of the largest output, 0 at most",
+        "  with it  classes, mean, std",
+    ]
+    assert command(["export", "w.safetensors", "--preset", "digits", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["file"] == "model.safetensors"

@@ -1,0 +1,137 @@
+"""Which launchers may join a run: what is compared, and what a stranger's store can do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import DistNetworkError
+
+from lockstep.cluster.process_range import ProcessRange, RendezvousConfig
+from lockstep.errors import LaunchError
+from lockstep.launch.nodes import admission, clocks
+from lockstep.launch.shared_settings import shared_settings
+
+
+def nodes(folder: Path, **changes: object) -> RendezvousConfig:
+    plain = RendezvousConfig(
+        ProcessRange(2, 2), "127.0.0.1:1", folder.name, 10.0, 1.0, 10.0, folder=folder, shared={"seed": "0"}
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def refused(store: HashStore, given: RendezvousConfig) -> str:
+    before = store.num_keys()
+    with pytest.raises(LaunchError) as caught:
+        admission.check(store, given)
+    assert store.num_keys() == before
+    return str(caught.value)
+
+
+@pytest.fixture
+def store() -> HashStore:
+    return HashStore()
+
+
+def test_the_same_run_may_join_from_where_its_folder_is_mounted_elsewhere(store: HashStore, tmp_path: Path) -> None:
+    admission.publish(store, nodes(tmp_path / "disk" / "run"))
+    (tmp_path / "mounted").symlink_to(tmp_path / "disk")
+    admission.check(store, nodes(tmp_path / "disk" / "run"))
+    admission.check(store, nodes(tmp_path / "mounted" / "run"))
+
+
+def test_machines_without_a_shared_disk_have_the_folder_at_one_path(store: HashStore, tmp_path: Path) -> None:
+    admission.publish(store, nodes(tmp_path / "run"))
+    (tmp_path / "run").rmdir()
+    admission.check(store, nodes(tmp_path / "run"))
+
+
+def test_what_differs_is_named(store: HashStore, tmp_path: Path) -> None:
+    admission.publish(store, nodes(tmp_path / "run"))
+    assert "seed: 0 there, 7 here" in refused(store, nodes(tmp_path / "run", shared={"seed": "7"}))
+    assert "lr: none there, 1 here" in refused(store, nodes(tmp_path / "run", shared={"seed": "0", "lr": "1"}))
+    assert "--nodes: 2 there, 2:3 here" in refused(store, nodes(tmp_path / "run", size=ProcessRange(2, 3)))
+    assert "run: run there, other here" in refused(store, nodes(tmp_path / "other"))
+    assert "run folder: " in refused(store, nodes(tmp_path / "b" / "run"))
+
+
+def test_an_id_that_the_user_gave_overrides_the_folder_but_not_the_settings(store: HashStore, tmp_path: Path) -> None:
+    mine = {"run_id": "a", "has_own_id": True}
+    admission.publish(store, nodes(tmp_path / "run", **mine))
+    admission.check(store, nodes(tmp_path / "other", **mine))
+    assert "seed: 0 there, 7 here" in refused(store, nodes(tmp_path / "run", shared={"seed": "7"}, **mine))
+    assert "run: a there, run here" in refused(store, nodes(tmp_path / "run"))
+
+
+def test_a_store_without_a_record_is_left_alone(
+    store: HashStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "RECORD_S", 0.1)
+    assert "does not belong to a run of lockstep train --nodes" in refused(store, nodes(tmp_path / "run"))
+
+
+def test_a_server_that_ends_meanwhile_is_an_error_with_a_text(tmp_path: Path) -> None:
+    class Broken:
+        def check(self, keys: list[str]) -> bool:
+            raise DistNetworkError("Connection reset by peer")
+
+    with pytest.raises(LaunchError, match=r"lost the rendezvous at 127.0.0.1:1 while it joined"):
+        admission.admit(Broken(), nodes(tmp_path / "run"), serves=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("record", [b"", b"\xff", b"[]", b"{}", b'{"shared": 1}', 10**5 * b"["])
+def test_a_damaged_record_is_an_error_with_a_text(store: HashStore, tmp_path: Path, record: bytes) -> None:
+    store.set(admission.OWNER, record)
+    assert "is damaged" in refused(store, nodes(tmp_path / "run"))
+
+
+def test_a_record_of_a_stranger_can_not_write_to_the_terminal(store: HashStore, tmp_path: Path) -> None:
+    admission.publish(store, nodes(tmp_path / "run"))
+    record = json.loads(store.get(admission.OWNER))
+    escape = "\x1b]0;owned\x07\nconfig"
+    record |= {"user": escape, "host": escape, "shared": {escape: escape}}
+    store.set(admission.OWNER, json.dumps(record))
+    text = refused(store, nodes(tmp_path / "run"))
+    assert "\x1b" not in text
+    assert "\nconfig" not in text
+
+
+def test_shared_settings_follow_the_recipe_file_and_not_where_the_data_is(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.py"
+    recipe.write_text("a = 1")
+    first = shared_settings({"seed": 0, "data": {"root": "a", "size": 3}}, str(recipe))
+    assert first == shared_settings({"seed": 0, "data": {"root": "b", "size": 3}}, str(recipe))
+    recipe.write_text("a = 2")
+    assert first != shared_settings({"seed": 0, "data": {"root": "a", "size": 3}}, str(recipe))
+    assert first["setting data.size"] == "3"
+
+
+@pytest.mark.parametrize("shift_s", [0.0, 2.0, -2.0])
+def test_a_clock_within_the_limit_may_join(store: HashStore, tmp_path: Path, shift_s: float) -> None:
+    store.set(clocks.CLOCK, json.dumps({"host": "b", "time": time.time() + shift_s}))
+    clocks.check(store, nodes(tmp_path / "run"))
+
+
+def test_a_time_that_is_only_old_is_no_difference(
+    store: HashStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clocks, "FRESH_S", 0.1)
+    store.set(clocks.CLOCK, json.dumps({"host": "b", "time": time.time() - 60}))
+    clocks.check(store, nodes(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b'{"host": "b", "time": "x"}', 10**5 * b"["])
+def test_a_damaged_time_is_no_traceback(store: HashStore, tmp_path: Path, value: bytes) -> None:
+    store.set(clocks.CLOCK, value)
+    clocks.check(store, nodes(tmp_path / "run"))
+
+
+def test_a_world_of_fewer_nodes_than_asked_for_is_refused(tmp_path: Path) -> None:
+    clocks.check_size(2, nodes(tmp_path / "run"))
+    with pytest.raises(LaunchError, match=r"let 1 of 2 nodes begin") as caught:
+        clocks.check_size(1, nodes(tmp_path / "run"))
+    assert "clocks" in caught.value.facts["likely"]

@@ -1,0 +1,81 @@
+"""Which of several dead processes was the first cause, and how it is told."""
+
+from __future__ import annotations
+
+import signal
+
+from lockstep.errors import DataError
+from lockstep.launch.failures import ErrorReport, ProcessFailure, explain, lost_peer, root_cause
+
+
+def report(time: float, *, consequence: bool = False, ours: bool = False, text: str = "text") -> ErrorReport:
+    return ErrorReport(time, text, 3 if ours else 1, ours, consequence, not ours)
+
+
+def test_the_earliest_error_is_the_cause() -> None:
+    late, early = ProcessFailure(0, 10, 1, report(2.0)), ProcessFailure(1, 11, 1, report(1.0))
+    assert root_cause([late, early]) is early
+
+
+def test_a_lost_connection_is_not_the_cause_even_if_it_is_earlier() -> None:
+    lost, cause = ProcessFailure(0, 10, 1, report(1.0, consequence=True)), ProcessFailure(1, 11, 1, report(2.0))
+    assert root_cause([lost, cause]) is cause
+
+
+def test_a_killed_process_is_the_cause_of_its_peers_errors() -> None:
+    killed = ProcessFailure(2, 12, -signal.SIGKILL, None)
+    peers = [ProcessFailure(0, 10, 1, report(1.0)), ProcessFailure(1, 11, 1, report(1.1, consequence=True))]
+    assert root_cause([*peers, killed]) is killed
+
+
+def test_what_the_launcher_killed_itself_is_never_the_cause() -> None:
+    ours = ProcessFailure(0, 10, -signal.SIGKILL, None, by_us=True)
+    cause = ProcessFailure(1, 11, 1, report(5.0, consequence=True))
+    assert root_cause([ours, cause]) is cause
+
+
+def test_a_process_that_had_reported_its_error_when_the_launcher_killed_it_is_the_cause() -> None:
+    cause = ProcessFailure(0, 10, -signal.SIGKILL, report(5.0), by_us=True)
+    lost = ProcessFailure(1, 11, 1, report(6.0, consequence=True))
+    assert root_cause([lost, cause]) is cause
+
+
+def test_an_abort_counts_less_than_an_error() -> None:
+    aborted, cause = ProcessFailure(0, 10, -signal.SIGABRT, None), ProcessFailure(1, 11, 1, report(5.0))
+    assert root_cause([aborted, cause]) is cause
+
+
+def test_an_error_for_people_is_told_as_it_is() -> None:
+    cause = explain(ProcessFailure(1, 11, 3, report(1.0, ours=True, text="data error: x\n  where  y")), "a")
+    assert (cause.text, cause.exit_code, cause.may_pass) == ("data error: x\n  where  y", 3, False)
+
+
+def test_any_other_error_is_told_with_its_rank_and_traceback() -> None:
+    cause = explain(ProcessFailure(1, 11, 1, report(1.0, text="Traceback: oops")), "a")
+    assert "rank 1 (host a, pid 11) failed" in cause.text
+    assert "Traceback: oops" in cause.text
+    assert cause.exit_code == 1
+
+
+def test_a_kill_is_told_with_what_the_kernel_says() -> None:
+    cause = explain(ProcessFailure(1, 11, -9, None), "a", "out of memory: the kernel's log names pid 11")
+    assert "rank 1 (host a, pid 11) was killed by signal 9 (SIGKILL)" in cause.text
+    assert "out of memory" in cause.text
+    assert (cause.exit_code, cause.may_pass) == (4, True)
+
+
+def test_a_bus_error_points_at_shared_memory() -> None:
+    assert "/dev/shm" in explain(ProcessFailure(0, 10, -signal.SIGBUS, None), "a").text
+
+
+def test_an_end_without_a_word_is_a_failure_even_with_exit_code_0() -> None:
+    cause = explain(ProcessFailure(0, 10, 0, None), "a")
+    assert "without a word" in cause.text
+    assert cause.exit_code == 4
+
+
+def test_a_closed_connection_is_a_lost_peer_and_a_fault_in_the_data_is_not() -> None:
+    assert lost_peer(RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:4711"))
+    assert not lost_peer(BrokenPipeError(32, "Broken pipe"))
+    assert not lost_peer(DataError("a Gloo file is cut off"))
+    assert not lost_peer(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -1,0 +1,58 @@
+"""Ranks that people give to machines."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from lockstep.cluster.signed import Seal, SignedStore
+from lockstep.errors import LaunchError
+from lockstep.launch.nodes.ranks import absent, claim, release
+
+
+def a_store() -> SignedStore:
+    return SignedStore(HashStore(), Seal("a secret of the test", "run"))
+
+
+def test_the_ranks_that_nobody_has_taken_are_known() -> None:
+    store = a_store()
+    claim(store, 1, 3)
+    assert absent(store, 3) == [0, 2]
+    claim(store, 0, 3)
+    release(store, 1)
+    assert absent(store, 3) == [1, 2]
+
+
+def test_a_rank_that_another_machine_has_is_refused_with_both_names() -> None:
+    store = a_store()
+    store.put("node/1", ["elsewhere", 77])
+    with pytest.raises(LaunchError, match="two machines have node rank 1") as caught:
+        claim(store, 1, 2)
+    assert f"elsewhere pid 77\n{socket.gethostname()} pid {os.getpid()}" in caught.value.facts["where"]
+
+
+def test_a_rank_whose_launcher_on_this_machine_has_died_is_taken_over() -> None:
+    store = a_store()
+    store.put("node/0", [socket.gethostname(), 2**22 + 1])  # above the largest process id
+    claim(store, 0, 2)
+    assert store.get("node/0") == [socket.gethostname(), os.getpid()]
+
+
+def test_machines_that_were_told_of_different_numbers_are_refused() -> None:
+    store = a_store()
+    claim(store, 0, 2)
+    with pytest.raises(LaunchError, match="node rank 1 was started with --nodes 3, another with --nodes 2"):
+        claim(store, 1, 3)
+
+
+def test_a_claim_that_a_stranger_has_written_does_not_count() -> None:
+    for forged in ("x", '["elsewhere", 77]', '- ["elsewhere", 77]', "- 5"):
+        store = a_store()
+        store.store.set("node/0", forged)
+        store.store.set("num_nodes", forged)
+        assert absent(store, 2) == [0, 1]
+        claim(store, 0, 2)
+        assert store.get("node/0") == [socket.gethostname(), os.getpid()]

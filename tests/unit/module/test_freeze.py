@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.config.schema import OptimConfig
+from lockstep.errors import ConfigError
+from lockstep.module.freeze import freeze
+from lockstep.optim.build import optimizer
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        self.body = nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.body(self.stem(x)).mean((2, 3)))
+
+
+def test_a_module_stands_for_all_that_is_in_it() -> None:
+    model = Net()
+    names = freeze(model, ["stem"])
+    assert names == ["stem.0.weight", "stem.0.bias", "stem.1.weight", "stem.1.bias"]
+    assert [name for name, p in model.named_parameters() if not p.requires_grad] == names
+    assert not model.stem[1].training
+    assert model.body[1].training
+
+
+@pytest.mark.parametrize("patterns", [["stem", "body"], ["stem*", "body*"], ["[sb]*"]])
+def test_a_frozen_backbone_does_not_change_by_a_bit_in_training_and_the_head_does(patterns: list[str]) -> None:
+    model = Net()
+    freeze(model, patterns)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    update = optimizer(model, OptimConfig(lr=0.1, weight_decay=0.1))
+    for _ in range(3):
+        model(torch.randn(4, 3, 8, 8)).square().sum().backward()
+        update.step()
+    after = model.state_dict()
+    assert {name for name in after if not torch.equal(after[name], before[name])} == {"fc.weight", "fc.bias"}
+
+
+def test_a_pattern_of_parameters_freezes_these_alone() -> None:
+    model = Net()
+    assert freeze(model, ["*.bias"]) == ["stem.0.bias", "stem.1.bias", "body.0.bias", "body.1.bias", "fc.bias"]
+    assert model.stem[1].training, "its weight is trained, and its statistics with it"
+
+
+def test_a_batch_norm_whose_parameters_are_frozen_keeps_its_statistics() -> None:
+    model = Net()
+    freeze(model, ["stem.1.weight", "stem.1.bias"])
+    assert not model.stem[1].training
+
+
+def test_nothing_is_frozen_by_no_pattern() -> None:
+    assert freeze(Net(), []) == []
+
+
+def test_an_unknown_part_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="bdy is no part of the model") as caught:
+        freeze(Net(), ["stem", "bdy"])
+    assert "body" in caught.value.facts["nearest"]
+    assert caught.value.facts["allowed"].startswith("stem, body, fc, ")
+
+
+def test_the_parts_of_a_large_model_are_named_within_80_columns() -> None:
+    model = nn.ModuleDict({f"transition_of_stage_{i}": nn.Linear(2, 2) for i in range(13)})
+    with pytest.raises(ConfigError, match="stage_9") as caught:
+        freeze(model, ["stage_9"])
+    assert all(len(line) <= 80 for line in str(caught.value).splitlines())
+    assert caught.value.facts["allowed"].endswith("…, what is in them, and * for any text")
+
+
+def test_freezing_everything_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing to train"):
+        freeze(Net(), ["*"])

@@ -1,0 +1,126 @@
+"""Functions that run in turn: one at a time, each until it waits for the others."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from lockstep.parallel import coroutines as module
+from lockstep.parallel.coroutines import Coroutines
+
+
+@pytest.fixture(autouse=True)
+def _threads_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.02)
+
+
+class Global:
+    """Something that all functions set, each for itself."""
+
+    def __init__(self) -> None:
+        self.value: str | None = None
+
+    def leave(self) -> str | None:
+        value, self.value = self.value, None
+        return value
+
+    def come_back(self, value: str | None) -> None:
+        self.value = value
+
+
+def turns() -> tuple[Coroutines, Global]:
+    state = Global()
+    return Coroutines(state.leave, state.come_back), state
+
+
+def test_functions_change_over_where_they_wait_and_get_the_same_answer() -> None:
+    run, state = turns()
+    seen: list[str] = []
+
+    def body(name: str) -> str:
+        assert state.value is None
+        state.value = name
+        total = 0
+        for number in range(3):
+            seen.append(f"{name}{number}")
+            total += run.wait(len(name) + number)
+            assert state.value == name
+        state.value = None
+        return f"{name} {total}"
+
+    settled: list[list[int]] = []
+
+    def settle(values: list[int]) -> int:
+        settled.append(values)
+        return sum(values)
+
+    names = ["a", "bb", "ccc"]
+    assert run.run([lambda name=name: body(name) for name in names], settle) == ["a 27", "bb 27", "ccc 27"]
+    assert settled == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
+    assert seen == [name + str(number) for number in range(3) for name in names]
+
+
+def test_one_function_alone_runs_in_the_thread_that_asked() -> None:
+    run, _ = turns()
+    assert run.run([lambda: (run.wait(20), threading.current_thread())], lambda values: values[0] + 1) == [
+        (21, threading.current_thread())
+    ]
+
+
+def test_no_two_functions_ever_run_at_once() -> None:
+    run, _ = turns()
+    busy = threading.Lock()
+
+    def body() -> None:
+        for _ in range(50):
+            assert busy.acquire(blocking=False)
+            sum(range(1000))
+            busy.release()
+            run.wait(1)
+
+    run.run([body] * 4, sum)
+
+
+@pytest.mark.parametrize("fails", [0, 1, 2])
+@pytest.mark.parametrize("after", [0, 1])
+def test_an_error_in_one_ends_the_others_where_they_wait_and_is_raised(fails: int, after: int) -> None:
+    run, _ = turns()
+    unwound: list[int] = []
+
+    def body(number: int) -> None:
+        try:
+            for turn in range(3):
+                if (number, turn) == (fails, after):
+                    raise KeyError("broken")
+                run.wait(1)
+        except Exception:
+            assert number == fails, "an abandoned function must not be able to go on by catching errors"
+            raise
+        finally:
+            unwound.append(number)
+
+    with pytest.raises(KeyError, match="broken"):
+        run.run([lambda number=number: body(number) for number in range(3)], sum)
+    # With no turn done, those behind the one that fails never began.
+    assert set(unwound) == (set(range(3)) if after else set(range(fails + 1)))
+    # And it can be used again.
+    assert run.run([lambda: run.wait(1), lambda: run.wait(2)], sum) == [3, 3]
+
+
+def test_an_error_while_settling_ends_all() -> None:
+    run, _ = turns()
+
+    def settle(_: list[Any]) -> None:
+        raise OverflowError("too much")
+
+    with pytest.raises(OverflowError, match="too much"):
+        run.run([lambda: run.wait(1)] * 3, settle)
+
+
+def test_one_that_is_over_brings_nothing() -> None:
+    run, _ = turns()
+    settled: list[Any] = []
+    run.run([lambda: None, lambda: run.wait(5)], settled.append)
+    assert settled == [[None, 5]]

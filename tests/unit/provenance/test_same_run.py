@@ -1,0 +1,93 @@
+"""A run folder goes on with the settings that it began with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import Field
+
+from lockstep.config.schema import RunConfig, Settings
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.provenance.same_run import check_came_from, check_same_run, plain_settings
+from lockstep.storage.run_folder import RunFolder
+
+CONFIG = RunConfig(recipe="test", global_batch=16, micro_batch=8)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """A run with a checkpoint."""
+    folder = RunFolder(tmp_path)
+    (folder.checkpoints / "step-000002").mkdir(parents=True)
+    _write(folder, CONFIG.model_dump(mode="json"))
+    return folder
+
+
+def _write(folder: RunFolder, settings: dict[str, Any]) -> None:
+    folder.config.write_text(yaml.safe_dump(settings))
+
+
+def test_a_run_goes_on_with_its_own_settings_and_with_others_that_change_no_result(folder: RunFolder) -> None:
+    check_same_run(folder, CONFIG, "auto")
+    check_same_run(folder, CONFIG.model_copy(update={"eval_batch": 7, "device": "cpu"}), "auto")
+
+
+class WithWeights(Settings):
+    weights: Path = Field(default=Path("w.pth"), description="a file")
+
+
+class WithPath(RunConfig):
+    model: WithWeights = Field(default=WithWeights(), description="a section")
+
+
+def test_a_relative_path_is_that_of_the_run_which_has_it_whole(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = WithPath(recipe="test")
+    _write(folder, plain_settings(config))
+    assert plain_settings(config)["model"]["weights"] == str(tmp_path / "w.pth")
+    check_same_run(folder, config, "auto")
+    with pytest.raises(ConfigError, match="other settings"):
+        check_same_run(folder, WithPath(recipe="test", model={"weights": "v.pth"}), "auto")
+
+
+def test_a_checkpoint_of_another_run_goes_on_with_that_run_s_settings(folder: RunFolder, tmp_path: Path) -> None:
+    check_came_from(folder, CONFIG)
+    check_came_from(folder, CONFIG.model_copy(update={"eval_batch": 7}))
+    check_came_from(RunFolder(tmp_path / "no run"), CONFIG.model_copy(update={"seed": 5}))
+    with pytest.raises(ConfigError, match="has other settings, so this one can't go on") as caught:
+        check_came_from(folder, CONFIG.model_copy(update={"seed": 5}))
+    assert caught.value.facts["given"] == "seed: 0 in the run, 5 now"
+
+
+def test_settings_that_change_the_result_are_named_with_both_values(folder: RunFolder) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_same_run(folder, CONFIG.model_copy(update={"seed": 5, "epochs": 3}), "auto")
+    assert caught.value.facts["given"] == "epochs: 10 in the run, 3 now\nseed: 0 in the run, 5 now"
+    assert "learning rate's schedule" in caught.value.facts["do"]
+
+
+def test_a_setting_that_came_later_had_its_default_in_older_runs(folder: RunFolder) -> None:
+    settings = CONFIG.model_dump(mode="json")
+    del settings["precision"]
+    _write(folder, settings)
+    check_same_run(folder, CONFIG, "auto")
+    with pytest.raises(ConfigError) as caught:
+        check_same_run(folder, CONFIG.model_copy(update={"precision": "bf16"}), "auto")
+    assert caught.value.facts["given"] == "precision: fp32 in the run, bf16 now"
+
+
+def test_a_setting_that_is_gone_is_named(folder: RunFolder) -> None:
+    _write(folder, {**CONFIG.model_dump(mode="json"), "once": 1})
+    with pytest.raises(ConfigError) as caught:
+        check_same_run(folder, CONFIG, "auto")
+    assert caught.value.facts["given"] == "once: 1 in the run, nothing now"
+
+
+def test_a_run_is_not_begun_over(folder: RunFolder) -> None:
+    with pytest.raises(CheckpointError, match="holds a run already"):
+        check_same_run(folder, CONFIG, "never")

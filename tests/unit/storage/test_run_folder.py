@@ -1,0 +1,168 @@
+"""The folder of a run: one owner at a time, files whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import CheckpointError
+from lockstep.storage.run_folder import RunFolder, check_place, new_folder, write_atomically
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has tmp_path/run."""
+    script = textwrap.dedent(
+        """
+        import sys, time
+        from pathlib import Path
+        from lockstep.storage.run_folder import RunFolder
+        folder = RunFolder(Path(sys.argv[1]))
+        folder.open()
+        print("open", flush=True)
+        sys.stdin.readline()
+        folder.close()
+        print("closed", flush=True)
+        time.sleep(1000)
+        """
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_run_folder_in_use_is_refused_and_its_owner_named(tmp_path: Path, owner: subprocess.Popen[str]) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        RunFolder(tmp_path / "run").open()
+    assert f"run folder {tmp_path / 'run'} is in use" in str(caught.value)
+    assert f"process {owner.pid} on {os.uname().nodename}" in str(caught.value)
+    assert "another --run-dir" in str(caught.value)
+
+
+def test_a_run_folder_is_free_when_its_owner_is_killed(tmp_path: Path, owner: subprocess.Popen[str]) -> None:
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    folder = RunFolder(tmp_path / "run")
+    folder.open()
+    folder.close()
+
+
+def test_a_run_folder_is_free_when_its_owner_closes_it(tmp_path: Path, owner: subprocess.Popen[str]) -> None:
+    assert owner.stdin is not None
+    assert owner.stdout is not None
+    owner.stdin.write("\n")
+    owner.stdin.flush()
+    assert owner.stdout.readline() == "closed\n"
+    folder = RunFolder(tmp_path / "run")
+    folder.open()
+    folder.close()
+    folder.close()  # a second time does no harm
+
+
+def test_of_many_that_want_a_run_folder_only_one_has_it_at_a_time(tmp_path: Path) -> None:
+    owners, most = [0], [0]
+    guard = threading.Lock()
+
+    def want() -> None:
+        num_opened = 0
+        while num_opened < 50:
+            folder = RunFolder(tmp_path)
+            try:
+                folder.open()
+            except CheckpointError:
+                continue
+            num_opened += 1
+            with guard:
+                owners[0] += 1
+                most[0] = max(most[0], owners[0])
+            with guard:
+                owners[0] -= 1
+            folder.close()
+
+    threads = [threading.Thread(target=want) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] == 1
+
+
+def test_new_folders_are_numbered_and_none_is_taken_twice(tmp_path: Path) -> None:
+    (tmp_path / "digits-0007").mkdir()
+    (tmp_path / "digits-2-0009").mkdir()
+    (tmp_path / "digits-old").mkdir()
+    assert new_folder("digits", tmp_path).name == "digits-0008"
+    assert new_folder("mnist", tmp_path / "deeper").name == "mnist-0001"
+    made: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: made.extend(new_folder("digits", tmp_path) for _ in range(5))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(path.name for path in made) == [f"digits-{number:04}" for number in range(9, 29)]
+
+
+def test_a_new_folder_where_a_file_is_in_the_way_is_an_error_with_a_text(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(CheckpointError, match=r"can't write .*digits-0001: Not a directory") as caught:
+        new_folder("digits", tmp_path / "runs")
+    assert caught.value.facts == {"do": "give another --run-dir"}
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    write_atomically(file, b"old")
+    with file.open("rb") as reader:
+        write_atomically(file, b"new and longer")
+        assert reader.read() == b"old"
+    assert file.read_bytes() == b"new and longer"
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+def test_what_is_written_as_json_comes_back_and_what_is_none_is_named(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_json("result.json", {"name": "Zahl π", "value": 0.1})
+    assert folder.read_json("result.json") == {"name": "Zahl π", "value": 0.1}
+    assert json.loads((tmp_path / "result.json").read_text()) == folder.read_json("result.json")
+    with pytest.raises(CheckpointError, match=r"none\.json does not exist"):
+        folder.read_json("none.json")
+    (tmp_path / "torn.json").write_text('{"a": 1')
+    with pytest.raises(CheckpointError, match=r"torn\.json can't be read"):
+        folder.read_json("torn.json")
+    (tmp_path / "list.json").write_text("[1]")
+    with pytest.raises(CheckpointError, match=r"list\.json holds no JSON object"):
+        folder.read_json("list.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("file/x", "file is no folder"), ("there", "it is a folder"), (f"{300 * 'a'}/x", "File name too long")],
+)
+def test_a_place_that_can_not_be_written_to_is_told_before_the_work(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "there").mkdir()
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        check_place(tmp_path / name)
+    assert caught.value.facts == {"do": "give another place"}
+    check_place(tmp_path / "new" / "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "there"]
