@@ -3,9 +3,9 @@
     python benchmarks/checkpoints.py
     python benchmarks/checkpoints.py --rounds 5 --block-s 10 --every 5s --folder ../slow-disk
 
-First, how long a save holds training up: `CheckpointManager.save` (it copies; a thread writes and flushes) beside torch.save with
-fsync, in turn. Then, what saving every so often costs in samples a second: blocks of training without saving, with
-Lockstep's and with the plain one, in turn. One process, one thread, CPU; medians.
+First, how long a save holds training up: `CheckpointManager.save` (it copies; a thread writes and flushes) beside
+torch.save with fsync, in turn. Then, what saving every so often costs in samples a second: blocks of
+training without saving, with Lockstep's and with the plain one, in turn. One process, one thread, CPU; medians.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from lockstep.cluster.world import alone
 from lockstep.config.interval import parse_interval
 from lockstep.config.schema import CheckpointConfig, RunConfig
 from lockstep.data.samples import Batch, DatasetSamples
+from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job
 from lockstep.engine.parts import Parts
-from lockstep.engine.run import make_job
 from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.step import run_step
 from lockstep.metrics.classification import Accuracy

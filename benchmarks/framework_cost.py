@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from lockstep.cluster.world import alone
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.samples import Batch
+from lockstep.engine.assemble import make_job
 from lockstep.engine.parts import Parts
-from lockstep.engine.run import make_job
 from lockstep.engine.step import run_step
 from lockstep.metrics.classification import Accuracy
 from lockstep.recipes.classify.config import Config

@@ -33,10 +33,10 @@ from lockstep.cluster.env import placement
 from lockstep.cluster.world import World, join
 from lockstep.config.schema import RunConfig
 from lockstep.data.samples import Batch, DatasetSamples
+from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job
 from lockstep.engine.parts import Parts
 from lockstep.engine.replica_check import ReplicaCheck
-from lockstep.engine.run import make_job
 from lockstep.engine.step import run_step
 from lockstep.metrics.classification import Accuracy
 from lockstep.watchdog.detector import HangDetector

@@ -173,8 +173,8 @@ def lockstep(name: str, clock: Clock, *more: str) -> None:
     """The loop's own step with default settings, but for what is given."""
     from lockstep.cluster.world import alone
     from lockstep.config.schema import RunConfig
+    from lockstep.engine.assemble import make_job
     from lockstep.engine.parts import Parts
-    from lockstep.engine.run import make_job
     from lockstep.engine.step import run_step
     from lockstep.metrics.classification import Accuracy
 

@@ -11,6 +11,28 @@ from lockstep.cluster.store import as_clock
 from lockstep.errors import LaunchError, is_too_many_files, too_many_files
 
 # How gloo reports a peer that had connected and then ended.
+# What a rank sees when another one is gone.
+LOST_PEER = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "connection refused",
+    "gloo",
+    "nccl",
+    "timed out waiting",
+)
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether an error looks like the loss of another process, which has its own words about why.
+
+    What torch raises for it is a RuntimeError; an OSError about a connection has to do with something else: a
+    download, or a terminal that was closed.
+    """
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in LOST_PEER)
+
+
 _ENDED_PEER = ("closed by peer", "reset by peer", "broken pipe")
 _BLAME_INTERFACE = {
     "likely": "these processes are alive, but the machines see each other on another network interface than the one "

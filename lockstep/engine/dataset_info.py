@@ -17,10 +17,10 @@ from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import seeded
 from lockstep.engine.parts import Parts
-from lockstep.engine.run_weights import identity_of
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.provenance.run_identity import check_facts, is_vouched
 from lockstep.storage.run_folder import RunFolder
+from lockstep.storage.run_weights import identity_of
 
 FILE_NAME = "facts.json"
 DatasetInfo = dict[str, Any]

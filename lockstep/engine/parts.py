@@ -30,21 +30,21 @@ class Parts:
         train_data: Opens the training samples. A function, so that predict needs no data set.
         eval_data: Opens the held-out samples.
         metric: Makes an empty metric; its `result()` names what a run is judged by.
-        best: Name of the metric by which the best checkpoint is chosen, and whether "max" or "min" is better.
-        start: Brings the fresh model to where training starts, such as pretrained weights (`load_pretrained`), and
+        monitor: Name of the metric by which the best checkpoint is chosen, and whether "max" or "min" is better.
+        init_weights: Brings the fresh model to where training starts, such as pretrained weights (`load_pretrained`), and
             gives rows for the head of the run. Called once, on rank 0, when a run begins: not on resume, nor in eval
             and predict. The other ranks get the weights from there.
         infer: What evaluation and prediction call in place of the model: (model, batch.inputs) -> outputs, for a flip
             test, several scales, a beam search. The evaluation then has no loss.
-        read_input: Reads one file that a person gives to `predict`: path -> the model's input for one sample,
+        preprocess: Reads one file that a person gives to `predict`: path -> the model's input for one sample,
             without the batch dimension; a tensor, or a dict, list or tuple of tensors and plain values.
-        answer: What the model says of one input: `outputs[i]`, its outputs for one sample -> facts that can be written
+        postprocess: What the model predicts for one input: `outputs[i]`, its outputs for one sample -> facts that can be written
             as JSON.
         draw: Draws pictures of an evaluation: (the merged metric, the held-out samples, the folder for them).
-        draw_answer: Draws what was found in a file of a person's: (path, the answer's facts) -> a picture.
+        draw_prediction: Draws what was found in a file of a person's: (path, what `postprocess` returned) -> a picture.
         input_shape: Shape of the model's input for one sample, without the batch dimension; None: that of the first
             held-out one for `export`, of the first training one for `plan`.
-        meaning: What others have to know of the model's inputs and outputs: classes, alphabet, skeleton, mean and
+        metadata: What others have to know of the model's inputs and outputs: classes, alphabet, skeleton, mean and
             standard deviation; plain JSON. Exported files have it with them.
         describe: Lines for the head of a run: `{"data": "UCI digits (scikit-learn)", "model": "cnn"}`.
     """
@@ -69,7 +69,11 @@ class Parts:
         """Check what can be checked before anything is read.
 
         Raises:
-            ConfigError: `best` names no direction.
+            ConfigError: `monitor` names no direction.
         """
-        if self.best[1] not in ("max", "min"):
-            raise ConfigError(f"best of a metric can't be {self.best[1]!r}", where="Parts.best", allowed="max, min")
+        if self.monitor[1] not in ("max", "min"):
+            raise ConfigError(
+                f"the mode of a monitored metric can't be {self.monitor[1]!r}",
+                where="Parts.monitor",
+                allowed="max, min",
+            )

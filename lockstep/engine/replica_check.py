@@ -19,8 +19,8 @@ from lockstep.cluster.rendezvous import ranks_text
 from lockstep.config.interval import parse_interval
 from lockstep.engine.job import Job
 from lockstep.engine.saving import pack_job
-from lockstep.engine.sharded_files import sharded_name
 from lockstep.errors import TrainError
+from lockstep.parallel.sharded_state import sharded_name
 from lockstep.provenance.environment import environment
 
 _PIECE = 1 << 18  # values that are in the processor's cache together
@@ -62,7 +62,11 @@ class ReplicaCheck:
         job.world.pulse.enter("comparing the ranks")
         tensors = pack_job(job)[0]
         if job.shards is not None:  # each rank has other parts: only what all have can be compared
-            tensors = {name: tensor for name, tensor in tensors.items() if sharded_name(name, tensor, job) is None}
+            tensors = {
+                name: tensor
+                for name, tensor in tensors.items()
+                if sharded_name(name, tensor, job.shards, job.optimizer) is None
+            }
         sums = checksums(tensors)
         brief = hashlib.sha256(repr(sums).encode()).hexdigest()
         if len(set(collectives.all_gather_object(job.world, brief))) > 1:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,16 +16,20 @@ from lockstep.cluster.world import World
 from lockstep.config.interval import parse_interval
 from lockstep.config.schema import CheckpointConfig
 from lockstep.engine.job import Job, Progress
-from lockstep.engine.sharded_files import gathering, open_checkpoint, order_of, read_parts
 from lockstep.errors import CheckpointError, DataError
 from lockstep.optim.build import load_state
+from lockstep.parallel.sharded_state import gathering, order_of, read_parts
 from lockstep.provenance.fingerprint import Fingerprint
 from lockstep.provenance.run_identity import check_settings
 from lockstep.storage import checkpoint
 from lockstep.storage.background import Background, Copies
 from lockstep.storage.checkpoint import Checkpoint
+from lockstep.storage.checkpoint_reader import open_checkpoint
 from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.weights import check_fits, load_into
+
+if TYPE_CHECKING:
+    from lockstep.parallel.sharded import Shards
 
 T = TypeVar("T")
 
@@ -96,7 +100,7 @@ class CheckpointManager:
         is_last_word = job.is_evaluated() or not job.is_evaluation_due()
         tensors, plain = pack_job(job)
         if job.shards is not None:
-            whole, fetch = gathering(job, tensors)
+            whole, fetch = gathering(job.shards, job.optimizer, tensors)
             if self._is_main:
                 self._write(step, whole, plain, best, is_last_word, fetch)
             else:
@@ -170,7 +174,9 @@ class CheckpointManager:
         """
         self.wait()
         self._copied = None
-        restored = self._read(job, resume, say) if job.shards is None else self._read_parts(job, resume, say)
+        restored = (
+            self._read(job, resume, say) if job.shards is None else self._read_parts(job, job.shards, resume, say)
+        )
         if restored is None:
             return False
         progress = Progress.from_json(restored.state, self._place(resume, restored.step))
@@ -211,7 +217,9 @@ class CheckpointManager:
         load_into(job.model, restored.weights, self._place(resume, restored.step))
         return restored
 
-    def _read_parts(self, job: Job, resume: str, say: Callable[[CheckpointError], None]) -> Checkpoint | None:
+    def _read_parts(
+        self, job: Job, shards: Shards, resume: str, say: Callable[[CheckpointError], None]
+    ) -> Checkpoint | None:
         opened = self._find(resume, say, open_checkpoint) if self._is_main else None
         mine = (opened.plain, opened.shapes) if opened is not None else (None, {})
         plain, shapes = collectives.broadcast_object(job.world, mine)
@@ -221,7 +229,7 @@ class CheckpointManager:
         metas = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
         described = checkpoint.unpack(metas, plain)
         check_fits(job.model, described.weights, self._place(resume, described.step))
-        return checkpoint.unpack(read_parts(job, shapes, opened), plain)
+        return checkpoint.unpack(read_parts(shards, job.optimizer, job.world, shapes, opened), plain)
 
     def _place(self, resume: str, step: int) -> Path:
         """The checkpoint that `resume` named, by its step."""

@@ -10,7 +10,7 @@ from lockstep.data.loader import Loader
 from lockstep.data.order import MicroBatch, Step
 from lockstep.engine.forward import forward
 from lockstep.engine.job import Job
-from lockstep.module.precision import adapt_scale
+from lockstep.engine.loss_scale import update_scale
 from lockstep.optim.schedule import factor
 
 
@@ -69,7 +69,7 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
 
     extras, norm = job.reducer.extras, job.reducer.norm
     is_finite = math.isfinite(norm) and all(map(math.isfinite, extras))
-    is_overflow = adapt_scale(job.progress, job.config, extras, is_finite=is_finite)
+    is_overflow = update_scale(job.progress, job.config, extras, is_finite=is_finite)
     if is_finite:
         if optim.clip_norm is not None and norm > optim.clip_norm:
             job.reducer.scale(optim.clip_norm / norm)

@@ -12,12 +12,12 @@ from torch import Tensor
 from lockstep.engine.job import Job
 from lockstep.engine.reports import Reports
 from lockstep.engine.run_spec import RunSpec
-from lockstep.engine.run_weights import is_as_recorded
 from lockstep.module.precision import describe_precision
 from lockstep.parallel.reduce import Reducer
 from lockstep.report.format import duration, fitted, metric_name, metric_value
 from lockstep.report.idle import idle_row
 from lockstep.storage.run_folder import RunFolder
+from lockstep.storage.run_weights import is_as_recorded
 from lockstep.storage.weights import weights_sha256, write_weights
 from lockstep.version import __version__
 

@@ -185,10 +185,10 @@ def predictions(
     from lockstep.data.samples import one_sample
 
     parts, model = subject.open(found, config, alone(config.device))
-    read, answer, draw_answer = parts.preprocess, parts.postprocess, parts.draw_prediction
+    read, answer, draw_prediction = parts.preprocess, parts.postprocess, parts.draw_prediction
     if read is None or answer is None:
-        raise ConfigError(f"recipe {found.name} can't predict", do="give its Parts read_input and answer")
-    if draw is not None and draw_answer is None:
+        raise ConfigError(f"recipe {found.name} can't predict", do="give its Parts preprocess and postprocess")
+    if draw is not None and draw_prediction is None:
         raise ConfigError(f"recipe {found.name} can't draw its answers", do="leave --draw out")
     device = next(model.parameters()).device
     for path in paths:
@@ -198,8 +198,8 @@ def predictions(
             with torch.inference_mode():
                 outputs = model(inputs) if parts.infer is None else parts.infer(model, inputs)
             facts = dict(answer(outputs[0]))
-            if draw_answer is not None and path in targets:
-                save_picture(draw_answer(path, facts), targets[path])
+            if draw_prediction is not None and path in targets:
+                save_picture(draw_prediction(path, facts), targets[path])
         except (DataError, OSError) as error:
             fault = error if isinstance(error, DataError) else DataError(f"{path} can't be read: {error}")
             yield Answer(path, {"error": fault.line}, fault)

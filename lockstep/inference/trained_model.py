@@ -82,9 +82,9 @@ class TrainedModel:
         """The parts, and the model with its weights, in evaluation mode, on the world's device."""
         from lockstep.engine.build import build_parts, prepare_model
         from lockstep.engine.dataset_info import build_from, dataset_info_for
-        from lockstep.engine.run_weights import weights_of
         from lockstep.module.determinism import use_deterministic_algorithms
         from lockstep.storage.pretrained import load_strict
+        from lockstep.storage.run_weights import weights_of
         from lockstep.storage.weights import load_into
 
         use_deterministic_algorithms(config, world.device)
@@ -102,9 +102,9 @@ class TrainedModel:
     def _checked_facts(self, found: RecipeSpec, config: RunConfig, world: World) -> dict[str, Any]:
         """The run's facts, after a look whether recipe, settings and facts are still those of the run."""
         from lockstep.engine.dataset_info import dataset_info_for
-        from lockstep.engine.run_weights import identity_of
         from lockstep.provenance.run_identity import check_settings
         from lockstep.storage.recipe_copy import recipe_change
+        from lockstep.storage.run_weights import identity_of
 
         if world.is_main and (changed := recipe_change(self.path, config.recipe)):
             Console(sys.stderr).say(changed)

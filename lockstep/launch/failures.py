@@ -16,17 +16,6 @@ from pathlib import Path
 
 from lockstep.errors import LaunchError
 
-# What a rank sees when another one is gone.
-LOST_PEER = (
-    "closed by peer",
-    "reset by peer",
-    "broken pipe",
-    "connection refused",
-    "gloo",
-    "nccl",
-    "timed out waiting",
-)
-
 
 @dataclass(frozen=True)
 class ErrorReport:
@@ -85,16 +74,6 @@ class RootCause:
     exit_code: int
     may_pass: bool
     is_elsewhere: bool = False
-
-
-def lost_peer(error: BaseException) -> bool:
-    """Whether an error looks like the loss of another process, which has its own words about why.
-
-    What torch raises for it is a RuntimeError; an OSError about a connection has to do with something else: a
-    download, or a terminal that was closed.
-    """
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in text for words in LOST_PEER)
 
 
 def root_cause(deaths: Sequence[ProcessFailure]) -> ProcessFailure:

@@ -18,9 +18,10 @@ from typing import IO, Any
 from lockstep.cluster import abort, signals
 from lockstep.cluster.env import KEY, LAUNCHED, RankAssignment, placement
 from lockstep.cluster.limits import explained
+from lockstep.cluster.peer_errors import lost_peer
 from lockstep.cluster.signals import when_parent_dies
 from lockstep.errors import CheckpointError, ConfigError, DataError, HangError, LaunchError, LockstepError, ReaderLost
-from lockstep.launch.failures import ErrorReport, lost_peer
+from lockstep.launch.failures import ErrorReport
 from lockstep.launch.forkserver import LAUNCHER_ONLY
 
 STOP_FILE = "stop"

@@ -1,26 +1,22 @@
-"""In which numbers the model computes: fp32, tf32, bf16 or fp16 (`precision`), and fp16's loss scale.
+"""Runs a model in fp32, tf32, bf16 or fp16 (`precision`).
 
 Weights, gradients, their sum, the optimizer, the loss and batch norm's statistics are fp32 in all of them. Mixed
-precision: Micikevicius et al., "Mixed Precision Training", 2018; the figures of the dynamic loss scale are those of
-torch.amp.GradScaler.
+precision: Micikevicius et al., "Mixed Precision Training", 2018.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.config.schema import RunConfig
-from lockstep.engine.job import Progress
 from lockstep.errors import ConfigError
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
-FIRST_SCALE, SMALLEST_SCALE, GROWTH_STEPS = 2.0**16, 1.0, 2000
 
 
 def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> None:
@@ -75,50 +71,10 @@ def in_float32(outputs: Any) -> Any:
     return outputs
 
 
-def first_scale(config: RunConfig) -> float:
-    """The loss scale that a run begins with; 1 where there is none."""
-    if config.precision != "fp16":
-        return 1.0
-    return FIRST_SCALE if config.loss_scale == "dynamic" else float(config.loss_scale)
-
-
-def adapt_scale(progress: Progress, config: RunConfig, loss: Sequence[float], *, is_finite: bool) -> bool:
-    """Move a dynamic loss scale on after a step, on all ranks alike, as they hold the same sums.
-
-    After an overflow it is halved, after 2,000 steps without one it is doubled.
-
-    Args:
-        progress: Holds the scale.
-        config: The settings.
-        loss: The terms of the loss, the mean over the step.
-        is_finite: Whether they and the gradient were finite.
-
-    Returns:
-        Whether the step is to be left out because of an overflow that a smaller scale can cure. A loss that is not
-        finite is no such thing, nor is a gradient at the smallest scale.
-    """
-    if config.precision != "fp16" or config.loss_scale != "dynamic":
-        return False
-    if is_finite:
-        progress.scale_age += 1
-        if progress.scale_age == GROWTH_STEPS:
-            progress.loss_scale, progress.scale_age = progress.loss_scale * 2, 0
-        return False
-    if progress.loss_scale <= SMALLEST_SCALE or not all(map(_is_finite, loss)):
-        return False
-    progress.loss_scale, progress.scale_age = progress.loss_scale / 2, 0
-    progress.num_overflows += 1
-    return True
-
-
 def describe_precision(config: RunConfig) -> str:
     """For the head of a run."""
     scale = f", loss scale {config.loss_scale}" if config.precision == "fp16" else ""
     return f"{config.precision} in the model, fp32 in weights, loss and optimizer{scale}"
-
-
-def _is_finite(value: float) -> bool:
-    return -float("inf") < value < float("inf")
 
 
 def _check(precision: str, device: torch.device) -> None:

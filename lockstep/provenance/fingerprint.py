@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,7 +26,6 @@ from lockstep.data.keyed import CHECK, key, keys
 from lockstep.data.loader import Loader, Request, choose_num_workers
 from lockstep.data.order import MicroBatch, Order, permute
 from lockstep.data.samples import Batch, Samples
-from lockstep.engine.parts import Parts
 from lockstep.provenance.environment import what_computes
 from lockstep.provenance.self_check import check_same_samples, try_micro_batch
 
@@ -73,7 +72,7 @@ class Fingerprint:
 
 def take_fingerprint(
     config: RunConfig,
-    parts: Parts,
+    loss: Callable[[Any, Batch], Mapping[str, Tensor]],
     model: nn.Module,
     data: tuple[Samples, Samples],
     device: torch.device,
@@ -85,8 +84,8 @@ def take_fingerprint(
 
     Args:
         config: The settings.
-        parts: What the recipe handed over.
-        model: `parts.model` on the device, as it was built.
+        loss: The recipe's loss function.
+        model: The model on the device, as it was built.
         data: The training and the evaluation samples.
         device: Where the rank computes.
         num_ranks_here: Ranks on this machine.
@@ -117,7 +116,7 @@ def take_fingerprint(
             found[f"sizes of the {name} files"] = sizes
     trial: Named = {}
     if micro_batch is not None and tried is not None:
-        trial = try_micro_batch(model, parts.loss, tried, micro_batch.forward_key, device, twice=is_twice)
+        trial = try_micro_batch(model, loss, tried, micro_batch.forward_key, device, twice=is_twice)
     # Last, as the modules of a recipe may import others when they are first used.
     return Fingerprint(what_computes(device), code_digests(config.recipe), found, trial)
 

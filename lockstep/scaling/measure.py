@@ -22,9 +22,9 @@ from lockstep.config.load import load
 from lockstep.data.loader import Loader
 from lockstep.data.order import Step
 from lockstep.data.samples import Batch
+from lockstep.engine.assemble import make_job
 from lockstep.engine.dataset_info import dataset_info_for
 from lockstep.engine.job import Job
-from lockstep.engine.run import make_job
 from lockstep.engine.step import run_step
 from lockstep.launch.start import join_world
 from lockstep.recipes.catalog import find

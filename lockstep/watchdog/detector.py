@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import Any
 
 from lockstep.cluster import abort, collectives, stacks
+from lockstep.cluster.peer_errors import lost_peer
 from lockstep.cluster.rendezvous import ranks_text
 from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.world import World
-from lockstep.launch.failures import lost_peer
 from lockstep.watchdog.hang import RankStatus, explain, find_stalled_ranks, is_silent
 
 LOGGER = logging.getLogger("lockstep")

@@ -49,11 +49,11 @@ def visits(fork_server: None) -> Iterator[Callable[..., Visit]]:
     begun: list[Visit] = []
 
     def begin(
-        *given: Any, environ: dict[str, str] | None = None, deed: str = "", constants: Any = None, **options: Any
+        *given: Any, environ: dict[str, str] | None = None, scenario: str = "", constants: Any = None, **options: Any
     ) -> Visit:
         ours, theirs = context.Pipe(duplex=False)
         # That somebody waits is said after 5 s, which a busy machine may need to start two processes.
-        args = (theirs, given, environ or {}, options, {"SAY_EVERY_S": 60.0, **(constants or {})}, deed)
+        args = (theirs, given, environ or {}, options, {"SAY_EVERY_S": 60.0, **(constants or {})}, scenario)
         process = context.Process(target=joiner.visit, args=args)
         process.start()
         theirs.close()

@@ -28,7 +28,7 @@ def visit(
     environ: dict[str, str],
     options: dict[str, Any],
     constants: dict[str, float],
-    deed: str,
+    scenario: str,
 ) -> None:
     """Join a world as `given` says, and send ("joined", facts, said) or ("error", text, said)."""
     from lockstep.cluster import collectives, connecting, env, rendezvous, store, world
@@ -38,28 +38,28 @@ def visit(
         for module in (store, rendezvous, connecting):
             if hasattr(module, name):
                 setattr(module, name, value)
-    _prepare(deed)
+    _prepare(scenario)
     said: list[str] = []
     start = time.monotonic()
     try:
         here = env.placement(environ, *given)
         assert here is not None
         with world.join(here, say=said.append, **({"device": "cpu"} | options)) as joined:
-            if deed == DIES:
+            if scenario == DIES:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if deed == FAILS:
+            if scenario == FAILS:
                 raise ValueError("made to fail")
-            if deed == SKIPS_BARRIER and joined.rank == 1:
+            if scenario == SKIPS_BARRIER and joined.rank == 1:
                 time.sleep(3)
-            elif deed == SKIPS_BARRIER:
+            elif scenario == SKIPS_BARRIER:
                 collectives.barrier(joined, 1.0)
-            facts = _facts(joined) if deed not in (LEAVES, LEAVES_LATE) else {}
+            facts = _facts(joined) if scenario not in (LEAVES, LEAVES_LATE) else {}
         answers.send(("joined", facts | {"seconds": time.monotonic() - start}, said))
     except (LockstepError, ValueError, RuntimeError) as error:
         answers.send(("error", f"{error}\n[{type(error).__name__}, {time.monotonic() - start:.1f} s]", said))
 
 
-def _prepare(deed: str) -> None:
+def _prepare(scenario: str) -> None:
     from lockstep.cluster import connecting, stacks
 
     signals = {DIES_EARLY: signal.SIGKILL, DIES_ELSEWHERE: signal.SIGKILL, STOPS_EARLY: signal.SIGSTOP}
@@ -67,11 +67,11 @@ def _prepare(deed: str) -> None:
     def connect(start: Any, rank: int, cards: Any, store: Any, *_: Any, **__: Any) -> None:
         while not store.store.check([f"connect/alive/{card.rank}" for card in cards if card.rank != rank]):
             time.sleep(0.01)
-        os.kill(os.getpid(), signals[deed])
+        os.kill(os.getpid(), signals[scenario])
 
-    if deed in signals:
+    if scenario in signals:
         connecting.connect = connect  # type: ignore[assignment]
-    if deed == LEAVES_LATE:
+    if scenario == LEAVES_LATE:
         in_thread = connecting.in_thread
 
         def slow(*given: Any) -> None:
@@ -79,11 +79,11 @@ def _prepare(deed: str) -> None:
             time.sleep(LATE_S)
 
         connecting.in_thread = slow
-    if deed == HURRIES:
+    if scenario == HURRIES:
         connecting.time_left = lambda *_: 3.0
-    if deed == WRONG_INTERFACE:
+    if scenario == WRONG_INTERFACE:
         os.environ["GLOO_SOCKET_IFNAME"] = "none0"
-    if deed == DIES_ELSEWHERE:
+    if scenario == DIES_ELSEWHERE:
         stacks.namespace = lambda: "of another host"
 
 

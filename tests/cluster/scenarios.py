@@ -9,38 +9,38 @@ import time
 from pathlib import Path
 
 
-def work(deed: str, folder: Path) -> int:
-    """Join the world, and then succeed or fail as `deed` says."""
+def work(scenario: str, folder: Path) -> int:
+    """Join the world, and then succeed or fail as `scenario` says."""
     from lockstep.cluster import collectives, env, signals, world
     from lockstep.errors import DataError
 
     here = env.placement(os.environ)
     assert here is not None
-    if deed in ("killed early", "node lost early") and here.rank == 1 and here.restart == 0:
-        _die_before_connecting(folder, deed == "node lost early")
-    if deed == "joins late" and here.rank == 1:
+    if scenario in ("killed early", "node lost early") and here.rank == 1 and here.restart == 0:
+        _die_before_connecting(folder, scenario == "node lost early")
+    if scenario == "joins late" and here.rank == 1:
         (folder / "waited-for").touch()
         time.sleep(1000)
     # As in training: until all have joined there is nothing to save.
     with world.join(here, device="cpu") as joined, signals.StopSignal() as asked:
         (folder / f"started-{here.restart}-{joined.rank}").write_text(f"{os.getpid()} {time.time()}")
         if joined.rank == 1:
-            if deed == "data error":
+            if scenario == "data error":
                 raise DataError("x.gz is truncated", where="byte 7")
-            if deed == "value error":
+            if scenario == "value error":
                 raise ValueError("made to fail")
-            if deed == "exit 7 slowly":
+            if scenario == "exit 7 slowly":
                 _end_slowly()
-            if deed.startswith("exit 7"):
+            if scenario.startswith("exit 7"):
                 sys.exit(7)
-            if deed == "vanish":
+            if scenario == "vanish":
                 os._exit(0)
-            if deed == "killed" or (deed == "killed once" and here.restart == 0):
+            if scenario == "killed" or (scenario == "killed once" and here.restart == 0):
                 os.kill(os.getpid(), signal.SIGKILL)
-        if deed == "deaf":
+        if scenario == "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(1000)
-        if deed in ("ok", "killed once", "killed early", "node lost early"):
+        if scenario in ("ok", "killed once", "killed early", "node lost early"):
             # Fails at once where a peer is dead; a barrier alone would wait for it.
             collectives.all_gather_object(joined, joined.rank)
             collectives.barrier(joined, 10)

@@ -17,7 +17,7 @@ if __name__ == "__main__":
     from lockstep.cluster.process_range import ProcessRange, RendezvousConfig
     from lockstep.launch.launch import launch
 
-    deed, num_procs, max_restarts, stop_timeout_s, folder, *endpoint = sys.argv[1:]
+    scenario, num_procs, max_restarts, stop_timeout_s, folder, *endpoint = sys.argv[1:]
     nodes = (
         RendezvousConfig(ProcessRange(2, 2), endpoint[0], "test", 100.0, 0.5, 6.0, folder=Path(folder))
         if endpoint
@@ -26,7 +26,7 @@ if __name__ == "__main__":
     code = launch(
         int(num_procs),
         scenarios.work,
-        (deed, Path(folder)),
+        (scenario, Path(folder)),
         max_restarts=int(max_restarts),
         nodes=nodes,
         stop_timeout_s=float(stop_timeout_s),

@@ -32,25 +32,25 @@ def check_names(text: str, rank: int, pid: int, reason: str) -> None:
 
 def test_a_rank_that_is_killed_before_it_connects_is_named_by_all(visits: Callable[..., Any], init: str) -> None:
     others = [visits(init, rank, 3) for rank in (0, 1)]
-    victim = visits(init, 2, 3, deed=joiner.DIES_EARLY)
+    victim = visits(init, 2, 3, scenario=joiner.DIES_EARLY)
     for visit in others:
         check_names(visit.error(), 2, victim.process.pid, "its process has ended")
 
 
 def test_rank_0_that_is_killed_before_it_connects_is_named(visits: Callable[..., Any], init: str) -> None:
-    victim = visits(init, 0, 2, deed=joiner.DIES_EARLY)
+    victim = visits(init, 0, 2, scenario=joiner.DIES_EARLY)
     check_names(visits(init, 1, 2).error(), 0, victim.process.pid, "its (process has ended|store is gone)")
 
 
 def test_ranks_that_meet_in_a_file_name_one_that_is_killed(visits: Callable[..., Any], tmp_path: Path) -> None:
     init = f"file://{tmp_path}/meet"
-    victim = visits(init, 0, 2, deed=joiner.DIES_EARLY)
+    victim = visits(init, 0, 2, scenario=joiner.DIES_EARLY)
     check_names(visits(init, 1, 2).error(), 0, victim.process.pid, "its process has ended")
 
 
 def test_a_rank_of_another_host_that_is_silent_is_named(visits: Callable[..., Any], init: str) -> None:
     first = visits(init, 0, 2, constants={"SILENT_S": 5.0, "SAY_EVERY_S": 2.0, "QUIET_S": 0.0})
-    victim = visits(init, 1, 2, deed=joiner.DIES_ELSEWHERE)
+    victim = visits(init, 1, 2, scenario=joiner.DIES_ELSEWHERE)
     _, text, said = first.answer()
     check_names(text, 1, victim.process.pid, "no sign of life for 5 s")
     assert any("connecting 2 processes: ranks 0 1 have not connected" in line for line in said), said
@@ -60,8 +60,8 @@ def test_a_rank_of_another_host_that_is_silent_is_named(visits: Callable[..., An
 
 
 def test_a_rank_that_is_stopped_is_named_when_the_time_is_up(visits: Callable[..., Any], init: str) -> None:
-    first = visits(init, 0, 2, deed=joiner.HURRIES, constants={"QUIET_S": 0.0})
-    victim = visits(init, 1, 2, deed=joiner.STOPS_EARLY)
+    first = visits(init, 0, 2, scenario=joiner.HURRIES, constants={"QUIET_S": 0.0})
+    victim = visits(init, 1, 2, scenario=joiner.STOPS_EARLY)
     text = first.error()
     assert "gave up connecting: ranks 0 1 had not connected after 3 s" in text
     assert f"stopped by SIGSTOP or a debugger: rank 1 ({socket.gethostname()}, pid {victim.process.pid})" in text
@@ -69,7 +69,7 @@ def test_a_rank_that_is_stopped_is_named_when_the_time_is_up(visits: Callable[..
 
 
 def test_the_interface_is_blamed_where_all_ranks_are_alive(visits: Callable[..., Any], init: str) -> None:
-    pair = [visits(init, rank, 2, deed=joiner.WRONG_INTERFACE if rank == 0 else "") for rank in (0, 1)]
+    pair = [visits(init, rank, 2, scenario=joiner.WRONG_INTERFACE if rank == 0 else "") for rank in (0, 1)]
     for visit in pair:
         text = visit.error()
         assert re.search(r"rank 0 \([^)]*\) met the others, but can't connect to them", text), text
@@ -87,7 +87,7 @@ def test_rank_0_that_ends_while_another_connects_to_its_store_is_named(visits: C
 
 
 def test_a_rank_that_leaves_at_once_waits_until_all_are_connected(visits: Callable[..., Any], init: str) -> None:
-    pair = [visits(init, 0, 2, deed=joiner.LEAVES), visits(init, 1, 2, deed=joiner.LEAVES_LATE)]
+    pair = [visits(init, 0, 2, scenario=joiner.LEAVES), visits(init, 1, 2, scenario=joiner.LEAVES_LATE)]
     for visit in pair:
         kind, facts, _ = visit.answer()
         assert kind == "joined", facts
@@ -100,11 +100,11 @@ def test_a_rank_that_never_connects_is_not_waited_for_at_the_end() -> None:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts launchers: start(deed, num_procs, *endpoint)."""
+    """Starts launchers: start(scenario, num_procs, *endpoint)."""
     begun: list[subprocess.Popen[str]] = []
 
-    def begin(name: str, deed: str, num_procs: int, *endpoint: str) -> subprocess.Popen[str]:
-        words = [sys.executable, str(STARTER), deed, str(num_procs), "1", "20", str(tmp_path), *endpoint]
+    def begin(name: str, scenario: str, num_procs: int, *endpoint: str) -> subprocess.Popen[str]:
+        words = [sys.executable, str(STARTER), scenario, str(num_procs), "1", "20", str(tmp_path), *endpoint]
         with (tmp_path / name).open("w") as said:
             begun.append(
                 subprocess.Popen(words, cwd=tmp_path, env=environment(), stderr=said, start_new_session=True, text=True)

@@ -160,7 +160,7 @@ def test_rank_0_on_another_machine_than_named_is_refused(visits: Callable[..., A
 @pytest.mark.full
 def test_a_file_of_an_earlier_run_is_named(visits: Callable[..., Any], tmp_path: Path) -> None:
     init = f"file://{tmp_path}/meet"
-    pair = [visits(init, rank, 2, deed=joiner.DIES) for rank in (0, 1)]
+    pair = [visits(init, rank, 2, scenario=joiner.DIES) for rank in (0, 1)]
     for visit in pair:
         visit.process.join(LONG_S)
     # The other may have seen this one go, and so had the time to say so.
@@ -175,12 +175,12 @@ def test_a_file_in_no_folder_is_named(visits: Callable[..., Any], tmp_path: Path
 
 
 def test_a_barrier_names_who_did_not_come(visits: Callable[..., Any], init: str) -> None:
-    first, _ = (visits(init, rank, 2, deed=joiner.SKIPS_BARRIER) for rank in (0, 1))
+    first, _ = (visits(init, rank, 2, scenario=joiner.SKIPS_BARRIER) for rank in (0, 1))
     assert "waited 1 s for 2 processes: rank 1 did not come" in first.error()
 
 
 def test_a_rank_that_fails_frees_its_peers(visits: Callable[..., Any], init: str) -> None:
-    first, second = visits(init, 0, 2), visits(init, 1, 2, deed=joiner.FAILS)
+    first, second = visits(init, 0, 2), visits(init, 1, 2, scenario=joiner.FAILS)
     assert "made to fail" in second.error()
     kind, text, _ = first.answer()
     assert kind == "error"

@@ -69,8 +69,8 @@ class Program:
 def start(tmp_path: Path, repo: Path) -> Iterator[Callable[..., Program]]:
     programs: list[Program] = []
 
-    def begin(deed: str, num_procs: int = 2, max_restarts: int = 0, stop_timeout_s: float = 20.0) -> Program:
-        words = [deed, str(num_procs), str(max_restarts), str(stop_timeout_s), str(tmp_path)]
+    def begin(scenario: str, num_procs: int = 2, max_restarts: int = 0, stop_timeout_s: float = 20.0) -> Program:
+        words = [scenario, str(num_procs), str(max_restarts), str(stop_timeout_s), str(tmp_path)]
         programs.append(Program([sys.executable, str(HERE / "starter.py"), *words], tmp_path, repo))
         return programs[-1]
 
@@ -111,9 +111,9 @@ def test_any_other_error_shows_the_first_traceback_only(start: Callable[..., Pro
     assert text.count("Traceback") == 1
 
 
-@pytest.mark.parametrize("deed", [pytest.param("exit 7", marks=pytest.mark.full), "exit 7 slowly"])
-def test_an_exit_code_is_passed_on(start: Callable[..., Program], deed: str) -> None:
-    assert start(deed).wait()[0] == 7
+@pytest.mark.parametrize("scenario", [pytest.param("exit 7", marks=pytest.mark.full), "exit 7 slowly"])
+def test_an_exit_code_is_passed_on(start: Callable[..., Program], scenario: str) -> None:
+    assert start(scenario).wait()[0] == 7
 
 
 @pytest.mark.full
@@ -218,14 +218,14 @@ def test_workers_that_do_not_stop_are_killed(start: Callable[..., Program]) -> N
     assert program.all_gone()
 
 
-@pytest.mark.parametrize("deed", ["loop", pytest.param("deaf", marks=pytest.mark.full)])
-def test_nothing_is_left_when_the_launcher_is_killed(start: Callable[..., Program], deed: str) -> None:
-    program = start(deed, stop_timeout_s=20.0 if deed == "loop" else 1.0)
+@pytest.mark.parametrize("scenario", ["loop", pytest.param("deaf", marks=pytest.mark.full)])
+def test_nothing_is_left_when_the_launcher_is_killed(start: Callable[..., Program], scenario: str) -> None:
+    program = start(scenario, stop_timeout_s=20.0 if scenario == "loop" else 1.0)
     program.until("started-0-*", 2)
     program.process.kill()
     assert program.all_gone()
     # Those that listen save first.
-    assert len(list(program.folder.glob("saved-0-*"))) == (2 if deed == "loop" else 0)
+    assert len(list(program.folder.glob("saved-0-*"))) == (2 if scenario == "loop" else 0)
     assert program.left_files() == []
 
 

@@ -121,7 +121,7 @@ MISTAKES = {
     "loss=lambda outputs, batch: {'a': F.cross_entropy(outputs, batch.targets, reduction='none')}": "not one number",
     "train_data=lambda: TensorDataset(torch.zeros(9, 27))": "DatasetSamples",
     "train_data=DatasetSamples(part(True))": "train_data=lambda: ...",
-    "best=('f1', 'max')": "f1",
+    "monitor=('f1', 'max')": "f1",
 }
 
 

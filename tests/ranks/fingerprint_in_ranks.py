@@ -13,8 +13,8 @@ import torch
 from lockstep.cluster.world import World
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.samples import Batch
+from lockstep.engine.assemble import make_job
 from lockstep.engine.parts import Parts
-from lockstep.engine.run import make_job
 from lockstep.errors import LockstepError
 from lockstep.provenance import environment
 from tests.ranks.jobs import InMemory, Seen

@@ -1,6 +1,6 @@
 """A pool of real processes that form worlds of any size up to theirs, again and again, without a new start.
 
-One leader imports torch and forks the ranks, so that the rank pool stands after one import instead of one for each rank.
+One leader imports torch and forks the ranks, so torch is imported once, not once per rank.
 """
 
 from __future__ import annotations

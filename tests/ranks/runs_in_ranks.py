@@ -1,4 +1,4 @@
-"""A whole run, as the ranks of a rank pool carry it out: loop, checkpoints and evaluation, without console and command."""
+"""A whole run, as ranks of a rank pool execute it: loop, checkpoints, evaluation; without console and command."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lockstep.cluster.world import World
 from lockstep.config.schema import CheckpointConfig, LoaderConfig, OptimConfig, RunConfig, WatchConfig
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.samples import Batch
+from lockstep.engine.assemble import make_job
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.parts import Parts
-from lockstep.engine.run import make_job
 from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import LockstepError
 from lockstep.storage.run_folder import RunFolder

@@ -12,11 +12,11 @@ from torch import nn
 
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
+from lockstep.engine.assemble import init_weights as bring_to_start
+from lockstep.engine.assemble import make_job
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.parts import Parts
-from lockstep.engine.run import _start as bring_to_start
-from lockstep.engine.run import make_job
 from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import LockstepError
 from lockstep.storage.run_folder import RunFolder

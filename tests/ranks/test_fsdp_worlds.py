@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lockstep.cluster.world import World
-from lockstep.module import precision
+from lockstep.engine import loss_scale
 from lockstep.storage.checkpoint import load_checkpoint, steps
 from tests.ranks.networks import Sometimes, WithGaps
 from tests.ranks.pose_in_ranks import carry_out as train_pose
@@ -122,7 +122,7 @@ def test_precision_and_loss_scale_are_those_of_ddp(pool: RankPool, tmp_path: Pat
 
 
 def carry_out_from_a_large_scale(world: World, *arguments: Any) -> Any:
-    with patch.object(precision, "FIRST_SCALE", 2.0**20):
+    with patch.object(loss_scale, "INIT_SCALE", 2.0**20):
         return carry_out(world, *arguments)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.data.order import MicroBatch, Order
-from lockstep.module import precision
+from lockstep.engine import loss_scale
 from lockstep.module.precision import use_precision
 from lockstep.parallel.reduce import Reducer
 from tests.ranks import runs_in_ranks
@@ -23,7 +23,7 @@ from tests.ranks.runs_in_ranks import carry_out
 
 def carry_out_from_scale(world: World, scale: float, floor: float, *arguments: Any) -> Any:
     """A run whose dynamic loss scale begins and ends elsewhere."""
-    with patch.object(precision, "FIRST_SCALE", scale), patch.object(precision, "SMALLEST_SCALE", floor):
+    with patch.object(loss_scale, "INIT_SCALE", scale), patch.object(loss_scale, "MIN_SCALE", floor):
         return carry_out(world, *arguments)
 
 

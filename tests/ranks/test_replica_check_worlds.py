@@ -23,7 +23,7 @@ def corrupt(world: World, path: Path, config: RunConfig, guilty: int, at_step: i
     def is_due(drift: ReplicaCheck, job: Any) -> bool:
         if world.rank == guilty and job.progress.step == at_step:
             change(job, what)
-        return real(replica_check, job)
+        return real(drift, job)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ReplicaCheck, "is_due", is_due)

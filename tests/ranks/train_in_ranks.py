@@ -10,9 +10,9 @@ import torch
 
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
+from lockstep.engine.assemble import make_job
 from lockstep.engine.loop import train
 from lockstep.engine.parts import Parts
-from lockstep.engine.run import make_job
 from lockstep.engine.saving import CheckpointManager
 from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.weights import weights_sha256

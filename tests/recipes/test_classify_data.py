@@ -18,7 +18,7 @@ from lockstep.data.loader import Loader, choose_num_workers
 from lockstep.errors import DataError
 from lockstep.recipes.classify.checking import drop_unreadable
 from lockstep.recipes.classify.config import DataConfig, MakeConfig
-from lockstep.recipes.classify.data import PictureFiles, open_files, read_input
+from lockstep.recipes.classify.data import PictureFiles, open_files, preprocess
 from lockstep.recipes.classify.listing import Files, find_pictures, list_folder, list_held_out, split
 from lockstep.recipes.classify.make import make
 
@@ -221,7 +221,7 @@ def test_evaluation_sees_what_the_tutorials_transform_gives(shapes: Path) -> Non
     for place in range(4):
         expected = theirs(Image.open(samples.files[place]))
         assert (ours[place] - expected).abs().mean() < 0.01
-        assert torch.equal(read_input(samples.files[place], DataConfig(size_px=56, eval_resize_px=64)), ours[place])
+        assert torch.equal(preprocess(samples.files[place], DataConfig(size_px=56, eval_resize_px=64)), ours[place])
 
 
 def test_decoded_pictures_give_the_same_bits(shapes: Path, tmp_path: Path) -> None:

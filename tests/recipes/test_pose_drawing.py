@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from lockstep.data.samples import Batch
-from lockstep.recipes.pose.drawing import colours, draw_answer, draw_people, draw_pictures
+from lockstep.recipes.pose.drawing import colours, draw_people, draw_pictures, draw_prediction
 from lockstep.recipes.pose.infer import Found, answer
 from lockstep.recipes.pose.metric import PoseMetric
 from lockstep.recipes.pose.skeletons import COCO
@@ -64,7 +64,7 @@ def test_a_file_is_drawn_with_its_answer_and_without_what_is_unsure(tmp_path: Pa
     Image.new("RGB", (300, 200)).save(path)
     people = np.stack([_person(40), _person(200, score=0.02)])
     facts = answer(Found(people, np.array([0.9, 0.02]), np.zeros((2, 3), np.uint8)))
-    drawn = _pixels(draw_answer(path, facts, skeleton=COCO))
+    drawn = _pixels(draw_prediction(path, facts, skeleton=COCO))
     assert drawn.shape == (200, 300, 3)
     assert drawn[:, :150].any()
     assert not drawn[:, 150:].any()

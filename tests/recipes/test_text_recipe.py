@@ -120,8 +120,8 @@ def test_a_tall_picture_is_turned_to_both_sides(tmp_path: Path) -> None:
     assert torch.equal(parts.preprocess(tmp_path / "down.png"), lying)
     assert torch.equal(parts.preprocess(tmp_path / "up.png"), lying.flip(0))
     as_it_is = build(config_of(decode={"turns": False}), {"alphabet": "ab", "seen": [], "unseen": []})
-    assert as_it_is.read_input is not None
-    assert as_it_is.read_input(tmp_path / "up.png").shape == (1, 1, 32, 64)
+    assert as_it_is.preprocess is not None
+    assert as_it_is.preprocess(tmp_path / "up.png").shape == (1, 1, 32, 64)
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def middle(pixels: ByteArray, config: DataConfig) -> Tensor:
     return centre_square(resized_shorter(pixels, resize_px(config)), config.size_px)
 
 
-def read_input(path: Path, config: DataConfig) -> Tensor:
+def preprocess(path: Path, config: DataConfig) -> Tensor:
     """A person's own picture as evaluation sees it: (3, S, S) float32.
 
     Raises:

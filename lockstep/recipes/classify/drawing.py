@@ -67,7 +67,7 @@ def _most_confused(
     return small.tolist(), [*(classes[label] for label in shown), f"{len(classes) - len(shown)} others"]
 
 
-def draw_answer(path: Path, answer: Mapping[str, Any]) -> Image.Image:
+def draw_prediction(path: Path, answer: Mapping[str, Any]) -> Image.Image:
     """A person's picture with the likeliest classes below it, each with a bar as long as it is likely.
 
     Args:

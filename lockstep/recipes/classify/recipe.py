@@ -13,8 +13,8 @@ from lockstep.engine.parts import Parts
 from lockstep.metrics.classification import Accuracy
 from lockstep.recipes.classify.checking import drop_unreadable, skipped_row
 from lockstep.recipes.classify.config import Config
-from lockstep.recipes.classify.data import PictureFiles, open_files, read_input
-from lockstep.recipes.classify.drawing import draw_answer, draw_pictures
+from lockstep.recipes.classify.data import PictureFiles, open_files, preprocess
+from lockstep.recipes.classify.drawing import draw_pictures, draw_prediction
 from lockstep.recipes.classify.listing import Files, find_pictures, list_held_out, num_in_both, take_all
 from lockstep.recipes.classify.loss import cross_entropy
 from lockstep.recipes.classify.model import build_model, frozen_row
@@ -72,10 +72,10 @@ def build(config: Config, facts: Mapping[str, Any]) -> Parts:
         metric=partial(Accuracy, len(classes), num_top=NUM_TOP, classes=classes),
         monitor=("top1", "max"),
         init_weights=None if config.model.weights is None else partial(load_pretrained, path=config.model.weights),
-        preprocess=partial(read_input, config=config.data),
+        preprocess=partial(preprocess, config=config.data),
         postprocess=partial(answer, classes=classes),
         draw=partial(draw_pictures, classes=classes),
-        draw_prediction=draw_answer,
+        draw_prediction=draw_prediction,
         input_shape=(3, config.data.size_px, config.data.size_px),
         metadata={"classes": classes, "mean": config.data.mean, "std": config.data.std},
         describe={name: text for name, text in rows.items() if text},

@@ -82,7 +82,7 @@ def _bright(hue: float) -> Colour:
     return red, green, blue
 
 
-def draw_answer(path: Path, answer: Mapping[str, Any], *, skeleton: Skeleton) -> Image.Image:
+def draw_prediction(path: Path, answer: Mapping[str, Any], *, skeleton: Skeleton) -> Image.Image:
     """A person's picture with what was found in it, as `infer.answer` says it.
 
     Raises:

@@ -60,7 +60,7 @@ def answer(logits: Tensor, alphabet: Alphabet, config: DecodeConfig) -> Mapping[
     return {"text": texts[best], "confidence": round(sure[best], 6), "upside_down": best == 1}
 
 
-def draw_answer(path: Path, facts: Mapping[str, Any]) -> Image.Image:
+def draw_prediction(path: Path, facts: Mapping[str, Any]) -> Image.Image:
     """The picture with its text below."""
     picture = Image.fromarray(read_rgb(path))
     caption = f"{facts['text'] or '(nothing)'}   {facts['confidence']:.1%}"

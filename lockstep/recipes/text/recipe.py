@@ -12,7 +12,7 @@ from lockstep.engine.parts import Parts
 from lockstep.metrics.text import TextMetric
 from lockstep.module.freeze import freeze
 from lockstep.recipes.text.alphabet import BLANK, Alphabet
-from lockstep.recipes.text.answer import answer, draw_answer, read_line
+from lockstep.recipes.text.answer import answer, draw_prediction, read_line
 from lockstep.recipes.text.config import HEIGHT_PX, Config
 from lockstep.recipes.text.data import HELD_OUT, TRAINING, MadeLines, PictureLines, made_group, truths
 from lockstep.recipes.text.decode import read
@@ -74,7 +74,7 @@ def build(config: Config, facts: Mapping[str, Any]) -> Parts:
         preprocess=partial(read_line, config=config),
         postprocess=partial(answer, alphabet=alphabet, config=config.decode),
         draw=partial(draw_worst, data=config.data),
-        draw_prediction=draw_answer,
+        draw_prediction=draw_prediction,
         input_shape=(1, HEIGHT_PX, config.data.widths[-1]),
         metadata={
             "alphabet": alphabet.characters,

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from lockstep.cluster.world import alone
 from lockstep.config.schema import CheckpointConfig, OptimConfig, RunConfig
 from lockstep.data.samples import Batch, DatasetSamples
+from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job
 from lockstep.engine.loop import train
 from lockstep.engine.parts import Parts
 from lockstep.engine.reports import Reports
-from lockstep.engine.run import make_job
 from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import ConfigError
 from lockstep.report.records import read_records
@@ -141,7 +141,7 @@ def test_an_evaluation_whose_checkpoint_was_not_written_stands_in_the_records_on
 
 def test_a_figure_that_is_not_there_is_named_with_those_that_are_and_the_epoch_is_kept(folder: RunFolder) -> None:
     with pytest.raises(ConfigError) as caught:
-        go(job_of(parts([0.5], best=("accuracy", "max"))), folder)
+        go(job_of(parts([0.5], monitor=("accuracy", "max"))), folder)
     assert "no figure accuracy" in str(caught.value)
     assert caught.value.facts["allowed"] == "loss, score"
     assert steps(folder.checkpoints) == [STEPS_PER_EPOCH]
@@ -149,7 +149,7 @@ def test_a_figure_that_is_not_there_is_named_with_those_that_are_and_the_epoch_i
 
 def test_best_is_max_or_min() -> None:
     with pytest.raises(ConfigError, match="best of a metric can't be 'higher'"):
-        parts([], best=("score", "higher"))
+        parts([], monitor=("score", "higher"))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_best_is_max_or_min() -> None:
     [("max", [0.1, 0.3, 0.2], 1), ("min", [0.3, 0.2, 0.1], 2), ("max", [math.nan, 0.1, math.nan], 1)],
 )
 def test_the_best_epoch_stays(folder: RunFolder, better: str, values: list[float], expected: int) -> None:
-    go(job_of(parts(values, best=("score", better))), folder)
+    go(job_of(parts(values, monitor=("score", better))), folder)
     step = STEPS_PER_EPOCH * (expected + 1)
     assert best(folder) == {"step": step, "metric": "score", "value": values[expected]}
     assert steps(folder.checkpoints) == sorted({step, 3 * STEPS_PER_EPOCH})

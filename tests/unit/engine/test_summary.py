@@ -15,10 +15,10 @@ from lockstep.cluster.world import alone
 from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.samples import Batch
+from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job
 from lockstep.engine.parts import Parts
 from lockstep.engine.reports import Reports
-from lockstep.engine.run import make_job
 from lockstep.engine.run_spec import RunSpec
 from lockstep.engine.summary import finish, head
 from lockstep.metrics.classification import Accuracy

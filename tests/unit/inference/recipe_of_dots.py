@@ -58,7 +58,7 @@ def facts(config):
 
 
 def build(config, facts):
-    def read_input(path):
+    def preprocess(path):
         if path.suffix != ".png":
             raise DataError(f"{path} is no picture of dots")
         with Image.open(path) as image:
@@ -78,7 +78,7 @@ def build(config, facts):
         train_data=Dots,
         eval_data=Dots,
         metric=lambda: Accuracy(len(facts["classes"])),
-        preprocess=read_input,
+        preprocess=preprocess,
         postprocess=answer,
         draw_prediction=lambda path, answer: Image.new("RGB", (5, 5), "red"),
     )

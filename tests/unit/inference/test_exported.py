@@ -24,7 +24,7 @@ from lockstep.engine.build import build_parts
 from lockstep.engine.dataset_info import dataset_info_for
 from lockstep.engine.parts import Parts
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.inference import export
+from lockstep.inference import export as export_module
 from lockstep.inference.export import FIELD, INPUT, export
 from lockstep.recipes.catalog import find
 from lockstep.recipes.pose import recipe as _pose  # noqa: F401  OpenCV sets a variable when it is imported
@@ -112,7 +112,7 @@ def test_safetensors_have_the_weights_and_the_classes() -> None:
             assert torch.equal(file.get_tensor(name), tensor)
 
 
-@pytest.mark.parametrize("to", export.ENDINGS)
+@pytest.mark.parametrize("to", export_module.ENDINGS)
 def test_a_file_of_someone_else_is_never_written_over_and_an_export_is(to: str) -> None:
     model_of("digits")
     Path("net").write_text("mine: a text on lockstep")
@@ -132,15 +132,15 @@ def test_a_file_of_someone_else_is_never_written_over_and_an_export_is(to: str) 
 def test_a_file_with_other_outputs_is_not_written(to: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     model_of("digits")
     Path("net").write_bytes(EARLIER)
-    real = export._flat
+    real = export_module._flat
     num_calls = 0
 
     def off(outputs: Any) -> Any:
         nonlocal num_calls
         num_calls += 1
-        return [tensor + 1e-2 * (num_calls > len(export.BATCHES)) for tensor in real(outputs)]
+        return [tensor + 1e-2 * (num_calls > len(export_module.BATCHES)) for tensor in real(outputs)]
 
-    monkeypatch.setattr(export, "_flat", off)
+    monkeypatch.setattr(export_module, "_flat", off)
     with pytest.raises(CheckpointError, match="outputs are not the model's own"):
         export("w.safetensors", to, "net", preset="digits")
     num_calls = 0
@@ -159,12 +159,12 @@ def test_an_output_that_is_no_number_is_a_difference(
 ) -> None:
     model_of("digits")
     left = iter([*[0.0] * len(values), *values])
-    real = export._flat
-    monkeypatch.setattr(export, "_flat", lambda outputs: [tensor + next(left) for tensor in real(outputs)])
+    real = export_module._flat
+    monkeypatch.setattr(export_module, "_flat", lambda outputs: [tensor + next(left) for tensor in real(outputs)])
     with pytest.raises(CheckpointError, match="outputs are not the model's own"):
         export("w.safetensors", "safetensors", "net", preset="digits")
     some, bad = torch.ones(2), torch.tensor([1.0, math.nan])
-    assert math.isnan(export._difference([some, some], [some, bad]))
+    assert math.isnan(export_module._difference([some, some], [some, bad]))
 
 
 class Unusual(nn.Module):
@@ -176,7 +176,7 @@ class Unusual(nn.Module):
 
 def test_what_onnx_can_not_hold_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"torch\.onnx can't take this model"):
-        export._to_onnx(Unusual(), torch.zeros(2, 1, 4, 4), {})
+        export_module._to_onnx(Unusual(), torch.zeros(2, 1, 4, 4), {})
 
 
 def test_without_onnx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,14 +196,14 @@ def test_a_recipe_that_names_no_input_shape_lends_that_of_a_held_out_sample() ->
     parts, settings = model_of("digits")
     found = find("digits")
     config = load(found.config_class, found.layers, settings).config
-    assert export._input_shape(replace(parts, input_shape=None), config) == (1, 8, 8)
+    assert export_module._input_shape(replace(parts, input_shape=None), config) == (1, 8, 8)
 
 
 def test_a_model_that_takes_a_dict_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     found = find(DOTS)
     config = load(found.config_class, found.layers, []).config
     with pytest.raises(ConfigError, match="one tensor of floats"):
-        export._input_shape(found.build(config, {"classes": ["dark", "bright"]}), config)
+        export_module._input_shape(found.build(config, {"classes": ["dark", "bright"]}), config)
 
 
 def test_the_command_says_what_was_checked(capsys: pytest.CaptureFixture[str]) -> None:

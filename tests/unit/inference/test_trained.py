@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from lockstep.config.document import to_yaml
 from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError
-from lockstep.inference import predict
+from lockstep.inference import predict as predict_module
 from lockstep.inference.predict import evaluate, expand, predict, predictions
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.recipes.catalog import find
@@ -223,8 +223,8 @@ def test_a_number_of_processes_that_can_not_be_is_refused(run: Path, procs: obje
 def test_an_evaluation_that_is_stopped_ends_as_the_signal_does(
     run: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[BaseException]
 ) -> None:
-    monkeypatch.setattr(predict, "launch_here", lambda *_: code)
-    monkeypatch.setattr(predict.forkserver, "prepare", lambda *_: None)
+    monkeypatch.setattr(predict_module, "launch_here", lambda *_: code)
+    monkeypatch.setattr(predict_module.forkserver, "prepare", lambda *_: None)
     with pytest.raises(kind) as stop:
         evaluate(run, procs="2")
     assert kind is LaunchError or stop.value.code == code

@@ -20,8 +20,12 @@ pairs = st.lists(
 
 def lines(num_worst: int = 3) -> TextMetric:
     """Outputs are the texts as read, targets the pairs of true text and group."""
-    return TextMetric(list, lambda batch: [truth for truth, _ in batch.targets], lambda batch: [g for _, g in batch.targets],
-                 num_worst)  # fmt: skip
+    return TextMetric(
+        list,
+        lambda batch: [truth for truth, _ in batch.targets],
+        lambda batch: [g for _, g in batch.targets],
+        num_worst,
+    )
 
 
 def batch(rows: list[tuple[str, str, str]], start: int = 0) -> tuple[Any, Batch]:

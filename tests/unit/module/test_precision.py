@@ -18,9 +18,10 @@ from lockstep.cluster.world import alone
 from lockstep.config.schema import RunConfig
 from lockstep.data.order import Order
 from lockstep.engine.job import Progress
+from lockstep.engine.loss_scale import init_scale, update_scale
 from lockstep.errors import ConfigError
 from lockstep.module import precision
-from lockstep.module.precision import adapt_scale, first_scale, in_float32, use_precision
+from lockstep.module.precision import in_float32, use_precision
 from lockstep.parallel.reduce import Reducer
 
 CPU = torch.device("cpu")
@@ -118,21 +119,21 @@ def test_settings_that_can_not_be_are_refused(values: dict[str, Any], says: str)
 
 
 def test_where_the_scale_begins() -> None:
-    assert first_scale(config()) == first_scale(config(precision="bf16")) == 1
-    assert first_scale(config(precision="fp16")) == 65536
-    assert first_scale(config(precision="fp16", loss_scale=256)) == 256
+    assert init_scale(config()) == init_scale(config(precision="bf16")) == 1
+    assert init_scale(config(precision="fp16")) == 65536
+    assert init_scale(config(precision="fp16", loss_scale=256)) == 256
 
 
 def test_a_dynamic_scale_halves_after_an_overflow_and_doubles_after_2000_good_steps() -> None:
     fp16 = config(precision="fp16")
     progress = Progress(loss_scale=1024)
     for _ in range(1999):
-        assert not adapt_scale(progress, fp16, [1.0], is_finite=True)
+        assert not update_scale(progress, fp16, [1.0], is_finite=True)
     assert progress.loss_scale == 1024
-    adapt_scale(progress, fp16, [1.0], is_finite=True)
+    update_scale(progress, fp16, [1.0], is_finite=True)
     assert (progress.loss_scale, progress.scale_age) == (2048, 0)
-    adapt_scale(progress, fp16, [1.0], is_finite=True)
-    assert adapt_scale(progress, fp16, [1.0], is_finite=False)
+    update_scale(progress, fp16, [1.0], is_finite=True)
+    assert update_scale(progress, fp16, [1.0], is_finite=False)
     assert (progress.loss_scale, progress.scale_age, progress.num_overflows) == (1024, 0, 1)
 
 
@@ -145,13 +146,13 @@ def test_what_a_smaller_scale_can_not_cure_is_no_overflow() -> None:
         (Progress(), [1.0], config(precision="bf16")),
     ]:
         before = copy.copy(progress)
-        assert not adapt_scale(progress, chosen, terms, is_finite=False)
+        assert not update_scale(progress, chosen, terms, is_finite=False)
         assert progress == before
 
 
 def test_a_scale_that_falls_to_its_floor_gives_up_there() -> None:
     progress, fp16 = Progress(loss_scale=65536), config(precision="fp16")
-    assert [adapt_scale(progress, fp16, [1.0], is_finite=False) for _ in range(17)] == [True] * 16 + [False]
+    assert [update_scale(progress, fp16, [1.0], is_finite=False) for _ in range(17)] == [True] * 16 + [False]
     assert (progress.loss_scale, progress.num_overflows) == (1, 16)
 
 

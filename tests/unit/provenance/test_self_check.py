@@ -17,10 +17,10 @@ from torch import nn
 from lockstep.cluster.world import alone
 from lockstep.config.schema import CheckpointConfig, OptimConfig, RunConfig
 from lockstep.data.samples import DatasetSamples
+from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job
 from lockstep.engine.loop import train
 from lockstep.engine.parts import Parts
-from lockstep.engine.run import make_job
 from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import ConfigError
 from lockstep.provenance.self_check import try_micro_batch

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config.schema import OptimConfig
-from lockstep.engine.run_weights import weights_of
 from lockstep.errors import CheckpointError
 from lockstep.optim.build import load_state, optimizer
 from lockstep.storage import checkpoint
 from lockstep.storage.checkpoint import Checkpoint, load_checkpoint, newest, prune, save, steps
+from lockstep.storage.run_weights import weights_of
 from lockstep.storage.weights import load_into, weights_sha256
 
 

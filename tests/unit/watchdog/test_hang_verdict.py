@@ -89,7 +89,7 @@ def test_ranks_that_wait_for_each_other_are_not_blamed_one_by_one() -> None:
     assert "the network between them is cut" in text
 
 
-def test_a_silent_rank_that_never_spoke_has_no_last_deed() -> None:
+def test_a_silent_rank_that_never_spoke_has_no_last_activity() -> None:
     text = str(explain([silent(1, doing="", step=None)], 2, TIMEOUT_S, "stacks"))
     assert "rank 1 has given no sign of life for 60 s\n" in text
 

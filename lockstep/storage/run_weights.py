@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.engine.sharded_files import Opened, open_checkpoint
 from lockstep.errors import CheckpointError
 from lockstep.storage.checkpoint import AVERAGE, BEST, file_of, name_of, newest, run_of, steps
+from lockstep.storage.checkpoint_reader import Opened, open_checkpoint
 from lockstep.storage.manifest import WEIGHTS, read_json, read_state
 from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.weights import check_fits, read, weights_sha256

@@ -1,0 +1,73 @@
+"""Opens a verified checkpoint of which one tensor at a time is read into memory."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lockstep.errors import CheckpointError
+from lockstep.storage.checkpoint import file_of
+from lockstep.storage.manifest import OPTIMIZER, WEIGHTS, check_file, manifest_of, read_state
+from lockstep.storage.tensor_file import TYPES
+
+Shape = tuple[torch.Size, torch.dtype]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A verified checkpoint of which nothing but names and shapes is in memory.
+
+    Attributes:
+        plain: What else there is, as `pack` has it.
+        shapes: Shape and type of each tensor, by name.
+    """
+
+    path: Path
+    plain: dict[str, Any]
+    shapes: dict[str, Shape]
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor, read now."""
+        file = file_of(name)
+        with safe_open(self.path / file, "pt") as opened:
+            found: Tensor = opened.get_tensor(name)
+        return found
+
+
+def open_checkpoint(path: Path) -> Opened:
+    """Verify a checkpoint, a piece at a time; see `load_checkpoint`.
+
+    Raises:
+        CheckpointError: A file is missing, torn or altered.
+    """
+    for name, expected in manifest_of(path).items():
+        try:
+            if not stat.S_ISREG((path / name).stat().st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
+            with (path / name).open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                check_file(path / name, expected, file.tell(), sha256)
+        except OSError as error:
+            raise CheckpointError(f"{path / name} can't be read: {error.strerror}") from None
+    shapes: dict[str, Shape] = {}
+    try:
+        for file_name in (WEIGHTS, OPTIMIZER):
+            with safe_open(path / file_name, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  # it is no mapping
+                    shapes[name] = _shape(opened.get_slice(name))
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} can't be read as safetensors", reason=error) from None
+    return Opened(path, read_state(path), shapes)
+
+
+def _shape(part: Any) -> Shape:
+    dtype = next(dtype for dtype, name in TYPES.items() if name == part.get_dtype())
+    return torch.Size(part.get_shape()), dtype
