@@ -22,31 +22,29 @@ class Parts:
     """One training job, as a recipe describes it.
 
     Attributes:
-        model: The network; called as `model(batch.inputs)`. Built on CPU; parameters drawn from torch's generator,
-            which the engine seeds before it calls the recipe. Modules stay in the mode they are in: one in evaluation
-            mode, such as a frozen batch norm, is trained in it.
-        loss: (outputs, batch) -> named terms, each a mean over the samples of the batch (a 0-d tensor). Their sum is
-            what is minimised.
-        train_data: Opens the training samples. A function, so that predict needs no data set.
-        eval_data: Opens the held-out samples.
-        metric: Makes an empty metric; its `result()` names what a run is judged by.
-        monitor: Name of the metric by which the best checkpoint is chosen, and whether "max" or "min" is better.
-        init_weights: Brings the fresh model to where training starts, such as pretrained weights (`load_pretrained`), and
-            gives rows for the head of the run. Called once, on rank 0, when a run begins: not on resume, nor in eval
-            and predict. The other ranks get the weights from there.
-        infer: What evaluation and prediction call in place of the model: (model, batch.inputs) -> outputs, for a flip
-            test, several scales, a beam search. The evaluation then has no loss.
-        preprocess: Reads one file that a person gives to `predict`: path -> the model's input for one sample,
-            without the batch dimension; a tensor, or a dict, list or tuple of tensors and plain values.
-        postprocess: What the model predicts for one input: `outputs[i]`, its outputs for one sample -> facts that can be written
-            as JSON.
-        draw: Draws pictures of an evaluation: (the merged metric, the held-out samples, the folder for them).
-        draw_prediction: Draws what was found in a file of a person's: (path, what `postprocess` returned) -> a picture.
-        input_shape: Shape of the model's input for one sample, without the batch dimension; None: that of the first
-            held-out one for `export`, of the first training one for `plan`.
-        metadata: What others have to know of the model's inputs and outputs: classes, alphabet, skeleton, mean and
-            standard deviation; plain JSON. Exported files have it with them.
-        describe: Lines for the head of a run: `{"data": "UCI digits (scikit-learn)", "model": "cnn"}`.
+        model: The network, on the CPU; called as `model(batch.inputs)`. The engine seeds torch's generator before it
+            calls the recipe. Modules keep their mode: a batch norm in evaluation mode stays frozen in training.
+        loss: (outputs, batch) -> named terms, each a mean over the samples of the batch (a 0-d tensor). Training
+            minimizes their sum.
+        train_data: Opens the training samples. A function, because predict needs no dataset.
+        eval_data: Opens the validation samples.
+        metric: Makes an empty metric. `monitor` names one of the keys of its `result()`.
+        monitor: The metric that chooses the best checkpoint, and whether its "max" or "min" is best.
+        init_weights: Initializes the model further, such as with pretrained weights (`load_pretrained`), and returns
+            rows for the header of the run. Called once, on rank 0, when a run starts: not on resume, in eval or in
+            predict. The other ranks receive the weights from rank 0.
+        infer: Called by evaluation and prediction instead of the model: (model, batch.inputs) -> outputs, for test-time
+            flips, several scales, a beam search. The evaluation then reports no loss.
+        preprocess: Reads one file for `predict`: path -> the model's input for one sample, without the batch
+            dimension; a tensor, or a dict, list or tuple of tensors and plain values.
+        postprocess: Turns the outputs for one sample, `outputs[i]`, into a prediction that can be written as JSON.
+        draw: Draws pictures of an evaluation: (the merged metric, the validation samples, the folder for them).
+        draw_prediction: Draws the prediction for one file: (path, what `postprocess` returned) -> a picture.
+        input_shape: Shape of the model's input for one sample, without the batch dimension, such as (3, 224, 224).
+            None: the shape of the first validation sample (`export`) or training sample (`plan`).
+        metadata: What users of an exported model need: classes, alphabet, skeleton, mean and standard deviation, as
+            plain JSON. `export` writes it into the file.
+        describe: Rows for the header of the run: `{"data": "UCI digits (scikit-learn)", "model": "cnn"}`.
     """
 
     model: nn.Module

@@ -131,7 +131,7 @@ def test_a_mistake_in_a_recipe_is_answered_in_words(tmp_path: Path, mistake: str
     name = mistake.partition("=")[0]
     lines = UNUSUAL.read_text().splitlines()
     lines = [f"        {mistake}," if line.startswith(f"        {name}=") else line for line in lines]
-    if name == "best":
+    if name == "monitor":
         lines.insert(-1, f"        {mistake},")
     (tmp_path / "mine.py").write_text("\n".join(lines))
     done = lockstep("train", "mine.py", "epochs=1", "--procs", 1, cwd=tmp_path, code=2)

@@ -113,11 +113,11 @@ def test_the_change_log_begins_with_what_is_unreleased(repo: Path) -> None:
     assert headings[0] == "Unreleased"
 
 
-def test_the_tree_in_the_readme_names_every_room(repo: Path) -> None:
-    readme = (repo / "README.md").read_text()
-    rooms = {path.parent.name for path in (repo / "lockstep").glob("*/__init__.py")}
-    rooms |= {path.parent.name for path in (repo / "lockstep/recipes").glob("*/__init__.py")}
-    missing = {room for room in rooms if not re.search(rf"^\s*{room}/\s+\S", readme, re.MULTILINE)}
+def test_the_tree_in_the_tour_names_every_package(repo: Path) -> None:
+    tour = (repo / "docs/tour.md").read_text()
+    packages = {path.parent.name for path in (repo / "lockstep").glob("*/__init__.py")}
+    packages |= {path.parent.name for path in (repo / "lockstep/recipes").glob("*/__init__.py")}
+    missing = {package for package in packages if not re.search(rf"^\s*{package}/\s+\S", tour, re.MULTILINE)}
     assert not missing
 
 

@@ -148,7 +148,7 @@ def test_a_figure_that_is_not_there_is_named_with_those_that_are_and_the_epoch_i
 
 
 def test_best_is_max_or_min() -> None:
-    with pytest.raises(ConfigError, match="best of a metric can't be 'higher'"):
+    with pytest.raises(ConfigError, match="the mode of the monitored metric is 'higher'"):
         parts([], monitor=("score", "higher"))
 
 
