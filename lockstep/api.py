@@ -108,7 +108,7 @@ def train(
     if code > 128 and not text:
         raise LaunchError(
             f"training was stopped by signal {code - 128}, and has saved",
-            do=f'to go on: lockstep.train({str(source)!r}, run_dir={str(folder)!r}, resume="auto")',
+            fix=f'to go on: lockstep.train({str(source)!r}, run_dir={str(folder)!r}, resume="auto")',
         )
     if code:
         raise _error_of(text, code)
@@ -242,7 +242,7 @@ def _train(
         if world.restart and run_dir is None:
             raise LaunchError(
                 f"this is restart {world.restart} of the processes, and nothing says which run they had",
-                do="give --run-dir where restarts are allowed; the run so far is the newest under runs/, and goes on "
+                fix="give --run-dir where restarts are allowed; the run so far is the newest under runs/, and goes on "
                 "with --run-dir and --resume auto",
             )
         folder = run_dir or collectives.broadcast_object(world, new_folder(found.name) if world.is_main else None)

@@ -1,12 +1,12 @@
-"""Errors for people: what is wrong, its value, where, what is allowed, what to do.
+"""Errors for users: the problem with its value, and slots for what was given, where, what is allowed, cause and fix.
 
-A `LockstepError` prints as one line that says what is wrong, then one indented line for each fact:
+A `LockstepError` prints as one line that states the problem, then one indented line for each slot:
 
     config error: optim.lrr is not a setting
       given    on the command line: optim.lrr=0.1
       nearest  optim.lr (float, now 0.05)
 
-Anything else that is raised is a fault of ours, and shows its traceback.
+Any other exception is a bug in Lockstep or in a recipe, and shows its traceback.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ def printable(text: str) -> str:
 
 
 class LockstepError(Exception):
-    """A fault that a person can act on.
+    """A failure that the user can act on.
 
     Args:
         what: One line: what is wrong, with the value that is wrong.
-        facts: What else there is to know, in order: `given`, `where`, `allowed`, `nearest`, `likely`, `do` ...
+        slots: What else there is to know, in order: `given`, `where`, `allowed`, `cause`, `fix`.
             A fact that is None or empty is left out; a fact of several lines is indented below its name.
     """
 
     kind: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, what: str, **facts: object) -> None:
+    def __init__(self, what: str, **slots: object) -> None:
         super().__init__(what)
         self.what = what
-        self.facts = {name: str(value) for name, value in facts.items() if value is not None and str(value)}
+        self.slots = {name: str(value) for name, value in slots.items() if value is not None and str(value)}
 
     def __str__(self) -> str:
-        width = max((len(name) for name in self.facts), default=0)
+        width = max((len(name) for name in self.slots), default=0)
         lines = [f"{self.kind}: {printable(self.what)}"]
-        for name, value in self.facts.items():
+        for name, value in self.slots.items():
             first, *rest = printable(value).split("\n")
             lines.append(f"  {name:<{width}}  {first}")
             lines.extend(f"  {'':<{width}}  {line}" for line in rest)
@@ -60,15 +60,15 @@ class LockstepError(Exception):
     @property
     def line(self) -> str:
         """All of it in one line, for programs."""
-        facts = (f"{name}: {' '.join(value.split())}" for name, value in self.facts.items())
-        return printable("; ".join([self.what, *facts]))
+        slots = (f"{name}: {' '.join(value.split())}" for name, value in self.slots.items())
+        return printable("; ".join([self.what, *slots]))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.what, self.facts))
+        return (_rebuild, (type(self), self.what, self.slots))
 
 
-def _rebuild(kind: type[LockstepError], what: str, facts: dict[str, str]) -> LockstepError:
-    return kind(what, **facts)
+def _rebuild(kind: type[LockstepError], what: str, slots: dict[str, str]) -> LockstepError:
+    return kind(what, **slots)
 
 
 class ConfigError(LockstepError):
@@ -133,7 +133,7 @@ def cannot_make(folder: object, error: OSError) -> CheckpointError:
 
 def _unwritten(what: object, error: OSError, instead: str) -> CheckpointError:
     room = "make room or " if _is_full(error) else ""
-    return CheckpointError(f"can't write {what}: {error.strerror or error}", do=f"{room}{instead}")
+    return CheckpointError(f"can't write {what}: {error.strerror or error}", fix=f"{room}{instead}")
 
 
 def cannot_write(path: object, error: OSError) -> CheckpointError:
@@ -144,7 +144,7 @@ def cannot_write(path: object, error: OSError) -> CheckpointError:
     return CheckpointError(
         f"can't write {path}: {error.strerror or error}",
         kept="what was saved before is whole",
-        do=f"{cure} or give another --run-dir; then go on with --resume auto",
+        fix=f"{cure} or give another --run-dir; then go on with --resume auto",
     )
 
 
@@ -159,7 +159,7 @@ def too_many_files() -> LaunchError:
     return LaunchError(
         "too many open files",
         given=f"this process may have {limit} open at a time, connections included",
-        do=f"raise the limit before you start: {_RAISE_LIMIT}",
+        fix=f"raise the limit before you start: {_RAISE_LIMIT}",
     )
 
 
@@ -176,6 +176,6 @@ def no_shared_memory(error: OSError) -> LaunchError:
     return LaunchError(
         f"processes can't share memory on this machine: {error.strerror or error}",
         where="/dev/shm",
-        do="give /dev/shm room and make it writable (in a container: --shm-size 1g); "
+        fix="give /dev/shm room and make it writable (in a container: --shm-size 1g); "
         "or one process without others: --procs 1 loader.num_workers=0",
     )

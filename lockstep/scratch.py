@@ -108,9 +108,9 @@ def semaphores(folder: Path) -> list[Path]:
 def is_scratch(folder: Path) -> bool:
     """Whether a folder is proven to be a scratch folder that a process of this user made on this machine."""
     try:
-        facts = os.lstat(folder)
+        status = os.lstat(folder)
         is_named = folder.name.startswith((PREFIX, LAUNCHER_PREFIX))
-        if not (is_named and stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()):
+        if not (is_named and stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()):
             return False
         owner = folder / OWNER
         return _is_own_file(owner) and json.loads(owner.read_bytes()[:4096]) == _this_machine()
@@ -169,8 +169,8 @@ def is_running(pid: int) -> bool:
 
 
 def _is_own_file(path: str | Path) -> bool:
-    facts = os.lstat(path)
-    return stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid()
+    status = os.lstat(path)
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 @cache

@@ -53,7 +53,7 @@ def make(context: typer.Context, recipe: RecipeName, out: Out = None, debug: Deb
     try:
         config = load(maker.config_class, [], overrides_of(context.args)).config
     except ConfigError as error:
-        raise ConfigError(error.what, **error.facts, all=f"lockstep data make {maker.recipe}") from None
+        raise ConfigError(error.what, **error.slots, all=f"lockstep data make {maker.recipe}") from None
     if out is None:
         print("\n".join(_settings_lines(maker)))
         return ConfigError.exit_code
@@ -89,7 +89,7 @@ def overrides_of(arguments: Sequence[str]) -> list[str]:
         name, equals, value = word.partition("=")
         if name.startswith("--"):
             if not equals and not rest:
-                raise ConfigError(f"{word} was given without a value", do=f"{word} VALUE")
+                raise ConfigError(f"{word} was given without a value", fix=f"{word} VALUE")
             overrides.append(f"{name[2:].replace('-', '_')}={value if equals else rest.pop(0)}")
         elif equals:
             overrides.append(word)
@@ -108,7 +108,7 @@ def _new_folder(out: Path) -> Iterator[Path]:
         if out.is_dir():
             sweep(out)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError(f"--out {out} is {'not empty' if out.is_dir() else 'a file'}", do="name a new folder")
+            raise ConfigError(f"--out {out} is {'not empty' if out.is_dir() else 'a file'}", fix="name a new folder")
         made = [folder for folder in (out, *out.parents) if not folder.exists()]
         try:
             out.mkdir(parents=True, exist_ok=True)

@@ -64,7 +64,7 @@ def doctor(
     if hosts is not None:
         if procs is not None or init is not None:
             raise ConfigError(
-                "--hosts starts the machines itself, a process on each", do="leave --procs and --init out"
+                "--hosts starts the machines itself, a process on each", fix="leave --procs and --init out"
             )
         return _on_hosts(hosts, source, overrides or [], run_dir, as_json)
     here = rank_assignment(procs, init, rank, world_size)

@@ -37,11 +37,11 @@ def export(
 
     made = export.export(run, to, out, overrides or [], checkpoint, preset=preset)
     if as_json:
-        facts = {"file": str(made.path), "bytes": made.num_bytes, "difference": made.difference,
-                 "allowed": made.allowed, **made.facts}  # fmt: skip
-        print(json_text(facts))
+        metadata = {"file": str(made.path), "bytes": made.num_bytes, "difference": made.difference,
+                 "allowed": made.allowed, **made.metadata}  # fmt: skip
+        print(json_text(metadata))
         return
-    own = [name for name in made.facts if name not in ("lockstep", "recipe", "input")]
+    own = [name for name in made.metadata if name not in ("lockstep", "recipe", "input")]
     print(f"{line_text(str(made.path))}  {made.num_bytes / 1e6:.1f} MB, fp32")
     print(f"  input    (batch, {', '.join(map(str, made.input_shape))})")
     print(f"  checked  largest difference {made.difference:.2g} of the largest output, {made.allowed:.2g} at most")

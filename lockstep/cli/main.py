@@ -103,12 +103,12 @@ def run(arguments: Sequence[str]) -> int:
             return LaunchError.exit_code
         if error.errno in _OF_PATHS and error.filename is not None:
             _print_error(
-                LockstepError(f"can't use {error.filename}: {error.strerror}", do="name another file or folder")
+                LockstepError(f"can't use {error.filename}: {error.strerror}", fix="name another file or folder")
             )
             return LockstepError.exit_code
         if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
-        _print_error(LockstepError(f"can't write {error.filename or 'any more'}: {error.strerror}", do="make room"))
+        _print_error(LockstepError(f"can't write {error.filename or 'any more'}: {error.strerror}", fix="make room"))
         _drop(sys.stdout)
         return LockstepError.exit_code
     except SystemExit as stop:
@@ -177,4 +177,4 @@ def _check_current_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise ConfigError("the current folder no longer exists", do="cd to one that does") from None
+        raise ConfigError("the current folder no longer exists", fix="cd to one that does") from None

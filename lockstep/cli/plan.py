@@ -35,10 +35,10 @@ def plan(
     from lockstep.scaling.plan_table import figures, table
 
     try:
-        facts = find_dataset_info(found, config)
+        dataset_info = find_dataset_info(found, config)
     except DataError as error:
-        raise DataError(error.what, **error.facts, plan=_why_data(found.recipe)) from error
-    planned = figures(config, lambda: found.build(config, facts), procs, memory_gb)
+        raise DataError(error.what, **error.slots, plan=_why_data(found.recipe)) from error
+    planned = figures(config, lambda: found.build(config, dataset_info), procs, memory_gb)
     print(json.dumps(planned) if as_json else "\n".join(table(found.name, planned)))
 
 

@@ -50,18 +50,20 @@ def predict(
     paths = [Path(file) for file in files if not _is_setting(file)]
     settings = [file for file in files if _is_setting(file)]
     if not paths:
-        raise DataError("no file to look at was named", do=f"lockstep predict {shlex.quote(str(run))} FILE")
+        raise DataError("no file to look at was named", fix=f"lockstep predict {shlex.quote(str(run))} FILE")
     files_asked = predict.expand(paths)
     width = min(max(len(str(file)) for file in files_asked), _WIDEST_NAME)
     num_bad = 0
     for answer in predict.predictions(TrainedModel(run, settings, checkpoint, preset), files_asked, draw):
         num_bad += answer.error is not None
         if as_json:
-            print(json_text({"file": str(answer.file), **answer.facts}), flush=True)
+            print(json_text({"file": str(answer.file), **answer.prediction}), flush=True)
         elif answer.error is not None:
             print(answer.error, file=sys.stderr, flush=True)
         else:
-            lines = answer_lines(f"{answer.file!s:<{width}}", answer.facts, tables=len(files_asked) <= _MOST_TABLES)
+            lines = answer_lines(
+                f"{answer.file!s:<{width}}", answer.prediction, tables=len(files_asked) <= _MOST_TABLES
+            )
             print("\n".join(map(line_text, lines)), flush=True)
     return DataError.exit_code if num_bad else 0
 
@@ -72,15 +74,17 @@ def _is_setting(text: str) -> bool:
     return bool(equals) and key.replace(".", "_").isidentifier() and not Path(text).exists()
 
 
-def answer_lines(file: str, facts: Mapping[str, Any], *, tables: bool) -> Iterator[str]:
-    """An answer for people: plain facts on the file's line, lists of records as tables below, if wanted.
+def answer_lines(file: str, prediction: Mapping[str, Any], *, tables: bool) -> Iterator[str]:
+    """An answer for people: plain prediction on the file's line, lists of records as tables below, if wanted.
 
     What lies deeper than that is for programs; here it is only counted.
     """
-    plain = [f"{name} {_figure(name, value)}" for name, value in facts.items() if _is_plain(value)]
-    deep = [f"{name} {len(value)}" for name, value in facts.items() if not _is_plain(value) and not _is_table(value)]
+    plain = [f"{name} {_figure(name, value)}" for name, value in prediction.items() if _is_plain(value)]
+    deep = [
+        f"{name} {len(value)}" for name, value in prediction.items() if not _is_plain(value) and not _is_table(value)
+    ]
     yield "  ".join([file, *plain, *deep])
-    for value in facts.values():
+    for value in prediction.values():
         if tables and _is_table(value):
             yield from _table(value)
 

@@ -82,7 +82,7 @@ def scale(
                 figures.setdefault(name, {})[size] = measured
                 print(f"{name} on {size}: {measured['samples_per_s']:,.0f} samples/s", flush=True)
     if not figures:
-        raise ConfigError("nothing could be measured", do="fewer processes (--procs), or a smaller micro_batch")
+        raise ConfigError("nothing could be measured", fix="fewer processes (--procs), or a smaller micro_batch")
     print()
     print("\n".join(table(figures)))
     _keep(figures, out, found.name)
@@ -103,7 +103,7 @@ def _measured(
         raise LaunchError(
             f"{name} on {size} process{'es' if size > 1 else ''} could not be measured",
             where=f"after {WARM_STEPS} steps to get warm" if not code else None,
-            do=f"try it alone: {shlex.join(['lockstep', 'train', source, *settings, '--procs', str(size)])}",
+            fix=f"try it alone: {shlex.join(['lockstep', 'train', source, *settings, '--procs', str(size)])}",
         )
     measured: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     return measured
@@ -133,7 +133,7 @@ def _check_out(out: Path) -> None:
         is_own = False
     there = [name for name in ("scale.json", "scale.png") if os.path.lexists(out / name)]
     if there and not is_own:
-        raise ConfigError(f"--out {out} has another {there[0]} in it", do="name a new folder")
+        raise ConfigError(f"--out {out} has another {there[0]} in it", fix="name a new folder")
 
 
 def _sizes(text: str) -> list[int]:

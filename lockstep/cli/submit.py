@@ -99,10 +99,10 @@ def _submitted(text: str) -> str:
         )
     except FileNotFoundError:
         raise ConfigError(
-            "there is no sbatch on this machine", do="log in where Slurm is; --dry-run prints the script"
+            "there is no sbatch on this machine", fix="log in where Slurm is; --dry-run prints the script"
         ) from None
     except subprocess.TimeoutExpired:
-        raise LaunchError("sbatch does not answer", do="look at sinfo: is the Slurm controller up?") from None
+        raise LaunchError("sbatch does not answer", fix="look at sinfo: is the Slurm controller up?") from None
     if done.returncode:
-        raise LaunchError("sbatch refused the job", reason=done.stderr.strip(), do="--dry-run prints the script")
+        raise LaunchError("sbatch refused the job", reason=done.stderr.strip(), fix="--dry-run prints the script")
     return done.stdout.strip()

@@ -147,7 +147,7 @@ def train(
         given = {"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank, "--node-rank": node_rank,
                  "--master": master}  # fmt: skip
         if any(value is not None for value in given.values()):
-            raise ConfigError("--hosts starts the machines itself", do=f"leave {', '.join(given)} out")
+            raise ConfigError("--hosts starts the machines itself", fix=f"leave {', '.join(given)} out")
         if run_dir is not None:
             check_run_dir(run_dir, resume)
         return _on_hosts(hosts, source, overrides or [], rdzv_endpoint, run_dir, resume, max_restarts)
@@ -202,19 +202,19 @@ def _with_port(master: str | None, port: int | None) -> str | None:
     if port is None:
         return master
     if master is None:
-        raise ConfigError("--master-port was given without --master", do="--master HOST:PORT, or --master-addr HOST")
+        raise ConfigError("--master-port was given without --master", fix="--master HOST:PORT, or --master-addr HOST")
     if master.count(":") == 1 or "]:" in master:
-        raise ConfigError(f"--master {master} has a port, and --master-port is {port}", do="give it once")
+        raise ConfigError(f"--master {master} has a port, and --master-port is {port}", fix="give it once")
     return f"[{master}]:{port}" if ":" in master and "[" not in master else f"{master}:{port}"
 
 
 def _source_of(run_dir: Path | None) -> str:
     """A run folder knows what it trains."""
     if run_dir is None:
-        raise ConfigError("nothing says what to train", do="lockstep train digits, for a first run")
+        raise ConfigError("nothing says what to train", fix="lockstep train digits, for a first run")
     if not (run_dir / "config.yaml").is_file():
         raise ConfigError(
             f"{run_dir} holds no run, so it does not say what to train",
-            do="name a recipe, a preset or a file; a run that was stopped before it began has to be named again",
+            fix="name a recipe, a preset or a file; a run that was stopped before it began has to be named again",
         )
     return str(run_dir / "config.yaml")

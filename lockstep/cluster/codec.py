@@ -113,7 +113,7 @@ def _packed(value: Any, blobs: bytearray) -> Any:
         return _tagged("path", str(value))
     if isinstance(value, LockstepError):
         known = next(base.__name__ for base in kind.__mro__ if base.__name__ in _ERRORS)
-        return _tagged("error", [known, value.what, dict(value.facts)])
+        return _tagged("error", [known, value.what, dict(value.slots)])
     if isinstance(value, bool | int | float | str):  # of a type of its own, as an IntEnum: its plain value
         return next(plain(value) for plain in (int, float, str) if isinstance(value, plain))
     raise TypeError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be sent to other processes")
@@ -163,8 +163,8 @@ def _unpacked(found: dict[str, Any], blobs: memoryview, device: torch.device | N
     if name == "bytes":
         return _blob(content, blobs, None)
     if name == "error":
-        kind_name, what, facts = content
-        return _ERRORS[kind_name](str(what), **{str(key): value for key, value in facts.items()})
+        kind_name, what, slots = content
+        return _ERRORS[kind_name](str(what), **{str(key): value for key, value in slots.items()})
     return _BUILDERS[name](content)
 
 

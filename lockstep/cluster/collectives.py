@@ -17,7 +17,7 @@ from lockstep.cluster.world import World
 from lockstep.errors import LaunchError, LockstepError
 
 T = TypeVar("T")
-EXCHANGING = "telling each other facts"
+EXCHANGING = "exchanging objects"
 # The longest message of one rank. Metrics that keep all of a large evaluation set stay below a tenth of it.
 MAX_BYTES = 1 << 30
 
@@ -75,7 +75,7 @@ def _checked_lengths(lengths: list[int]) -> list[int]:
             raise LaunchError(
                 f"rank {rank} announced a message of {length:,} bytes",
                 allowed=f"at most {MAX_BYTES:,}",
-                likely="a metric that keeps too much of each sample, or the network is shared with a hostile process",
+                cause="a metric that keeps too much of each sample, or the network is shared with a hostile process",
             )
     return lengths
 
@@ -96,7 +96,7 @@ def _decoded(world: World, messages: Sequence[Tensor], lengths: Sequence[int]) -
             raise LaunchError(
                 f"rank {world.rank} ({world.host}) cannot read the message of rank {rank}",
                 reason=error,
-                likely="the ranks run different versions of lockstep, or the network damages data",
+                cause="the ranks run different versions of lockstep, or the network damages data",
             ) from None
     return values
 
@@ -156,7 +156,7 @@ def barrier(world: World, timeout_s: float) -> None:
             raise LaunchError(
                 f"waited {timeout_s:.0f} s for {world.size} processes: {ranks_text(missing)} did not come",
                 where=f"barrier {turn} of rank {world.rank} ({world.host})",
-                likely="that process is dead, or still at work on something the others have finished",
+                cause="that process is dead, or still at work on something the others have finished",
             )
     except dist.DistError as error:
         raise LaunchError(f"rank {world.rank} ({world.host}) has lost rank 0, which holds the world's store") from error

@@ -81,13 +81,13 @@ def placement(
         return _from_environment(environ) if in_world(environ) else None
     if init is None:
         given = "--rank" if rank is not None else "--world-size"
-        raise LaunchError(f"{given} was given without --init", do=f"say where the processes meet: --init {FORMS}")
+        raise LaunchError(f"{given} was given without --init", fix=f"say where the processes meet: --init {FORMS}")
     if init.rstrip("/") == "env:":
         return _from_environment(environ, rank, world_size)
     if rank is None or world_size is None:
         missing = "--rank" if rank is None else "--world-size"
         raise LaunchError(
-            f"--init {init} was given without {missing}", do=f"add {missing} to the command, on each machine its own"
+            f"--init {init} was given without {missing}", fix=f"add {missing} to the command, on each machine its own"
         )
     return RankAssignment(
         rank=_checked_rank(rank, world_size, "--rank", "--world-size"),
@@ -111,7 +111,7 @@ def run_key(environ: Mapping[str, str]) -> str:
         raise LaunchError(
             f"the environment's {KEY} has {len(key)} characters",
             allowed=f"{SHORTEST_KEY} or more",
-            do=f"on all machines the same: export {KEY}=... with the output of: openssl rand -hex 32",
+            fix=f"on all machines the same: export {KEY}=... with the output of: openssl rand -hex 32",
         )
     return key
 
@@ -215,5 +215,5 @@ def _missing(name: str, environ: Mapping[str, str]) -> NoReturn:
     raise LaunchError(
         f"{name} is not set in the environment",
         given=" ".join(there),
-        do="set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT together, or none of them",
+        fix="set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT together, or none of them",
     )

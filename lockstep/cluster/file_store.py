@@ -28,7 +28,8 @@ def open_file_store(path: Path, placement: RankAssignment) -> Store:
         raise LaunchError(f"can't meet at {placement.init}: {path} can't be written: {error.strerror}") from None
     if not is_store_file(path):
         raise LaunchError(
-            f"can't meet at {placement.init}: {path} is a file that no run has made", do="name a file that is not there"
+            f"can't meet at {placement.init}: {path} is a file that no run has made",
+            fix="name a file that is not there",
         )
     store = FileStore(str(path), placement.world_size)
     # For ever: at its end it would count itself out of the file, and so make it anew after rank 0 has removed it.

@@ -67,7 +67,7 @@ def explained(error: BaseException) -> BaseException:
         return error
     fix = "ss -tnp shows which program connects; ulimit -n 65536 before the run allows more"
     if isinstance(error, LockstepError):
-        rest = {name: fact for name, fact in error.facts.items() if name not in ("likely", "do")}
-        error.facts = rest | {"likely": cause, "do": fix}
+        rest = {name: fact for name, fact in error.slots.items() if name not in ("cause", "fix")}
+        error.slots = rest | {"cause": cause, "fix": fix}
         return error
-    return LaunchError(f"{type(error).__name__}: {error}", likely=cause, do=fix)
+    return LaunchError(f"{type(error).__name__}: {error}", cause=cause, fix=fix)

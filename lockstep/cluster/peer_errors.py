@@ -35,9 +35,9 @@ def lost_peer(error: BaseException) -> bool:
 
 _ENDED_PEER = ("closed by peer", "reset by peer", "broken pipe")
 _BLAME_INTERFACE = {
-    "likely": "these processes are alive, but the machines see each other on another network interface than the one "
+    "cause": "these processes are alive, but the machines see each other on another network interface than the one "
     "taken, or a firewall blocks their ports",
-    "do": "set GLOO_SOCKET_IFNAME (cpu) or NCCL_SOCKET_IFNAME (cuda) to the interface's name, see: ip address",
+    "fix": "set GLOO_SOCKET_IFNAME (cpu) or NCCL_SOCKET_IFNAME (cuda) to the interface's name, see: ip address",
 }
 
 
@@ -70,8 +70,8 @@ def lost(card: RankInfo, reason: str) -> LaunchError:
     """A rank has ended, or can't be seen any more."""
     return LaunchError(
         f"lost {name(card)} before all ranks were connected: {reason}",
-        likely="it was killed or has failed, and its own output says why; or its machine or network is down",
-        do="start again, with --resume auto where the run has saved",
+        cause="it was killed or has failed, and its own output says why; or its machine or network is down",
+        fix="start again, with --resume auto where the run has saved",
     )
 
 
@@ -80,7 +80,7 @@ def lost_agent(rank: int, reason: str) -> LaunchError:
     return LaunchError(
         f"rank {rank} lost the store of torchrun's agent before all ranks were connected",
         given=reason,
-        likely="that agent has ended",
+        cause="that agent has ended",
     )
 
 
@@ -99,9 +99,9 @@ def gave_up(
     where = "cluster.join_timeout_s"
     if stopped:
         names = ", ".join(map(name, stopped))
-        return LaunchError(what, where=where, likely=f"stopped by SIGSTOP or a debugger: {names}")
+        return LaunchError(what, where=where, cause=f"stopped by SIGSTOP or a debugger: {names}")
     if quiet:
-        return LaunchError(what, where=where, likely=f"no sign of life from {', '.join(map(name, quiet[:4]))}")
+        return LaunchError(what, where=where, cause=f"no sign of life from {', '.join(map(name, quiet[:4]))}")
     return LaunchError(what, where=where, **_BLAME_INTERFACE)
 
 
@@ -114,11 +114,11 @@ def could_not_connect(card: RankInfo, failure: BaseException) -> LaunchError:
         return LaunchError(
             f"{name(card)} lost another process before all ranks were connected",
             given=reason[:200],
-            likely="that process has ended; its own output says why",
+            cause="that process has ended; its own output says why",
         )
     what = f"{name(card)} met the others, but can't connect to them: {reason}"
     if files := out_of_files():
-        return LaunchError(what, likely=files)
+        return LaunchError(what, cause=files)
     return LaunchError(what, **_BLAME_INTERFACE)
 
 
@@ -129,13 +129,13 @@ def to_json(error: LaunchError, num_lost: int) -> dict[str, Any]:
         error: What all ranks raise.
         num_lost: How many ranks can't read it.
     """
-    return {"what": error.what, "facts": error.facts, "num_lost": num_lost}
+    return {"what": error.what, "slots": error.slots, "num_lost": num_lost}
 
 
 def from_json(verdict: Any) -> tuple[LaunchError, int]:
     """Read a verdict; a damaged one is an error too."""
     try:
-        facts = {str(key): str(value) for key, value in verdict["facts"].items()}
-        return LaunchError(str(verdict["what"]), **facts), int(verdict["num_lost"])
+        slots = {str(key): str(value) for key, value in verdict["slots"].items()}
+        return LaunchError(str(verdict["what"]), **slots), int(verdict["num_lost"])
     except (ValueError, TypeError, KeyError, AttributeError):
         return LaunchError("another rank gave up connecting, but its reason in the store is damaged"), 1

@@ -90,7 +90,7 @@ def rendezvous(
         raise LaunchError(
             f"rank {mine.rank} ({mine}) lost rank 0 while it waited for the others to join",
             given=placement.init,
-            likely=out_of_files() or "rank 0 has ended; its own words say why",
+            cause=out_of_files() or "rank 0 has ended; its own words say why",
         ) from error
 
 
@@ -139,7 +139,7 @@ class _Rendezvous:
                 f"world sizes differ: rank {low.rank} was started with {low.world_size}, "
                 f"rank {high.rank} with {high.world_size}",
                 where=f"rank {low.rank}: {low}\nrank {high.rank}: {high}",
-                do="give all processes the same --world-size (or WORLD_SIZE)",
+                fix="give all processes the same --world-size (or WORLD_SIZE)",
             )
         self._claim()
 
@@ -157,7 +157,7 @@ class _Rendezvous:
         self._fault(
             f"two processes have rank {self.mine.rank}",
             where=f"{other}\n{self.mine}",
-            do=f"give each process its own --rank (or RANK), 0 to {self.mine.world_size - 1}",
+            fix=f"give each process its own --rank (or RANK), 0 to {self.mine.world_size - 1}",
         )
 
     def wait(self) -> list[RankInfo]:
@@ -226,13 +226,13 @@ class _Rendezvous:
             f"gave up {self._state(missing)}",
             missing=ranks_text(missing),
             where=f"after {waited:.0f} s (cluster.join_timeout_s)",
-            likely=self.store.strangers() or None,
-            do=command_for(self.placement, missing[0]) if missing else None,
+            cause=self.store.strangers() or None,
+            fix=command_for(self.placement, missing[0]) if missing else None,
         )
 
-    def _fault(self, what: str, **facts: object) -> NoReturn:
-        error = LaunchError(what, **facts)
-        self.store.put_first("fault", {"what": error.what, "facts": error.facts})
+    def _fault(self, what: str, **slots: object) -> NoReturn:
+        error = LaunchError(what, **slots)
+        self.store.put_first("fault", {"what": error.what, "slots": error.slots})
         self._end(error)
 
     def _end(self, error: LaunchError) -> NoReturn:
@@ -257,7 +257,7 @@ class _Rendezvous:
         self._fault(
             f"{parts.path} is left over from an earlier run",
             where=f"its rank {other.rank} was {other}, which is gone",
-            do=f"rm {parts.path}, or name another file in --init",
+            fix=f"rm {parts.path}, or name another file in --init",
         )
 
 
@@ -281,7 +281,7 @@ def _fault(value: Any) -> LaunchError | None:
     if (
         not isinstance(value, dict)
         or not isinstance(value.get("what"), str)
-        or not isinstance(value.get("facts"), dict)
+        or not isinstance(value.get("slots"), dict)
     ):
         return None
-    return LaunchError(value["what"], **{name: fact for name, fact in value["facts"].items() if name != "what"})
+    return LaunchError(value["what"], **{name: fact for name, fact in value["slots"].items() if name != "what"})

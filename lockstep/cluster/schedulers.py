@@ -114,7 +114,7 @@ def _mpi_master(environ: Mapping[str, str], local_size: str | None, size: str, g
         return guess
     raise LaunchError(
         f"MPI has started {size} processes on several machines, and nothing says where rank 0 is",
-        do="name its machine and a free port there: mpirun -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 … "
+        fix="name its machine and a free port there: mpirun -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 … "
         "(Open MPI: -x MASTER_ADDR=HOST -x MASTER_PORT=29500)",
     )
 

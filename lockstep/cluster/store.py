@@ -129,7 +129,7 @@ def resolve_host(host: str, port: int, init: str) -> list[str]:
                 raise LaunchError(
                     f"host {host!r} is unknown: {error}",
                     given=init,
-                    do=f"give an IP address, or make the name known on {socket.gethostname()}",
+                    fix=f"give an IP address, or make the name known on {socket.gethostname()}",
                 ) from None
             time.sleep(1.0)
 
@@ -140,7 +140,7 @@ def _check_here(host: str, addresses: list[str], init: str, who: str, option: st
             f"{who} must run on {host}, but this is {socket.gethostname()}",
             given=init,
             where=f"{host} is {', '.join(addresses)}, no address of this machine",
-            do=f"start {who} there, or name this machine in {option} on all of them",
+            fix=f"start {who} there, or name this machine in {option} on all of them",
         )
 
 
@@ -180,8 +180,8 @@ def _in_use(port: int, init: str, who: str) -> LaunchError:
     return LaunchError(
         f"port {port} is in use" + (f" by {holder}" if holder else ""),
         given=init,
-        likely=f"another run meets there, or a second process was started with {who}",
-        do="choose another port (the same on all machines), or end that process",
+        cause=f"another run meets there, or a second process was started with {who}",
+        fix="choose another port (the same on all machines), or end that process",
     )
 
 
@@ -225,8 +225,8 @@ def wait_for_listener(
         if waited >= timeout_s:
             raise LaunchError(
                 f"{who} waited {waited:.0f} s for {whom} at {init}: {reason}",
-                likely=f"{whom} is not running there, or a firewall is between",
-                do=command or None,
+                cause=f"{whom} is not running there, or a firewall is between",
+                fix=command or None,
                 where="cluster.join_timeout_s",
             )
         if waited >= next_say:
@@ -261,14 +261,14 @@ def connect(host: str, port: int, init: str, timeout_s: float, whom: str) -> Sto
     while thread.is_alive() and time.monotonic() < end:
         thread.join(min(0.5, HANDSHAKE_S))
         if thread.is_alive() and not _is_listening(host, port):
-            raise LaunchError(f"lost {whom} at {init} while connecting to it", likely="its own output says why")
+            raise LaunchError(f"lost {whom} at {init} while connecting to it", cause="its own output says why")
     if made and isinstance(made[0], Store):
         return made[0]
     reason = str(made[0]).splitlines()[0] if made else f"no word from it in {min(HANDSHAKE_S, timeout_s):.0f} s"
     raise LaunchError(
         f"something listens at {init}, but it is not {whom}: {reason}",
         given=port_holder(port),
-        do="choose another port, the same on all machines",
+        fix="choose another port, the same on all machines",
     )
 
 

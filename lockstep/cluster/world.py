@@ -148,7 +148,7 @@ def join(
             raise LaunchError(
                 f"rank {world.rank} ({world.host}) lost another process",
                 given=_first_line(error)[:200],
-                likely=out_of_files() or "that process has ended; its own words say why",
+                cause=out_of_files() or "that process has ended; its own words say why",
             ) from error
         raise
     if chosen != "mpi":
@@ -199,14 +199,14 @@ def choose_backend(cards: Sequence[RankInfo]) -> tuple[str, str]:
             parts = [f"{value} on {rendezvous.ranks_text(ranks)}" for value, ranks in groups.items()]
             raise LaunchError(
                 f"the processes don't agree on the {name}: {', '.join(parts)}",
-                do="set device=cpu or device=cuda for all" if name == "device" else "set cluster.backend for all",
+                fix="set device=cpu or device=cuda for all" if name == "device" else "set cluster.backend for all",
             )
     device, asked = cards[0].device, cards[0].backend
     if asked == "mpi" and not dist.is_mpi_available():
         raise LaunchError("cluster.backend is mpi, but this torch was built without MPI", allowed="auto, gloo, nccl")
     if asked == "nccl" and device != "cuda":
         raise LaunchError(
-            "cluster.backend is nccl, but the device is cpu", do="set cluster.backend=gloo or device=cuda"
+            "cluster.backend is nccl, but the device is cpu", fix="set cluster.backend=gloo or device=cuda"
         )
     shared = [card.host for card in cards if sum(c.host == card.host for c in cards) > card.num_gpus]
     if device == "cuda" and shared and asked != "mpi":
@@ -216,7 +216,7 @@ def choose_backend(cards: Sequence[RankInfo]) -> tuple[str, str]:
         if asked == "nccl":
             raise LaunchError(
                 f"cluster.backend is nccl, but {count} processes share {gpus} GPU(s) on {shared[0]}",
-                do=f"start at most {gpus} there, or set cluster.backend=gloo",
+                fix=f"start at most {gpus} there, or set cluster.backend=gloo",
             )
         return "gloo", f"warning: {count} processes share {gpus} GPU(s) on {shared[0]}: gloo instead of nccl, slower"
     if asked != "auto":
@@ -234,7 +234,7 @@ def _device_kind(device: str) -> str:
             "device is cuda, but torch finds no CUDA device",
             where=socket.gethostname(),
             given=f"torch {torch.__version__}, CUDA_VISIBLE_DEVICES={visible}",
-            do="set device=cpu, or check nvidia-smi",
+            fix="set device=cpu, or check nvidia-smi",
         )
     return "cuda" if available else "cpu"
 

@@ -168,8 +168,8 @@ def _check_size(root: yaml.Node | None, name: str) -> None:
     if root is not None and size(root) > _MAX_VALUES:
         raise ConfigError(
             f"{name} stands for more than {_MAX_VALUES:,} values",
-            likely="aliases (*name) that repeat each other",
-            do="write the values out, or fewer of them",
+            cause="aliases (*name) that repeat each other",
+            fix="write the values out, or fewer of them",
         )
 
 

@@ -42,11 +42,11 @@ def explain(
     )
     problems: dict[str, dict[str, Any]] = {}
     for fault in faults:
-        what, facts = reader.problem(fault)
-        problems.setdefault(what, facts)
-    (what, facts), *others = problems.items()
-    facts["also"] = "\n".join(wrapped(other) for other, _ in others[:5])
-    return ConfigError(what, **facts, all=f"lockstep config {source}" if source else None)
+        what, slots = reader.problem(fault)
+        problems.setdefault(what, slots)
+    (what, slots), *others = problems.items()
+    slots["also"] = "\n".join(wrapped(other) for other, _ in others[:5])
+    return ConfigError(what, **slots, all=f"lockstep config {source}" if source else None)
 
 
 def is_missing(fault: ErrorDetails) -> bool:
@@ -63,7 +63,7 @@ class _Reader:
         self.origins = origins
 
     def problem(self, fault: ErrorDetails) -> tuple[str, dict[str, Any]]:
-        """One line that says what is wrong, and the facts about it."""
+        """One line that says what is wrong, and the slots about it."""
         place = tuple(str(word) for word in fault["loc"])
         if fault["type"] == "extra_forbidden":
             return self._unknown(place)
@@ -92,7 +92,7 @@ class _Reader:
             example = f"{section.replace('.', ': {')}: {{{name}: {describe.show(value)}}}" + "}" * section.count(".")
             return f"{path[-1]} is written with a dot", {
                 "given": self._origin(path),
-                "do": f"in a file:  {example}\non the command line:  {path[-1]}={describe.show(value)}",
+                "fix": f"in a file:  {example}\non the command line:  {path[-1]}={describe.show(value)}",
             }
         if not isinstance(value, Mapping):
             return f"{'.'.join(path)} is not a setting", {
@@ -110,7 +110,7 @@ class _Reader:
         setting = self.settings[path]
         return f"{setting.key} is missing", {
             "needs": wrapped(f"{setting.type}: {setting.meaning}"),
-            "do": f"add {setting.key}=VALUE to the command, or set it in a YAML file",
+            "fix": f"add {setting.key}=VALUE to the command, or set it in a YAML file",
         }
 
     def _clash(self, section: KeyPath, message: str) -> tuple[str, dict[str, Any]]:

@@ -57,7 +57,7 @@ def given_path(text: str | Path, name: str) -> Path:
         ConfigError: It is empty, as of a shell's variable that is not set: that would be the folder one is in.
     """
     if not str(text).strip():
-        raise ConfigError(f"{name} is empty", do="name a path, or leave it out")
+        raise ConfigError(f"{name} is empty", fix="name a path, or leave it out")
     try:
         return Path(text).expanduser()
     except RuntimeError:

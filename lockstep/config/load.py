@@ -152,7 +152,7 @@ def override_layer(model: type[Settings], text: str) -> Layer:
     if not equals or not all(path) or any(" " in word for word in path):
         raise ConfigError(f"{text} is not of the form key=value", given=origin, allowed="such as optim.lr=0.1 epochs=3")
     if path == ("recipe",):
-        raise ConfigError("the recipe can't be changed by an override", given=origin, do="name it first: train RECIPE")
+        raise ConfigError("the recipe can't be changed by an override", given=origin, fix="name it first: train RECIPE")
     kinds = {setting.path: setting.type.split(" or ") for setting in describe.settings(model)}.get(path, [])
     value = _override_value(key, value_text.strip(), origin, is_text="text" in kinds or "path" in kinds)
     nested: Any = value
@@ -169,7 +169,7 @@ def _override_value(key: str, text: str, origin: str, *, is_text: bool) -> Any:
         return document.parse_value(text)
     except ConfigError as error:
         raise ConfigError(
-            f"the value of {key} is not YAML", given=origin, problem=error.facts.get("problem") or error.what
+            f"the value of {key} is not YAML", given=origin, problem=error.slots.get("problem") or error.what
         ) from error
 
 

@@ -60,7 +60,7 @@ class DecodedPictures:
         except OSError as error:
             raise DataError(
                 f"the folder {self._folder} for decoded pictures can't be used: {error.strerror or error}",
-                do="give another data.cache, or null for none",
+                fix="give another data.cache, or null for none",
             ) from error
 
     def read(self, path: Path, scale: int) -> ByteArray | None:
@@ -111,8 +111,8 @@ class DecodedPictures:
 
     def _place(self, path: Path, scale: int) -> Path:
         try:
-            facts = path.stat()
-            version = f"{facts.st_size} {facts.st_mtime_ns}"
+            status = path.stat()
+            version = f"{status.st_size} {status.st_mtime_ns}"
         except OSError:
             version = "gone"
         # A path can hold bytes that are not UTF-8.

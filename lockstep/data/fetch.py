@@ -57,7 +57,7 @@ def fetch(download: Download, *, otherwise: str, timeout_s: float = 20.0) -> Non
                 _fetch_from_any(download, otherwise, timeout_s)
     except OSError as error:
         raise DataError(
-            f"{download.path} can't be written: {error.strerror or error}", do=f"free the way, or {otherwise}"
+            f"{download.path} can't be written: {error.strerror or error}", fix=f"free the way, or {otherwise}"
         ) from error
 
 
@@ -74,7 +74,7 @@ def _fetch_from_any(download: Download, otherwise: str, timeout_s: float) -> Non
             faults.append(f"{url}: {fault}")
         finally:
             part.unlink(missing_ok=True)
-    raise DataError(f"{download.path.name} is not there and can't be fetched", tried="\n".join(faults), do=otherwise)
+    raise DataError(f"{download.path.name} is not there and can't be fetched", tried="\n".join(faults), fix=otherwise)
 
 
 def _fetch_one(url: str, part: Path, md5: str, timeout_s: float) -> str | None:

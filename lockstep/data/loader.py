@@ -111,8 +111,8 @@ def lost_reader(error: RuntimeError) -> DataError | None:
         return None
     return ReaderLost(
         f"a reading process (pid {found[1]}) was lost: it {found[2].rstrip('. ')}",
-        likely="this machine had no memory left (dmesg tells), or somebody killed it",
-        do="fewer of them: loader.num_workers=1, or 0 for none; then go on with --resume auto",
+        cause="this machine had no memory left (dmesg tells), or somebody killed it",
+        fix="fewer of them: loader.num_workers=1, or 0 for none; then go on with --resume auto",
     )
 
 
@@ -200,14 +200,14 @@ class Loader:
         if not isinstance(batch, Batch):
             raise ConfigError(
                 f"batch() of the recipe's data set gave a {type(batch).__name__}, not a Batch",
-                do="return Batch(inputs, targets, torch.from_numpy(indices))",
+                fix="return Batch(inputs, targets, torch.from_numpy(indices))",
             )
         if not np.array_equal(batch.indices.numpy(), indices):
             raise ConfigError(
                 "batch() of the recipe's data set gave other samples than it was asked for",
                 given=f"{len(batch)}: {batch.indices[:4].tolist()} …",
                 allowed=f"{len(indices)}: {indices[:4].tolist()} …, in this order",
-                do="return Batch(inputs, targets, torch.from_numpy(indices))",
+                fix="return Batch(inputs, targets, torch.from_numpy(indices))",
             )
         return batch
 

@@ -31,11 +31,11 @@ def first_outside(names: Iterable[str], folder: Path, root: Path) -> str | None:
     return None
 
 
-def outside(name: str, root: Path, *, where: str | None, do: str) -> DataError:
+def outside(name: str, root: Path, *, where: str | None, fix: str) -> DataError:
     """The error for such a name."""
     return DataError(
         f"{name} is not in the folder {root}",
         where=where,
         allowed="names that are relative, and do not lead out of that folder",
-        do=do,
+        fix=fix,
     )

@@ -132,7 +132,7 @@ def check_size(name: Path | str, num_bytes: int, num_pixels: int, bytes_per_pixe
         raise DataError(
             f"the picture {name} has {num_pixels:,} pixels, too many to decode in memory",
             allowed=f"up to {most:,} pixels{kind}",
-            do="make it smaller, or take it out",
+            fix="make it smaller, or take it out",
         )
 
 
@@ -146,8 +146,8 @@ def check_scans(name: Path | str, content: bytes, size: tuple[int, int]) -> None
     if num_scans > min(_MANY_SCANS, _MAX_SCANNED_PIXELS // (size[0] * size[1])):
         raise DataError(
             f"the picture {name} has {num_scans:,} scans, which would take long to decode",
-            likely="made to waste time, or a damaged file",
-            do="save it anew, or take it out",
+            cause="made to waste time, or a damaged file",
+            fix="save it anew, or take it out",
         )
 
 
@@ -163,8 +163,8 @@ def enormous(name: Path | str, max_pixels: int = MAX_PIXELS) -> DataError:
     """The error for a picture of more pixels than are allowed."""
     return DataError(
         f"{name} claims to be a picture of more than {max_pixels:,} pixels",
-        likely="a decompression bomb, or a damaged file",
-        do="make it smaller, or take it out",
+        cause="a decompression bomb, or a damaged file",
+        fix="make it smaller, or take it out",
     )
 
 
@@ -173,15 +173,15 @@ def too_large(name: Path | str, num_bytes: int) -> DataError:
     return DataError(
         f"{name} has {num_bytes:,} bytes, too many for a picture",
         allowed=f"up to {MAX_FILE_BYTES:,} bytes",
-        do="make it smaller, or take it out",
+        fix="make it smaller, or take it out",
     )
 
 
 def not_a_picture(name: Path | str, content: bytes | bytearray) -> DataError:
     """The error for a file of another kind."""
     if not content:
-        return DataError(f"{name} is empty", expected="a picture")
-    return DataError(f"{name} is not a picture", expected=FORMATS_TEXT)
+        return DataError(f"{name} is empty", allowed="a picture")
+    return DataError(f"{name} is not a picture", allowed=FORMATS_TEXT)
 
 
 def damaged(name: Path | str, error: Exception) -> DataError:
@@ -191,5 +191,5 @@ def damaged(name: Path | str, error: Exception) -> DataError:
     return DataError(
         f"the picture {name} is damaged",
         reason=str(error) or type(error).__name__,
-        do="take it out, or put a whole one in its place",
+        fix="take it out, or put a whole one in its place",
     )

@@ -148,7 +148,7 @@ class DatasetSamples:
             raise ConfigError(
                 f"a sample of {type(self.dataset).__name__} is not a pair (input, target)",
                 given=f"collated: a {type(collated).__name__}{size}",
-                do="return (input, target) from __getitem__; several inputs as a dict or tuple in the first place",
+                fix="return (input, target) from __getitem__; several inputs as a dict or tuple in the first place",
             )
         inputs, targets = collated
         return Batch(inputs, targets, torch.from_numpy(indices))

@@ -35,7 +35,7 @@ DO = {
 }
 
 
-def facts(world: World, config: RunConfig | None, data: Sequence[Samples]) -> dict[str, str]:
+def summary(world: World, config: RunConfig | None, data: Sequence[Samples]) -> dict[str, str]:
     """What this rank is and has, as texts that can be compared."""
     found = {
         "lockstep": __version__,
@@ -55,7 +55,7 @@ def facts(world: World, config: RunConfig | None, data: Sequence[Samples]) -> di
 
 
 def examine(world: World, mine: Mapping[str, str]) -> list[Finding]:
-    """Compare this rank's facts with all others'. The same list on every rank."""
+    """Compare this rank's summary with all others'. The same list on every rank."""
     every = collectives.all_gather_object(world, (world.host, dict(mine)))
     hosts = [host for host, _ in every]
     names = dict.fromkeys(name for _, theirs in every for name in theirs)

@@ -48,8 +48,8 @@ def examine(
     with join_world(here or placement(os.environ) or ALONE, config) as world:
         data: list[Samples] = []
         if found is not None:
-            facts = dataset_info_for(found, config, world, None)
-            parts = build_parts(config, lambda: found.build(config, facts))
+            dataset_info = dataset_info_for(found, config, world, None)
+            parts = build_parts(config, lambda: found.build(config, dataset_info))
             data = [open_data(config, parts, train=is_train) for is_train in (True, False)]
         findings = _round(world, config if found is not None else None, data, run_dir)
         if world.is_main:
@@ -66,7 +66,7 @@ def _round(world: World, config: RunConfig | None, data: list[Samples], run_dir:
     gathered = collectives.all_gather_object(world, (world.host, [finding.to_json() for finding in mine]))
     every = [(host, [Finding(**found) for found in theirs]) for host, theirs in gathered if theirs]
     machines = merged([findings for _, findings in every], [host for host, _ in every])
-    compared = compare.examine(world, compare.facts(world, config, data))
+    compared = compare.examine(world, compare.summary(world, config, data))
     # What is compared over the ranks stands in one row, that of the comparison.
     names = {finding.check for finding in compared}
     return [*(each for each in machines if each.check not in names), *compared, *links.examine(world)]

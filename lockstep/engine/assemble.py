@@ -54,9 +54,9 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
     )  # fmt: skip
     warnings = check_ranks_agree(world, config, model, (len(train_data), len(eval_data)), fingerprint)
     if len(train_data) == 0:
-        raise DataError("the training set is empty", do="give it at least one sample")
+        raise DataError("the training set is empty", fix="give it at least one sample")
     if len(eval_data) == 0:
-        raise DataError("the evaluation set is empty", do="give it at least one sample")
+        raise DataError("the evaluation set is empty", fix="give it at least one sample")
     check_batches(config, model, len(train_data))
     checkpoint_activations(model, config.activation_checkpointing)
     shards = _shard(model, world) if is_sharded else None
@@ -120,7 +120,7 @@ def check_batches(config: RunConfig, model: nn.Module, num_samples: int) -> None
             f"batch norm can't work with a {'step' if is_sync else 'micro-batch'} of one sample",
             given=f"{num_samples:,} samples, global_batch={config.global_batch}, micro_batch={config.micro_batch}: "
             f"an epoch's last step has {num_samples % config.global_batch or config.global_batch}",
-            do="micro_batch=3 or more"
+            fix="micro_batch=3 or more"
             if config.micro_batch < 3 and not is_sync and 1 not in steps
             else f"global_batch={config.global_batch + 1}",
         )

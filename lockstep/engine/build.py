@@ -30,7 +30,7 @@ def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:
         parts = build()
     if not isinstance(parts, Parts):
         raise ConfigError(
-            f"the recipe's build gave {_kind(parts)}, not Parts", do="return Parts(model=..., loss=..., ...)"
+            f"the recipe's build gave {_kind(parts)}, not Parts", fix="return Parts(model=..., loss=..., ...)"
         )
     check_model(parts.model)
     return parts
@@ -45,20 +45,20 @@ def open_data(config: RunConfig, parts: Parts, *, train: bool) -> Samples:
     name = "train_data" if train else "eval_data"
     opener = getattr(parts, name)
     if not callable(opener):
-        raise ConfigError(f"the recipe's {name} is {_kind(opener)}, not a function", do=f"{name}=lambda: ...")
+        raise ConfigError(f"the recipe's {name} is {_kind(opener)}, not a function", fix=f"{name}=lambda: ...")
     with seeded(key(config.seed, DATA, int(train))):
         samples = opener()
     if not hasattr(samples, "batch"):
         raise ConfigError(
             f"the recipe's {name} opens {_kind(samples)}, which has no batch(indices, keys)",
-            do=f"for a torch data set: {name}=lambda: DatasetSamples(...)",
+            fix=f"for a torch data set: {name}=lambda: DatasetSamples(...)",
         )
     try:
         len(samples)
     except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
         raise ConfigError(
             f"the recipe's {name} opens {_kind(samples)} whose length can't be used: {error}",
-            do="give it a __len__ that returns the number of samples",
+            fix="give it a __len__ that returns the number of samples",
         ) from error
     return samples  # type: ignore[no-any-return]  # it has what SampleSource asks for: just looked at
 

@@ -79,7 +79,7 @@ def evaluate(
     """
     num_samples = len(samples)
     if num_samples == 0:
-        raise DataError("the evaluation set is empty", do="give it at least one sample")
+        raise DataError("the evaluation set is empty", fix="give it at least one sample")
     batches = Batches(num_samples, batch_size, groups_of(samples))
     mine = range(world.rank, len(batches), world.size)
     repeated = [0] if even and world.rank >= len(batches) % world.size > 0 else []
@@ -161,7 +161,7 @@ def _merge(
         if merged.num_samples != num_samples:
             raise TrainError(
                 f"evaluated {merged.num_samples} samples, the data set has {num_samples}",
-                likely=f"{type(merged).__name__} loses some, or counts some twice, in add, state or merge",
+                cause=f"{type(merged).__name__} loses some, or counts some twice, in add, state or merge",
             )
         return {name: float(value) for name, value in merged.result().items()}
 
@@ -189,7 +189,7 @@ def _metric_fault(metric: Metric, error: Exception) -> TrainError:
     return TrainError(
         f"the metric {type(metric).__name__} has failed: {type(error).__name__}: {error}",
         where=f"{place.filename}:{place.lineno}, in {place.name}",
-        do="mend it; the traceback is in the run's logs/rank-0.log, or: lockstep eval RUN --debug",
+        fix="mend it; the traceback is in the run's logs/rank-0.log, or: lockstep eval RUN --debug",
     )
 
 

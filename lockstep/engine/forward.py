@@ -24,7 +24,7 @@ def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
             "batch norm can't work with a micro-batch of one sample whose maps have come down to one pixel",
             given=f"global_batch={job.config.global_batch}, micro_batch={job.config.micro_batch}: "
             f"an epoch of {job.order.num_samples:,} samples comes to such a micro-batch",
-            do=f"global_batch={job.config.global_batch + 1}; or larger pictures, or batch_norm=sync",
+            fix=f"global_batch={job.config.global_batch + 1}; or larger pictures, or batch_norm=sync",
         ) from None
     terms = job.parts.loss(outputs, batch)
     _check(terms)
@@ -35,31 +35,32 @@ def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
 def _check(terms: object) -> None:
     if not isinstance(terms, Mapping):
         raise ConfigError(
-            f"the recipe's loss gave a {type(terms).__name__}, not a dict of named terms", do='return {"loss": ...}'
+            f"the recipe's loss gave a {type(terms).__name__}, not a dict of named terms", fix='return {"loss": ...}'
         )
     if not 0 < len(terms) <= MAX_TERMS:
         raise ConfigError(
-            f"the recipe's loss gave {len(terms)} terms", allowed=f"1 to {MAX_TERMS}", do="add some up, or give one"
+            f"the recipe's loss gave {len(terms)} terms", allowed=f"1 to {MAX_TERMS}", fix="add some up, or give one"
         )
     for name, term in terms.items():
         if not isinstance(term, Tensor):
             raise ConfigError(
-                f"the recipe's loss gave {name} as a {type(term).__name__}, not a tensor", do="give what torch computed"
+                f"the recipe's loss gave {name} as a {type(term).__name__}, not a tensor",
+                fix="give what torch computed",
             )
         if term.dim() != 0:
             raise ConfigError(
                 f"the recipe's loss gave {name} of shape {tuple(term.shape)}, not one number",
-                do="give the mean over the batch's samples",
+                fix="give the mean over the batch's samples",
             )
         if not term.is_floating_point():
             raise ConfigError(
                 f"the recipe's loss gave {name} as {term.dtype}, which has no gradient",
-                do="compute it in floating point: no .long(), no count",
+                fix="compute it in floating point: no .long(), no count",
             )
     if torch.is_grad_enabled() and not any(term.requires_grad for term in terms.values()):
         raise ConfigError(
             "the recipe's loss has no gradient, so nothing would be trained",
             given=f"terms: {', '.join(map(str, terms))}",
-            likely="the outputs were detached, or passed through argmax, NumPy or torch.no_grad() in forward or loss",
-            do="compute the loss from the model's outputs by torch's functions alone",
+            cause="the outputs were detached, or passed through argmax, NumPy or torch.no_grad() in forward or loss",
+            fix="compute the loss from the model's outputs by torch's functions alone",
         )

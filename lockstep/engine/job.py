@@ -99,8 +99,8 @@ def _not_progress(path: Path, unknown: list[str], problem: str) -> CheckpointErr
         f"checkpoint {path} can't be used: its state is not one that this version of Lockstep writes",
         unknown=", ".join(unknown)[:200],
         problem=problem[:200],
-        likely="a newer version of Lockstep wrote it" if unknown else "it was altered",
-        do=f"resume with the version that wrote it; this is {__version__}",
+        cause="a newer version of Lockstep wrote it" if unknown else "it was altered",
+        fix=f"resume with the version that wrote it; this is {__version__}",
     )
 
 

@@ -70,7 +70,7 @@ def explain(job: Job, step: Step, folder: RunFolder, doing: str) -> TrainError:
             likely = "a gradient, or a sum of some, is above 65,504, the largest number of compress=fp16; bf16 has room"
         again = f"each micro-batch run again gave finite {'values' if job.shards is None else 'losses'}"
         what = f"loss or gradient is not finite at step {step.number}"
-        return TrainError(what, likely=f"{likely}: {again}", doing=doing)
+        return TrainError(what, cause=f"{likely}: {again}", doing=doing)
     report = folder.path / f"nonfinite-{step.number}.json"
     if job.world.is_main:
         write_atomically(report, json.dumps({"step": step.number, **guilty}, indent=1).encode())

@@ -78,17 +78,17 @@ class ReplicaCheck:
         differing = [name for name in names if len({sums.get(name) for sums in by_rank}) > 1]
         groups = _groups([repr(sums) for sums in by_rank])
         odd = odd_ranks(groups)
-        facts = collectives.all_gather_object(job.world, _flat(environment(job.world)))
+        info = collectives.all_gather_object(job.world, _flat(environment(job.world)))
         hosts = collectives.all_gather_object(job.world, job.world.host)
         who = f"{ranks_text(odd)} differ{'s' if len(odd) == 1 else ''} from the others" if odd else _all_text(groups)
         return TrainError(
             f"{who} after step {job.progress.step:,}: first in {words(differing[0], job)}, "
             f"{len(differing)} of {len(names)} tensors in all",
             rank="\n".join(f"{rank} (host {hosts[rank]})" for rank in (odd or range(len(hosts)))[:8]),
-            likely=_likely(groups, facts),
+            cause=_likely(groups, info),
             since=f"they were equal after step {self._equal_step:,}" if self._equal_step is not None else None,
             doing="stop (watch.drift_every); this step was not saved",
-            do=_advice(self._equal_step),
+            fix=_advice(self._equal_step),
         )
 
 
@@ -153,12 +153,12 @@ def _all_text(groups: list[list[int]]) -> str:
     return f"{' and '.join(ranks_text(group) for group in groups[:4])} differ"
 
 
-def _likely(groups: list[list[int]], facts: list[dict[str, Any]]) -> str:
+def _likely(groups: list[list[int]], info: list[dict[str, Any]]) -> str:
     """What tells groups of ranks apart beside their weights, if anything."""
     firsts = [group[0] for group in groups[:4]]
     lines = []
-    for name in dict.fromkeys(name for rank in firsts for name in facts[rank]):
-        values = {rank: facts[rank].get(name) for rank in firsts}
+    for name in dict.fromkeys(name for rank in firsts for name in info[rank]):
+        values = {rank: info[rank].get(name) for rank in firsts}
         if len(set(values.values())) > 1:
             lines.append(f"{name}: " + ", ".join(f"{value} on rank {rank}" for rank, value in values.items()))
     if lines:
@@ -169,8 +169,8 @@ def _likely(groups: list[list[int]], facts: list[dict[str, Any]]) -> str:
     )
 
 
-def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: facts.get(name) for name in _TELLING}
+def _flat(info: Mapping[str, Any]) -> dict[str, Any]:
+    known = {name: info.get(name) for name in _TELLING}
     packages = known.pop("packages") or {}
     return {**known, **packages}
 

@@ -72,16 +72,16 @@ def _run(request: RunSpec, recipe: Recipe, world: World, stop: StopSignal, folde
         if origin is not None and origin != folder.path:
             check_came_from(RunFolder(origin), config)
     with notice_if_slow("getting ready: data and model" if world.is_main else ""):
-        facts = dataset_info_for(recipe, config, world, origin)
-        job = make_job(config, lambda: recipe.build(config, facts), world, is_restart=request.is_restart)
-        job.identity = identity(config, facts)
+        dataset_info = dataset_info_for(recipe, config, world, origin)
+        job = make_job(config, lambda: recipe.build(config, dataset_info), world, is_restart=request.is_restart)
+        job.identity = identity(config, dataset_info)
         saver = CheckpointManager(folder, config.checkpoint, world)
         passed_over: list[object] = []
         # After a restart the run goes on from what it saved, however it was begun.
         restored = request.is_restart and saver.restore(job, "auto", passed_over.append)
         if not restored and request.resume != "never":
             restored = saver.restore(job, request.resume, passed_over.append)
-        started = {} if restored else init_weights(job, lambda: recipe.build(config, facts))
+        started = {} if restored else init_weights(job, lambda: recipe.build(config, dataset_info))
         if job.resumed_from is not None:
             before = job.resumed_from
             job.warnings += collectives.run_on_rank0(world, lambda: check_unchanged(before, job.fingerprint, config))
@@ -93,7 +93,7 @@ def _run(request: RunSpec, recipe: Recipe, world: World, stop: StopSignal, folde
             if not restored or not folder.config.exists():
                 write_atomically(folder.path / "config.diff.yaml", to_yaml(request.diff).encode())
                 write_atomically(folder.config, to_yaml(plain_settings(config)).encode())
-                write_dataset_info(folder, facts)
+                write_dataset_info(folder, dataset_info)
                 keep_recipe(folder, config.recipe)
             folder.write_json("environment.json", {**environment(world), "worlds": job.progress.worlds})
         reports.block(*head(request, job, started))

@@ -252,7 +252,7 @@ class CheckpointManager:
             raise CheckpointError(
                 f"none of the {len(bad)} checkpoints in {self.folder.checkpoints} is whole",
                 found="\n".join(bad),
-                do="start anew in another --run-dir",
+                fix="start anew in another --run-dir",
             )
         return None
 
@@ -262,5 +262,5 @@ def _check_size(before: int | None, now: int) -> None:
     if before not in (None, now):
         raise DataError(
             f"the training set has {now:,} samples, and had {before:,} when the run began",
-            do="put the data back as it was, or begin a new run: another --run-dir",
+            fix="put the data back as it was, or begin a new run: another --run-dir",
         )

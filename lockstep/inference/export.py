@@ -48,7 +48,7 @@ class Exported:
         difference: The largest between its outputs and the model's own, as a share of the largest output.
         allowed: What it may be.
         input_shape: Of one sample, without the batch dimension.
-        facts: What travels along: the recipe, and what its inputs and outputs mean.
+        metadata: What travels along: the recipe, and what its inputs and outputs mean.
     """
 
     path: Path
@@ -56,7 +56,7 @@ class Exported:
     difference: float
     allowed: float
     input_shape: tuple[int, ...]
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
 
 def export(
@@ -88,7 +88,7 @@ def export(
     path = Path(run)
     out = Path(out) if out is not None else (path if path.is_dir() else path.parent) / f"model{ENDINGS[to]}"
     if out.resolve() == path.resolve():
-        raise ConfigError(f"--out {out} is the file of weights itself", do="give another name")
+        raise ConfigError(f"--out {out} is the file of weights itself", fix="give another name")
     from lockstep.storage.own_files import is_export
     from lockstep.storage.run_folder import check_place
 
@@ -101,11 +101,11 @@ def export(
     found, config = subject.settings()
     parts, model = subject.open(found, config, alone("cpu"))
     shape = _input_shape(parts, config)
-    facts = {"lockstep": __version__, "recipe": config.recipe, "input": list(shape), **parts.metadata}
-    return _write(to, model, shape, facts, out)
+    metadata = {"lockstep": __version__, "recipe": config.recipe, "input": list(shape), **parts.metadata}
+    return _write(to, model, shape, metadata, out)
 
 
-def _write(to: str, model: nn.Module, shape: tuple[int, ...], facts: Mapping[str, Any], out: Path) -> Exported:
+def _write(to: str, model: nn.Module, shape: tuple[int, ...], metadata: Mapping[str, Any], out: Path) -> Exported:
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -120,7 +120,7 @@ def _write(to: str, model: nn.Module, shape: tuple[int, ...], facts: Mapping[str
         # What torch's exporters warn of is for those who maintain them; what matters here is checked below.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            content = write(model, samples[0], facts)
+            content = write(model, samples[0], metadata)
         own = [*map(_run_of(model), samples)]
         out.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(content)
@@ -130,21 +130,21 @@ def _write(to: str, model: nn.Module, shape: tuple[int, ...], facts: Mapping[str
             raise CheckpointError(
                 f"{out} was not written: its outputs are not the model's own",
                 difference=f"{difference:.2g} of the largest output, {TOLERANCE[to]:.2g} at most",
-                do="report it with this command; or export to another format: " + ", ".join(ENDINGS),
+                fix="report it with this command; or export to another format: " + ", ".join(ENDINGS),
             )
         partial.replace(out)
     except OSError as error:
         raise cannot_write_result(out, error) from None
     finally:
         partial.unlink(missing_ok=True)
-    return Exported(out, len(content), difference, TOLERANCE[to], shape, facts)
+    return Exported(out, len(content), difference, TOLERANCE[to], shape, metadata)
 
 
-def _to_safetensors(model: nn.Module, inputs: Tensor, facts: Mapping[str, Any]) -> bytes:
+def _to_safetensors(model: nn.Module, inputs: Tensor, metadata: Mapping[str, Any]) -> bytes:
     from safetensors.torch import save
 
     state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
-    return save(state, metadata={"format": "pt", **_as_text(facts)})
+    return save(state, metadata={"format": "pt", **_as_text(metadata)})
 
 
 def _from_safetensors(path: Path, model: nn.Module) -> Run:
@@ -157,12 +157,12 @@ def _from_safetensors(path: Path, model: nn.Module) -> Run:
     return _run_of(other)
 
 
-def _to_program(model: nn.Module, inputs: Tensor, facts: Mapping[str, Any]) -> bytes:
+def _to_program(model: nn.Module, inputs: Tensor, metadata: Mapping[str, Any]) -> bytes:
     import torch
 
     program = _traced(model, inputs)
     stream = io.BytesIO()
-    torch.export.save(program, stream, extra_files={FIELD: json.dumps(facts, ensure_ascii=False)})
+    torch.export.save(program, stream, extra_files={FIELD: json.dumps(metadata, ensure_ascii=False)})
     return stream.getvalue()
 
 
@@ -182,7 +182,7 @@ def _run_of(module: nn.Module) -> Run:
     return run
 
 
-def _to_onnx(model: nn.Module, inputs: Tensor, facts: Mapping[str, Any]) -> bytes:
+def _to_onnx(model: nn.Module, inputs: Tensor, metadata: Mapping[str, Any]) -> bytes:
     import torch
 
     program = _traced(model, inputs)
@@ -200,7 +200,7 @@ def _to_onnx(model: nn.Module, inputs: Tensor, facts: Mapping[str, Any]) -> byte
         )
     except Exception as error:  # torch raises very many kinds
         raise _no_way("onnx", "--to torch-export or safetensors", error) from error
-    onnx.model.metadata_props.update(_as_text(facts))
+    onnx.model.metadata_props.update(_as_text(metadata))
     content: bytes = onnx.model_proto.SerializeToString()
     return content
 
@@ -213,8 +213,8 @@ def _from_onnx(path: Path, model: nn.Module) -> Run:
         return ConfigError(
             "onnxruntime can't run the file that torch.onnx has made of this model",
             given=f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}",
-            likely=str(error).splitlines()[0][:200],
-            do="use newer versions of torch and onnxruntime; or export --to torch-export or safetensors",
+            cause=str(error).splitlines()[0][:200],
+            fix="use newer versions of torch and onnxruntime; or export --to torch-export or safetensors",
         )
 
     try:
@@ -248,7 +248,7 @@ def _traced(model: nn.Module, inputs: Tensor) -> Any:
 
 def _no_way(tool: str, other: str, error: Exception) -> ConfigError:
     first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return ConfigError(f"torch.{tool} can't take this model: {first}", do=f"{other}; or LOCKSTEP_DEBUG=1 for the rest")
+    return ConfigError(f"torch.{tool} can't take this model: {first}", fix=f"{other}; or LOCKSTEP_DEBUG=1 for the rest")
 
 
 def _check_onnx() -> None:
@@ -256,7 +256,7 @@ def _check_onnx() -> None:
 
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"--to onnx needs {', '.join(missing)}", do='pip install "lockstep[onnx]"')
+        raise ConfigError(f"--to onnx needs {', '.join(missing)}", fix='pip install "lockstep[onnx]"')
 
 
 def _input_shape(parts: Parts, config: RunConfig) -> tuple[int, ...]:
@@ -302,9 +302,9 @@ def _largest(values: Iterable[float]) -> float:
     return max(values, key=lambda value: (math.isnan(value), value), default=0.0)
 
 
-def _as_text(facts: Mapping[str, Any]) -> dict[str, str]:
+def _as_text(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Text by name, as these formats have it: what is no text is written as JSON."""
     return {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in facts.items()
+        for name, value in metadata.items()
     }

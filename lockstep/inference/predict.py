@@ -111,12 +111,12 @@ class Answer:
 
     Attributes:
         file: The file.
-        facts: What the recipe's `answer` says; `{"error": text}` if the file can't be read.
+        prediction: What the recipe's `answer` says; `{"error": text}` if the file can't be read.
         error: Why it can't be read.
     """
 
     file: Path
-    facts: dict[str, Any]
+    prediction: dict[str, Any]
     error: DataError | None = None
 
 
@@ -150,7 +150,7 @@ def predict(
     for answer in predictions(TrainedModel(Path(run), tuple(as_overrides(overrides)), checkpoint, preset), files):
         if answer.error is not None and not keep_errors:
             raise answer.error
-        answers.append(answer.facts)
+        answers.append(answer.prediction)
     return answers
 
 
@@ -187,9 +187,9 @@ def predictions(
     parts, model = subject.open(found, config, alone(config.device))
     read, answer, draw_prediction = parts.preprocess, parts.postprocess, parts.draw_prediction
     if read is None or answer is None:
-        raise ConfigError(f"recipe {found.name} can't predict", do="give its Parts preprocess and postprocess")
+        raise ConfigError(f"recipe {found.name} can't predict", fix="give its Parts preprocess and postprocess")
     if draw is not None and draw_prediction is None:
-        raise ConfigError(f"recipe {found.name} can't draw its answers", do="leave --draw out")
+        raise ConfigError(f"recipe {found.name} can't draw its answers", fix="leave --draw out")
     device = next(model.parameters()).device
     for path in paths:
         try:
@@ -197,14 +197,14 @@ def predictions(
             inputs = one_sample(read(path), device, channels_last=config.channels_last)
             with torch.inference_mode():
                 outputs = model(inputs) if parts.infer is None else parts.infer(model, inputs)
-            facts = dict(answer(outputs[0]))
+            prediction = dict(answer(outputs[0]))
             if draw_prediction is not None and path in targets:
-                save_picture(draw_prediction(path, facts), targets[path])
+                save_picture(draw_prediction(path, prediction), targets[path])
         except (DataError, OSError) as error:
             fault = error if isinstance(error, DataError) else DataError(f"{path} can't be read: {error}")
             yield Answer(path, {"error": fault.line}, fault)
         else:
-            yield Answer(path, facts)
+            yield Answer(path, prediction)
 
 
 def expand(files: Sequence[str | Path]) -> list[Path]:

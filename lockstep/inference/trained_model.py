@@ -57,11 +57,11 @@ class TrainedModel:
             if self.preset is None:
                 raise ConfigError(
                     f"{self.path} is a file, and nothing says of which model",
-                    do="add --preset NAME: a recipe, a preset or a YAML file; or name a run folder",
+                    fix="add --preset NAME: a recipe, a preset or a YAML file; or name a run folder",
                 )
             found = find(self.preset)
         elif self.preset is not None and os.path.isdir(self.path):
-            raise ConfigError("--preset was given with a run folder, which has its settings in it", do="leave it out")
+            raise ConfigError("--preset was given with a run folder, which has its settings in it", fix="leave it out")
         elif not os.path.lexists(self.path):
             raise CheckpointError(f"{self.path} does not exist", runs=", ".join(_runs_near(self.path)))
         elif not os.path.lexists(self.path / "config.yaml"):
@@ -76,7 +76,7 @@ class TrainedModel:
         try:
             return find(str(self.path / "config.yaml"))
         except ConfigError as error:
-            raise ConfigError(error.what, **error.facts, run=describe_copy(self.path)) from error
+            raise ConfigError(error.what, **error.slots, run=describe_copy(self.path)) from error
 
     def open(self, found: RecipeSpec, config: RunConfig, world: World) -> tuple[Parts, nn.Module]:
         """The parts, and the model with its weights, in evaluation mode, on the world's device."""
@@ -89,18 +89,18 @@ class TrainedModel:
 
         use_deterministic_algorithms(config, world.device)
         if self.preset is not None:
-            facts = dataset_info_for(found, config, world, None)
-            parts = build_parts(config, lambda: found.build(config, facts))
+            dataset_info = dataset_info_for(found, config, world, None)
+            parts = build_parts(config, lambda: found.build(config, dataset_info))
             load_strict(parts.model, self.path)
         else:
-            facts = self._checked_facts(found, config, world)
-            parts = build_parts(config, lambda: build_from(found, config, facts, self.path))
+            dataset_info = self._checked_dataset_info(found, config, world)
+            parts = build_parts(config, lambda: build_from(found, config, dataset_info, self.path))
             path, state = weights_of(self.path, self.checkpoint, parts.model)
             load_into(parts.model, state, path)
         return parts, prepare_model(parts.model, config, world.device).eval()
 
-    def _checked_facts(self, found: RecipeSpec, config: RunConfig, world: World) -> dict[str, Any]:
-        """The run's facts, after a look whether recipe, settings and facts are still those of the run."""
+    def _checked_dataset_info(self, found: RecipeSpec, config: RunConfig, world: World) -> dict[str, Any]:
+        """The run's dataset_info, after a look whether recipe, settings and dataset_info are still those of the run."""
         from lockstep.engine.dataset_info import dataset_info_for
         from lockstep.provenance.run_identity import check_settings
         from lockstep.storage.recipe_copy import recipe_change

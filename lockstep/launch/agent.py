@@ -212,7 +212,7 @@ class Agent(LocalElasticAgent):
             raise LaunchError(
                 "a process of another node was lost, and no restart is left",
                 given=f"--max-restarts {self._max_restarts}",
-                do="go on with --resume auto",
+                fix="go on with --resume auto",
             )
         self._say_restart()
         self._remaining_restarts -= 1

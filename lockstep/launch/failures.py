@@ -113,7 +113,7 @@ def explain(death: ProcessFailure, host: str, out_of_memory: str = "") -> RootCa
     if death.exit_code < 0:
         error = LaunchError(
             f"{who} was killed by signal {-death.exit_code} ({_signal_name(-death.exit_code)})",
-            likely=_likely(-death.exit_code, out_of_memory),
+            cause=_likely(-death.exit_code, out_of_memory),
         )
         return RootCause(str(error), error.exit_code, True)
     error = LaunchError(f"{who} ended without a word, with exit code {death.exit_code}")

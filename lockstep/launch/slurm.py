@@ -56,7 +56,7 @@ def batch_script(job: BatchJob) -> str:
     for what, text in (("--run-dir", str(job.run_dir)), ("--time", job.time), *(("--sbatch", o) for o in job.options)):
         if any(ord(sign) < 32 or ord(sign) == 127 for sign in text):
             raise ConfigError(
-                f"{what} has a line break or another control character", given=repr(text), do="leave it out"
+                f"{what} has a line break or another control character", given=repr(text), fix="leave it out"
             )
     is_array = bool(job.variants)
     folder = shlex.quote(str(job.run_dir)) + ("-$SLURM_ARRAY_TASK_ID" if is_array else "")

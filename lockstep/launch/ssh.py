@@ -65,7 +65,7 @@ def parse_hosts(text: str) -> list[RemoteHost]:
     names = [machine.host for machine in machines]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ConfigError(f"--hosts names {twice[0]} twice", do=f"give its processes as a number: {twice[0]}:2")
+        raise ConfigError(f"--hosts names {twice[0]} twice", fix=f"give its processes as a number: {twice[0]}:2")
     return machines
 
 
@@ -118,7 +118,7 @@ def run_on_hosts(
             running.append(_start(machine, command(number, machine)))
             _send_key(running[-1], key)
     except FileNotFoundError:
-        raise LaunchError("--hosts needs ssh, and there is none here", do="install an ssh client") from None
+        raise LaunchError("--hosts needs ssh, and there is none here", fix="install an ssh client") from None
     followers = [
         threading.Thread(target=follow, args=(machine, process, number == 0), name=f"ssh {machine.name}")
         for number, (machine, process) in enumerate(zip(machines, running, strict=True))

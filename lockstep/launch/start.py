@@ -97,7 +97,7 @@ def rank_assignment(
     if here is not None and procs is not None:
         raise ConfigError(
             f"--procs {procs} was given to one process of a world of {here.world_size}",
-            do="leave --procs out: the world has as many processes as were started",
+            fix="leave --procs out: the world has as many processes as were started",
         )
     return here
 
@@ -114,19 +114,19 @@ def rendezvous_config(ask: LaunchOptions, config: RunConfig, run_dir: Path | Non
     if size.most == 1:
         if endpoint is not None or ask.node_rank is not None:
             given = option if endpoint is not None else "--node-rank"
-            raise ConfigError(f"{given} was given for one machine", do="say how many there are: --nodes 2")
+            raise ConfigError(f"{given} was given for one machine", fix="say how many there are: --nodes 2")
         return None
     _check_node_rank(ask, size)
     if endpoint is None:
         raise ConfigError(
             f"--nodes {size} was given without --rdzv-endpoint or --master",
-            do="on each of the machines the same: --rdzv-endpoint HOST:PORT, where HOST is one of them; "
+            fix="on each of the machines the same: --rdzv-endpoint HOST:PORT, where HOST is one of them; "
             "or --master HOST:PORT and its own --node-rank",
         )
     if run_dir is None:
         raise ConfigError(
             f"--nodes {size} was given without --run-dir",
-            do="on each of the machines the same: --run-dir runs/NAME-0001",
+            fix="on each of the machines the same: --run-dir runs/NAME-0001",
         )
     cluster = config.cluster
     return RendezvousConfig(
@@ -160,20 +160,20 @@ def _check_node_rank(ask: LaunchOptions, size: ProcessRange) -> None:
     if ask.master is not None and ask.endpoint is not None:
         raise ConfigError(
             "--master and --rdzv-endpoint were both given",
-            do="--master goes with --node-rank; --rdzv-endpoint alone lets the machines number themselves",
+            fix="--master goes with --node-rank; --rdzv-endpoint alone lets the machines number themselves",
         )
     if (ask.master is None) != (ask.node_rank is None):
         given, missing = ("--master", "--node-rank") if ask.node_rank is None else ("--node-rank", "--master")
         raise ConfigError(
             f"{given} was given without {missing}",
-            do="on all machines the same --master HOST:PORT, on each its own --node-rank; HOST has node rank 0",
+            fix="on all machines the same --master HOST:PORT, on each its own --node-rank; HOST has node rank 0",
         )
     if ask.node_rank is None:
         return
     if size.is_elastic:
         raise ConfigError(
             f"--nodes {size} was given with --node-rank",
-            do="give one number; or --rdzv-endpoint, where the machines may change and number themselves",
+            fix="give one number; or --rdzv-endpoint, where the machines may change and number themselves",
         )
     if not 0 <= ask.node_rank < size.most:
         raise ConfigError(
@@ -192,11 +192,13 @@ def resume_from(resume: str, run_dir: Path | None) -> str:
         return resume
     if resume == "auto":
         if run_dir is None:
-            raise ConfigError("--resume auto was given without --run-dir", do="say which run: --run-dir runs/NAME-0001")
+            raise ConfigError(
+                "--resume auto was given without --run-dir", fix="say which run: --run-dir runs/NAME-0001"
+            )
         return resume
     path = given_path(resume, "--resume")
     if (path / "config.yaml").is_file():
-        raise ConfigError(f"--resume {resume} is a run folder", do=f"--run-dir {shlex.quote(resume)} --resume auto")
+        raise ConfigError(f"--resume {resume} is a run folder", fix=f"--run-dir {shlex.quote(resume)} --resume auto")
     if not (path / "manifest.json").is_file():
         raise ConfigError(
             f"--resume {resume} is no checkpoint",

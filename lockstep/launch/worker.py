@@ -123,7 +123,7 @@ def _report(file: IO[str], here: RankAssignment, error: BaseException) -> None:
     # What was asked for, or lies on this one machine, is wrong for all of its ranks alike.
     is_everybodys = isinstance(error, (ConfigError, DataError, CheckpointError))
     if isinstance(error, LockstepError) and not (is_everybodys and here.local_world_size == here.world_size):
-        error.facts.setdefault("rank", f"{here.rank} (host {socket.gethostname()}, pid {os.getpid()})")
+        error.slots.setdefault("rank", f"{here.rank} (host {socket.gethostname()}, pid {os.getpid()})")
     report = ErrorReport(
         time=time.time(),
         text=str(error) if ours else "".join(traceback.format_exception(error)).rstrip(),

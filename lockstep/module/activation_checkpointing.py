@@ -47,7 +47,7 @@ def choose_parts(model: nn.Module, choice: bool | Sequence[str]) -> list[tuple[s
     if not parts:
         raise ConfigError(
             "activation_checkpointing=true finds no blocks in this model: its layers stand in plain sequences",
-            do="name modules: activation_checkpointing=[NAME, NAME.*]",
+            fix="name modules: activation_checkpointing=[NAME, NAME.*]",
         )
     return parts
 

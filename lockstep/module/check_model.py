@@ -18,31 +18,31 @@ def check_model(model: object) -> None:
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"the recipe's model is a {type(model).__name__}, not a torch.nn.Module", do="return Parts(model=..., ...)"
+            f"the recipe's model is a {type(model).__name__}, not a torch.nn.Module", fix="return Parts(model=..., ...)"
         )
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(value):
             raise ConfigError(
                 f"{name} of the recipe's model has no shape yet",
-                likely="a lazy module, such as LazyLinear, gets its shapes from a first input",
-                do="give the sizes (nn.Linear(64, 10)), or call the model once on an example in build",
+                cause="a lazy module, such as LazyLinear, gets its shapes from a first input",
+                fix="give the sizes (nn.Linear(64, 10)), or call the model once on an example in build",
             )
         if value.is_meta:
             raise ConfigError(
-                f"{name} of the recipe's model has no values: it is on the meta device", do="build on CPU"
+                f"{name} of the recipe's model has no values: it is on the meta device", fix="build on CPU"
             )
     for name, entry in model.state_dict().items():
         if not isinstance(entry, Tensor):
             raise ConfigError(
                 f"{name} in the model's state_dict is a {type(entry).__name__}, which can't be saved",
-                likely="a module has get_extra_state",
-                do="keep it as a buffer: register_buffer(NAME, tensor)",
+                cause="a module has get_extra_state",
+                fix="keep it as a buffer: register_buffer(NAME, tensor)",
             )
         if entry.dtype not in TYPES:
             raise ConfigError(
                 f"{name} of the recipe's model is {entry.dtype}, which can't be saved",
                 allowed=", ".join(str(dtype).removeprefix("torch.") for dtype in TYPES),
-                do="convert it, or leave it out: register_buffer(..., persistent=False)",
+                fix="convert it, or leave it out: register_buffer(..., persistent=False)",
             )
 
 
@@ -56,11 +56,11 @@ def check_trainable(model: nn.Module) -> None:
     if not trained:
         raise ConfigError(
             "no parameter of the recipe's model requires a gradient, so there is nothing to train",
-            do="freeze less, or give the model parameters",
+            fix="freeze less, or give the model parameters",
         )
     for name, value in trained:
         if value.dtype != torch.float32:
             raise ConfigError(
                 f"parameter {name} is {value.dtype}: only float32 parameters can be trained",
-                do="build the model in float32 (model.float()); precision=bf16 or fp16 computes in 16 bits",
+                fix="build the model in float32 (model.float()); precision=bf16 or fp16 computes in 16 bits",
             )

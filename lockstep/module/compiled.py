@@ -65,11 +65,11 @@ class Compiled:
         except FailOnRecompileLimitHit:
             raise ConfigError(
                 f"compile=true: micro-batches came in more than {MAX_SHAPES} shapes, and each is compiled for itself",
-                do="compile=false; or let the data give fewer sizes",
+                fix="compile=false; or let the data give fewer sizes",
             ) from None
         except TorchDynamoException as error:
             first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise ConfigError(f"compile=true: torch can't compile this model: {first}", do="compile=false") from error
+            raise ConfigError(f"compile=true: torch can't compile this model: {first}", fix="compile=false") from error
 
     @contextmanager
     def watched(self, pulse: Activity) -> Iterator[None]:
@@ -110,5 +110,5 @@ def _check_compiler() -> None:
         raise ConfigError(
             "compile=true needs a C++ compiler, and there is none",
             looked_for=os.environ.get("CXX", "g++"),
-            do="install g++, name one in CXX, or set compile=false",
+            fix="install g++, name one in CXX, or set compile=false",
         ) from None

@@ -85,7 +85,7 @@ def _check(precision: str, device: torch.device) -> None:
             allowed="fp32, bf16, fp16" if device.type == "cpu" else "fp32, fp16",
         )
     if precision in LOW and not _can_autocast(device, LOW[precision]):
-        raise ConfigError(f"{where} can't compute in {precision} with torch {torch.__version__}", do="precision=fp32")
+        raise ConfigError(f"{where} can't compute in {precision} with torch {torch.__version__}", fix="precision=fp32")
 
 
 def _can_autocast(device: torch.device, dtype: torch.dtype) -> bool:

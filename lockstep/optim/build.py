@@ -55,7 +55,8 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         optimizer.load_state_dict(state)
     except ValueError as error:  # other groups, or another number of parameters
         raise CheckpointError(
-            f"the checkpoint's optimizer is another one: {error}", do="go on with the settings that it was written with"
+            f"the checkpoint's optimizer is another one: {error}",
+            fix="go on with the settings that it was written with",
         ) from None
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():

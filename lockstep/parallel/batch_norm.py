@@ -84,7 +84,7 @@ def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
             raise ConfigError(
                 f"batch_norm=sync can't synchronise {name}, a {type(module).__name__}",
                 allowed=", ".join(f"torch.nn.{kind.__name__}" for kind in KINDS),
-                do="set batch_norm=micro, or build the model with one of these",
+                fix="set batch_norm=micro, or build the model with one of these",
             )
     return found
 

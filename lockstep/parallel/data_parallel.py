@@ -20,10 +20,10 @@ def wrap_data_parallel(model: nn.Module, world: World) -> nn.Module:
         ConfigError: There are several processes, or fewer than two GPUs.
     """
     if world.size > 1:
-        raise ConfigError(f"parallel=dp is for one process, and there are {world.size}", do="--procs 1")
+        raise ConfigError(f"parallel=dp is for one process, and there are {world.size}", fix="--procs 1")
     num_gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
     if num_gpus < 2:
         raise ConfigError(
-            f"parallel=dp needs two GPUs or more on this machine, and the run has {num_gpus}", do="parallel=ddp"
+            f"parallel=dp needs two GPUs or more on this machine, and the run has {num_gpus}", fix="parallel=ddp"
         )
     return nn.DataParallel(model)

@@ -207,8 +207,8 @@ class LayerSums:
         raise TrainError(
             "synchronised batch norm: micro-batches of a step don't pass the same layers in the same order",
             where="\n".join(at),
-            likely="the model takes another path for some inputs, or for some a part of it has no gradient",
-            do="set batch_norm=micro, or let each micro-batch pass each batch norm, forward and backward",
+            cause="the model takes another path for some inputs, or for some a part of it has no gradient",
+            fix="set batch_norm=micro, or let each micro-batch pass each batch norm, forward and backward",
         )
 
     def _call(self, body: Callable[[MicroBatch], T], micro_batch: MicroBatch) -> Callable[[], T]:

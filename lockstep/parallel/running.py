@@ -34,7 +34,7 @@ class RunningBuffers:
                 if (buffer.is_floating_point() or buffer.is_complex()) and buffer.dtype != torch.float32:
                     raise ConfigError(
                         f"buffer {full_name} is {buffer.dtype}: only float32 can be kept equal on all ranks",
-                        do="register it as float32",
+                        fix="register it as float32",
                     )
                 if buffer.dtype == torch.bool:
                     self._constants.append((full_name, buffer, buffer.clone()))
@@ -63,12 +63,12 @@ class RunningBuffers:
             if module._buffers[name] is not buffer:
                 raise ConfigError(
                     f"the model's forward replaced buffer {full_name}, so its change would be lost",
-                    do=f"write into it in place: self.{name}.copy_(...), self.{name}.add_(...)",
+                    fix=f"write into it in place: self.{name}.copy_(...), self.{name}.add_(...)",
                 )
         for full_name, buffer, constant in self._constants:
             if not torch.equal(buffer, constant):
                 raise ConfigError(
-                    f"the model's forward changed buffer {full_name}, which is bool", do="use an integer type"
+                    f"the model's forward changed buffer {full_name}, which is bool", fix="use an integer type"
                 )
         # What did not change stays as it is, also where it is infinite, as in masks.
         changes = [

@@ -163,7 +163,7 @@ def _check(model: nn.Module, world: World) -> None:
     if world.device.type == "cuda" and world.backend != "nccl":
         raise ConfigError(
             f"parallel=fsdp on GPUs needs nccl, and tensors travel by {world.backend} here",
-            do="one process for each GPU, or parallel=ddp",
+            fix="one process for each GPU, or parallel=ddp",
         )
     seen: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -175,7 +175,7 @@ def _check(model: nn.Module, world: World) -> None:
         elif seen.setdefault(id(parameter), name) != name:
             problem = f"{name} is the same parameter as {seen[id(parameter)]}"
         if problem is not None:
-            raise ConfigError(f"parallel=fsdp can't shard this model: {problem}", do="parallel=ddp")
+            raise ConfigError(f"parallel=fsdp can't shard this model: {problem}", fix="parallel=ddp")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
 

@@ -81,14 +81,12 @@ def cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    facts: dict[str, str] = {}
+    info: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(":")
-        facts.setdefault(name.strip(), value.strip())
-    name = facts.get("model name", platform.processor())
-    numbers = [
-        f"{key.removeprefix('cpu ')} {facts[key]}" for key in ("cpu family", "model", "stepping") if key in facts
-    ]
+        info.setdefault(name.strip(), value.strip())
+    name = info.get("model name", platform.processor())
+    numbers = [f"{key.removeprefix('cpu ')} {info[key]}" for key in ("cpu family", "model", "stepping") if key in info]
     return ", ".join([name, *numbers, torch.backends.cpu.get_cpu_capability()])
 
 

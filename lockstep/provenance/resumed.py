@@ -42,8 +42,8 @@ def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) ->
         error: LockstepError = DataError(
             f"the data changed since this run began: {_first(data)}",
             changed="\n".join(data.values()),
-            likely="files were added, edited, converted or replaced, or data.root holds another set",
-            do="put the data back as it was, or begin a new run with another --run-dir;\n"
+            cause="files were added, edited, converted or replaced, or data.root holds another set",
+            fix="put the data back as it was, or begin a new run with another --run-dir;\n"
             "to go on with the changed data: checkpoint.on_change=warn",
         )
         return _raise_or_warn(error, config.checkpoint.on_change != "warn")
@@ -59,10 +59,10 @@ def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) ->
     error = CheckpointError(
         f"this run was trained with something else so far: {_first(serious)} changed",
         changed="\n".join([*serious.values()][:12]),
-        likely=None
+        cause=None
         if environment or code
         else "the model starts from random numbers that do not follow from the seed, or reads the environment",
-        do="resume with the code, versions and kind of processor that it began with; or go on to a model that no\n"
+        fix="resume with the code, versions and kind of processor that it began with; or go on to a model that no\n"
         "other run will give bit for bit: checkpoint.on_change=warn",
     )
     is_error = config.checkpoint.on_change == "error" or (
@@ -89,4 +89,4 @@ def _first(changes: Mapping[str, str]) -> str:
 def _raise_or_warn(error: LockstepError, is_error: bool) -> list[str]:
     if is_error:
         raise error
-    return [f"{error.what}\n  {error.facts['changed'].replace(chr(10), chr(10) + '  ')}"]
+    return [f"{error.what}\n  {error.slots['changed'].replace(chr(10), chr(10) + '  ')}"]

@@ -1,7 +1,7 @@
 """What decides the bits of a run beside its data and code, kept in each checkpoint and compared when it is used.
 
-`config.yaml` and `facts.json` in the run folder can be altered, damaged or lost. A checkpoint has a manifest of its
-own, so what it holds is as it was written.
+`config.yaml` and `dataset_info.json` in the run folder can be altered, damaged or lost. A checkpoint has a manifest of
+its own, so what it holds is as it was written.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from lockstep.provenance.same_run import differing, plain_settings
 SETTINGS, FACTS = "settings", "facts_sha256"
 
 
-def identity(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings and the SHA-256 of the facts, as plain JSON.
+def identity(config: RunConfig, dataset_info: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings and the SHA-256 of the dataset_info, as plain JSON.
 
     Args:
         config: The settings.
-        facts: What the recipe found in its data, as `facts.json` keeps it.
+        dataset_info: What the recipe found in its data, as `dataset_info.json` keeps it.
     """
-    return {SETTINGS: plain_settings(config), FACTS: _sha256(facts)}
+    return {SETTINGS: plain_settings(config), FACTS: _sha256(dataset_info)}
 
 
 def check_settings(kept: Mapping[str, Any], config: RunConfig, path: Path, *, is_resume: bool) -> None:
@@ -53,48 +53,48 @@ def check_settings(kept: Mapping[str, Any], config: RunConfig, path: Path, *, is
         raise ConfigError(
             f"checkpoint {path} was written with other settings",
             given="\n".join(other),
-            do="give the same settings to resume from it, or another --run-dir for a new run",
+            fix="give the same settings to resume from it, or another --run-dir for a new run",
         )
     raise ConfigError(
         f"{path.parent.parent / 'config.yaml'} was altered: the run was trained with other settings",
         given="\n".join(other),
         where=f"checkpoint {path}",
-        do="put the file back as it was; to use other settings, give them on the command line",
+        fix="put the file back as it was; to use other settings, give them on the command line",
     )
 
 
 def is_vouched(kept: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint tells which facts its run has."""
+    """Whether a checkpoint tells which dataset_info its run has."""
     return kept.get(FACTS) is not None
 
 
-def check_facts(kept: Mapping[str, Any], facts: Mapping[str, Any], run: Path) -> None:
-    """Compare facts with those that a checkpoint was written with.
+def check_dataset_info(kept: Mapping[str, Any], dataset_info: Mapping[str, Any], run: Path) -> None:
+    """Compare dataset_info with those that a checkpoint was written with.
 
     Args:
         kept: The checkpoint's identity.
-        facts: What `facts.json` holds, or where it is missing, what the recipe finds in its data.
+        dataset_info: What `dataset_info.json` holds, or where it is missing, what the recipe finds in its data.
         run: The run folder.
 
     Raises:
         CheckpointError: They are others.
     """
-    before, now = kept.get(FACTS), _sha256(facts)
+    before, now = kept.get(FACTS), _sha256(dataset_info)
     if before is None or before == now:
         return
-    path = run / "facts.json"
+    path = run / "dataset_info.json"
     if path.exists():
         raise CheckpointError(
-            f"{path} was altered since the run began", recorded=before, found=now, do="put the file back as it was"
+            f"{path} was altered since the run began", recorded=before, found=now, fix="put the file back as it was"
         )
     raise CheckpointError(
-        f"{path} is missing, and the data gives other facts than when the run began",
+        f"{path} is missing, and the data gives other dataset info than when the run began",
         recorded=before,
         found=now,
-        do="put the file back, or the data as it was",
+        fix="put the file back, or the data as it was",
     )
 
 
-def _sha256(facts: Mapping[str, Any]) -> str:
+def _sha256(dataset_info: Mapping[str, Any]) -> str:
     # As JSON, names in their own order: a recipe may go by it.
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(dataset_info).encode()).hexdigest()

@@ -47,7 +47,7 @@ def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
         raise ConfigError(
             f"run folder {folder.path} holds a run with other settings",
             given="\n".join(other),
-            do="give the same settings to go on with it, or another --run-dir for a new run" + _more_epochs(other),
+            fix="give the same settings to go on with it, or another --run-dir for a new run" + _more_epochs(other),
         )
 
 
@@ -67,7 +67,7 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
         raise ConfigError(
             f"the run in {folder.path} has other settings, so this one can't go on from its checkpoint",
             given="\n".join(other),
-            do="give the same settings; or start anew from its weights, where the recipe has model.weights"
+            fix="give the same settings; or start anew from its weights, where the recipe has model.weights"
             + _more_epochs(other),
         )
 
@@ -87,13 +87,13 @@ def _settings_of(folder: RunFolder) -> dict[str, Any]:
     try:
         return document.parse(read_plain(folder.config, _MAX_CONFIG_BYTES).decode(), str(folder.config)).values
     except ConfigError as error:
-        raise ConfigError(error.what, **{**error.facts, "do": do}) from None
+        raise ConfigError(error.what, **{**error.slots, "fix": do}) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{folder.config} is not text in UTF-8", given=f"byte {error.start} of the file", do=do
+            f"{folder.config} is not text in UTF-8", given=f"byte {error.start} of the file", fix=do
         ) from None
     except OSError as error:
-        raise ConfigError(f"{folder.config} can't be read: {error.strerror}", do=do) from None
+        raise ConfigError(f"{folder.config} can't be read: {error.strerror}", fix=do) from None
 
 
 def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
@@ -163,7 +163,7 @@ def check_ranks_agree(
             raise LaunchError(
                 f"rank {rank} differs from rank 0 in {len(differing)} thing{'s' if len(differing) > 1 else ''}",
                 differ="\n".join(differing[:5]),
-                do="start all ranks with the same command, code, packages and data",
+                fix="start all ranks with the same command, code, packages and data",
             )
     return allowed
 
@@ -174,7 +174,7 @@ def _unequal(first: Mapping[str, object], theirs: Mapping[str, object], rank: in
         f"{name}: {theirs.get(name, 'none')} on rank {rank}, {first.get(name, 'none')} on rank 0"
         for name in dict.fromkeys([*first, *theirs])
         if first.get(name) != theirs.get(name)
-        # Only rank 0 asks a recipe for its facts, and may load more modules for it.
+        # Only rank 0 calls a recipe's `dataset_info`, and may load more modules for it.
         and (not name.startswith("code of ") or (name in first and name in theirs))
     ]
 

@@ -51,9 +51,9 @@ def check_same_samples(name: str, first: Mapping[int, str], again: Mapping[int, 
     raise ConfigError(
         f"{name} sample {differing[0]}{more} had other values when it was read again with the same key",
         given="mode=exact, which needs the same sample at every reading",
-        likely="the dataset counts its calls, draws from a random generator of its own, reads the clock,\n"
+        cause="the dataset counts its calls, draws from a random generator of its own, reads the clock,\n"
         "or changes its samples in place (x += noise)",
-        do="draw from torch's, numpy's or Python's global generator, which the engine seeds for each sample, or from\n"
+        fix="draw from torch's, numpy's or Python's global generator, which the engine seeds for each sample, or from\n"
         f"the sample's key; copy a sample before changing it; {_INSTEAD}",
     )
 
@@ -149,9 +149,9 @@ def _not_repeatable(what: str) -> ConfigError:
         "the same micro-batch gave other values when it was computed again",
         differ=what,
         given="mode=exact, which needs a model and a loss without a memory of earlier passes",
-        likely="the model or the loss counts its calls, keeps values of an earlier pass in an attribute or a\n"
+        cause="the model or the loss counts its calls, keeps values of an earlier pass in an attribute or a\n"
         "parameter, draws from a random generator of its own, or reads the clock",
-        do="draw from torch's, numpy's or Python's global generator, which the engine seeds for each\n"
+        fix="draw from torch's, numpy's or Python's global generator, which the engine seeds for each\n"
         f"micro-batch; keep what changes in a buffer (register_buffer), written in place; {_INSTEAD}",
     )
 

@@ -1,8 +1,8 @@
 """From what a person names (recipe, preset, YAML file or their own Python file) to settings and a recipe.
 
-A recipe is a folder beside this file with `config.py` (class `Config`, no torch), `recipe.py` (`build(config)` gives
-its `Parts`; with `facts(config)` beside it, `build(config, facts)`) and `presets/*.yaml`. The preset called like the
-recipe is the default one.
+A recipe is a folder beside this file with `config.py` (class `Config`, no torch), `recipe.py` (`build(config)` returns
+its `Parts`; if it also defines `dataset_info(config)`, `build(config, dataset_info)`) and `presets/*.yaml`. The default
+preset has the recipe's name.
 """
 
 from __future__ import annotations
@@ -49,29 +49,35 @@ class RecipeSpec:
     layers: tuple[Layer, ...]
     config_class: type[RunConfig]
 
-    def facts(self, config: RunConfig) -> Mapping[str, Any]:
-        """What the recipe learns from its data and keeps with the run; empty if it has no function `facts`."""
+    def dataset_info(self, config: RunConfig) -> Mapping[str, Any]:
+        """What the recipe reads from its data and the run stores; empty if the recipe defines no `dataset_info`."""
         module = self._module()
-        found: Mapping[str, Any] = module.facts(config) if hasattr(module, "facts") else {}
+        found: Mapping[str, Any] = module.dataset_info(config) if hasattr(module, "dataset_info") else {}
         return found
 
-    def build(self, config: RunConfig, facts: Mapping[str, Any] | None = None) -> Parts:
+    def build(self, config: RunConfig, dataset_info: Mapping[str, Any] | None = None) -> Parts:
         """The recipe's parts. Imports the recipe, and torch with it.
 
         Args:
             config: The settings.
-            facts: What the run keeps; where it is left out, the recipe looks into its data.
+            dataset_info: What the run stores. If None, the recipe reads it from its data.
         """
         module = self._module()
-        if not hasattr(module, "facts"):
+        if not hasattr(module, "dataset_info"):
             parts: Parts = module.build(config)
         else:
-            parts = module.build(config, self.facts(config) if facts is None else facts)
+            parts = module.build(config, self.dataset_info(config) if dataset_info is None else dataset_info)
         return parts
 
     def _module(self) -> ModuleType:
         if self.recipe.endswith(".py"):
-            return load_file(Path(self.recipe), None)
+            module = load_file(Path(self.recipe), None)
+            if hasattr(module, "facts") and not hasattr(module, "dataset_info"):
+                raise ConfigError(
+                    f"{self.recipe} defines facts(config), which is called dataset_info(config) now",
+                    fix="Rename the function facts to dataset_info.",
+                )
+            return module
         return importlib.import_module(f"lockstep.recipes.{self.recipe}.recipe")
 
 
@@ -145,7 +151,7 @@ def _from_package(name: str) -> RecipeSpec:
         raise _unknown(name, known, everything)
     if len(found) > 1:
         names = " or ".join(f"{preset.recipe}/{preset.name}" for preset in found)
-        raise ConfigError(f"several recipes have a preset called {name}", do=f"say which: {names}")
+        raise ConfigError(f"several recipes have a preset called {name}", fix=f"say which: {names}")
     return _package_source(found[0].recipe, found[0])
 
 
@@ -168,7 +174,7 @@ def _from_yaml(path: Path) -> RecipeSpec:
         raise ConfigError(
             f"{short_path(path)} does not name a recipe",
             given=None if named is None else f"{where}: recipe: {named}",
-            do=f"add a line such as   recipe: {recipes()[0]}",
+            fix=f"add a line such as   recipe: {recipes()[0]}",
         )
     if named.endswith((".yaml", ".yml")):
         raise ConfigError("recipe can't be another YAML file", given=f"{where}: recipe: {named}")
@@ -178,7 +184,7 @@ def _from_yaml(path: Path) -> RecipeSpec:
             _from_file(path.parent / expanded(named), named_in=where) if named.endswith(".py") else _from_package(named)
         )
     except ConfigError as error:
-        raise ConfigError(error.what, **{"given": where, **error.facts}) from error
+        raise ConfigError(error.what, **{"given": where, **error.slots}) from error
     return replace(base, name=name, layers=(*base.layers, _without_recipe(layer)))
 
 
@@ -205,10 +211,10 @@ def _from_file(path: Path, *, named_in: str | None = None) -> RecipeSpec:
     if not (isinstance(config_class, type) and issubclass(config_class, RunConfig)):
         raise ConfigError(
             f"Config in {shown} is not a kind of RunConfig",
-            do="from lockstep.config.schema import RunConfig; class Config(RunConfig): ...",
+            fix="from lockstep.config.schema import RunConfig; class Config(RunConfig): ...",
         )
     if not callable(getattr(module, "build", None)):
-        raise ConfigError(f"{shown} is no recipe: it has no build", do="def build(config): return Parts(...)")
+        raise ConfigError(f"{shown} is no recipe: it has no build", fix="def build(config): return Parts(...)")
     layers = [_recipe_layer(str(path))]
     preset = getattr(module, "PRESET", None)
     if preset is not None:
@@ -242,5 +248,5 @@ def _unknown(name: str, known: Iterable[str], everything: Iterable[Preset]) -> C
         nearest=near[0] if near else None,
         recipes=wrapped(", ".join(known)),
         presets=wrapped(", ".join(full)),
-        do=do or "name one of these, a YAML file (.yaml) or a recipe file (.py)",
+        fix=do or "name one of these, a YAML file (.yaml) or a recipe file (.py)",
     )

@@ -28,12 +28,12 @@ def check_file(path: Path) -> None:
         raise _no_file(path) from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise ConfigError(
-            f"{short_path(path)!a} can't be read: {getattr(error, 'strerror', None) or error}", do="name another file"
+            f"{short_path(path)!a} can't be read: {getattr(error, 'strerror', None) or error}", fix="name another file"
         ) from None
     if stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"{short_path(path)} is a folder")
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"{short_path(path)} is not a regular file", do="name a file")
+        raise ConfigError(f"{short_path(path)} is not a regular file", fix="name a file")
     if status.st_size > MAX_RECIPE_BYTES:
         raise ConfigError(
             f"{short_path(path)} has {status.st_size:,} bytes, too many for settings or a recipe",
@@ -60,7 +60,7 @@ def expanded(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{text!r} can't be found: there is no such user", do="write the path out") from None
+        raise ConfigError(f"{text!r} can't be found: there is no such user", fix="write the path out") from None
 
 
 def load_file(path: Path, content: bytes | None) -> ModuleType:
@@ -94,7 +94,7 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
             f"{short_path(path)} can't be imported: {type(error).__name__}",
             given=_line_of(error, path),
             problem=error.msg if isinstance(error, SyntaxError) else error,
-            do="LOCKSTEP_DEBUG=1 shows the traceback",
+            fix="LOCKSTEP_DEBUG=1 shows the traceback",
         ) from error
     return module
 

@@ -30,7 +30,7 @@ def list_path() -> Path:
     try:
         folder = Path(base) if os.path.isabs(base) else Path.home() / ".config"
     except RuntimeError:
-        raise ConfigError("the user has no home folder", do="set HOME or XDG_CONFIG_HOME") from None
+        raise ConfigError("the user has no home folder", fix="set HOME or XDG_CONFIG_HOME") from None
     return folder / "lockstep" / "trusted_recipes"
 
 
@@ -64,7 +64,7 @@ def trust(path: Path) -> str:
     sha256 = sha256_of(read_recipe(path))
     place, line = list_path(), _line(sha256, path)
     if "\n" in str(path):
-        raise ConfigError(f"{str(path)!r} can't be trusted: its name has a line break", do="rename the file")
+        raise ConfigError(f"{str(path)!r} can't be trusted: its name has a line break", fix="rename the file")
     if line in _lines():
         return sha256
     try:
@@ -105,8 +105,8 @@ def check_trusted(path: Path, content: bytes, named_in: str) -> None:
         f"recipe file {short_path(path)} is not trusted, so it was not run",
         given=f"{named_in}: recipe: {path}",
         sha256=sha256,
-        likely="it is someone else's, or it has changed since you trusted it or trained with it",
-        do="read the file; if you trust it and the modules that it imports, run\n"
+        cause="it is someone else's, or it has changed since you trusted it or trained with it",
+        fix="read the file; if you trust it and the modules that it imports, run\n"
         f"  lockstep trust {shlex.quote(str(path))}",
     )
 
@@ -133,7 +133,7 @@ def _lines() -> set[bytes]:
         raise ConfigError(
             f"the list of trusted recipes {place} can be changed by other users",
             given=f"mode {stat.S_IMODE(status.st_mode):o}, owner {status.st_uid}",
-            do=f"check its lines, then run\n  chown {os.geteuid()} {shlex.quote(str(place))}\n"
+            fix=f"check its lines, then run\n  chown {os.geteuid()} {shlex.quote(str(place))}\n"
             f"  chmod 600 {shlex.quote(str(place))}",
         )
     return set(content.splitlines())

@@ -12,7 +12,7 @@ _SHARES = ("top", "accuracy", "precision", "recall")
 
 
 def block(title: str, rows: Mapping[str, str]) -> str:
-    """A title, and below it one indented line for each fact, their names aligned. Empty facts are left out."""
+    """A title, and below it one indented line for each fact, their names aligned. Empty rows are left out."""
     rows = {name: value for name, value in rows.items() if value}
     width = max((len(name) for name in rows), default=0)
     lines = [title]
@@ -24,12 +24,12 @@ def block(title: str, rows: Mapping[str, str]) -> str:
 
 
 def fitted(rows: Mapping[str, str], whole: Collection[str] = ()) -> dict[str, str]:
-    """The facts of a block with their lines cut between words, so that it is no wider than 80 columns.
+    """The rows of a block with their lines cut between words, so that it is no wider than 80 columns.
 
-    Of a fact of several lines, what goes on from one that was cut is indented. Empty facts are left out.
+    Of a fact of several lines, what goes on from one that was cut is indented. Empty rows are left out.
 
     Args:
-        rows: The facts by name.
+        rows: The rows by name.
         whole: Names of those that stay as they are, as they are there to be copied.
     """
     rows = {name: value for name, value in rows.items() if value}

@@ -196,7 +196,7 @@ def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
     originals = {path.resolve() for path in paths}
     for place in places.values():
         if place.resolve() in originals:
-            raise ConfigError(f"--draw {draw} would write over {place}, which is to be looked at", do="name a folder")
+            raise ConfigError(f"--draw {draw} would write over {place}, which is to be looked at", fix="name a folder")
     return places
 
 
@@ -204,7 +204,7 @@ def _places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
     is_folder = draw.is_dir() or not draw.suffix
     if not is_folder:
         if len(paths) > 1:
-            raise ConfigError(f"--draw {draw} is one file for {len(paths)} pictures", do="name a folder")
+            raise ConfigError(f"--draw {draw} is one file for {len(paths)} pictures", fix="name a folder")
         Image.init()
         if draw.suffix.lower() not in Image.EXTENSION or Image.EXTENSION[draw.suffix.lower()] not in Image.SAVE:
             raise ConfigError(f"--draw {draw}: pictures can't be written as {draw.suffix}", allowed=".png, .jpg ...")

@@ -81,8 +81,8 @@ def measure(
     found = find(source)
     config = load(found.config_class, found.layers, overrides).config
     with join_world(here or placement(os.environ) or ALONE, config) as world:
-        facts = dataset_info_for(found, config, world, None)
-        job = make_job(config, lambda: found.build(config, facts), world)
+        dataset_info = dataset_info_for(found, config, world, None)
+        job = make_job(config, lambda: found.build(config, dataset_info), world)
         run = _ddp(job) if is_ddp else _ours
         timings = _timed(job, run, num_steps)
         gathered = collectives.all_gather_object(world, [asdict(timing) for timing in timings])

@@ -99,7 +99,7 @@ def pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num
     except DataDependentOutputException as error:
         raise ConfigError(
             f"this model can't be planned without values: it reads some, by {error.func}",
-            do="lockstep train, and look at the memory that it takes",
+            fix="lockstep train, and look at the memory that it takes",
         ) from error
 
 

@@ -225,8 +225,8 @@ def unpack(tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None 
         raise CheckpointError(
             f"{path / STATE if path else STATE} does not have the form of a checkpoint",
             problem=f"{type(error).__name__}: {error}",
-            likely="another version of Lockstep wrote it",
-            do=f"resume with the version that wrote it; this is {__version__}",
+            cause="another version of Lockstep wrote it",
+            fix=f"resume with the version that wrote it; this is {__version__}",
         ) from None
 
 

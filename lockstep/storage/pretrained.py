@@ -44,7 +44,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return _unprefixed(read(path))
     if start not in _TORCH_STARTS:
-        raise CheckpointError(f"{path} is not a file of weights, or is damaged", do=_FETCH)
+        raise CheckpointError(f"{path} is not a file of weights, or is damaged", fix=_FETCH)
     content = _read_torch(path)
     found = _state_in(content)
     if found is None:
@@ -155,26 +155,26 @@ def load_strict(model: nn.Module, path: Path) -> None:
     rows = load_pretrained(model, path)
     lacking = {name: text for name, text in rows.items() if name in ("other shape", "missing")}
     if lacking:
-        raise CheckpointError(f"{path} is of another model", **lacking, do=_NAME_IT)
+        raise CheckpointError(f"{path} is of another model", **lacking, fix=_NAME_IT)
 
 
 def _start_of(path: Path) -> bytes:
     """The first two bytes of a file, by which one of weights is known."""
     try:
         if not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
-            raise CheckpointError(f"{path} is not a regular file", do="name a file of weights")
+            raise CheckpointError(f"{path} is not a regular file", fix="name a file of weights")
         with path.open("rb") as file:
             start = file.read(2)
     except FileNotFoundError:
         where = f"looked for in {path.absolute().parent}"
         do = "see that the path is right, in model.weights or where else it is given"
-        raise CheckpointError(f"{path} does not exist", where=where, do=do) from None
+        raise CheckpointError(f"{path} does not exist", where=where, fix=do) from None
     except IsADirectoryError:
-        raise CheckpointError(f"{path} is a folder", do="name the file of weights in it") from None
+        raise CheckpointError(f"{path} is a folder", fix="name the file of weights in it") from None
     except OSError as error:
         raise CheckpointError(f"{path} can't be read", reason=error.strerror or error) from None
     if not start:
-        raise CheckpointError(f"{path} is empty", do=_FETCH)
+        raise CheckpointError(f"{path} is empty", fix=_FETCH)
     return start
 
 
@@ -187,7 +187,7 @@ def _read_torch(path: Path) -> Any:
         raise CheckpointError(
             f"{path} holds more than tensors and plain values, so reading it could run code from it",
             found=_unknown_kind(str(error)),
-            do="where you trust its source, write its weights alone to a new file:\n"
+            fix="where you trust its source, write its weights alone to a new file:\n"
             "held = torch.load(FILE, weights_only=False)\n"
             "torch.save(held['state_dict'], NEW)\n"
             "or, where it holds a whole model:\n"
@@ -197,7 +197,7 @@ def _read_torch(path: Path) -> Any:
         first = next(iter(str(error).splitlines()), "")
         # One word is the key or the value that a reader stumbled over: `101`.
         reason = first if " " in first else f"{type(error).__name__} {first}"
-        raise CheckpointError(f"{path} can't be read as weights", reason=wrapped(reason), do=_FETCH) from None
+        raise CheckpointError(f"{path} can't be read as weights", reason=wrapped(reason), fix=_FETCH) from None
 
 
 def _unknown_kind(text: str) -> str | None:
@@ -255,7 +255,7 @@ def _fits_nothing(
         file=wrapped(_some([f"{name} {_shape(state[name])}" for name in state], len(state))),
         model=wrapped(_some([f"{name} {_shape(ours[name])}" for name in ours], len(ours))),
         shapes=_some(shapes, len(shapes), "\n"),
-        do=_NAME_IT,
+        fix=_NAME_IT,
     )
 
 
@@ -263,8 +263,8 @@ def _lacks_frozen(path: Path, lacking: list[str], num_frozen: int) -> Checkpoint
     return CheckpointError(
         f"{path} lacks {len(lacking)} of the {num_frozen} tensors that are frozen",
         lacking=wrapped(_some(_grouped(lacking), len(lacking))),
-        likely="it is of another network, and what is missing would stay random",
-        do=f"{_NAME_IT}, or freeze less",
+        cause="it is of another network, and what is missing would stay random",
+        fix=f"{_NAME_IT}, or freeze less",
     )
 
 

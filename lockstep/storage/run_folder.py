@@ -20,8 +20,8 @@ from lockstep.storage.run_lock import LOCK, RunLock, is_lock
 
 # What a run writes and would replace; beside its lock, which every run folder has.
 _WRITTEN = (
-    "config.yaml", "config.diff.yaml", "environment.json", "facts.json", "metrics.jsonl", "result.json",
-    "weights.safetensors", "checkpoints", "pictures", "tensorboard",
+    "config.yaml", "config.diff.yaml", "environment.json", "dataset_info.json", "facts.json", "metrics.jsonl",
+    "result.json", "weights.safetensors", "checkpoints", "pictures", "tensorboard",
 )  # fmt: skip
 _ANOTHER = "give another --run-dir"
 _LOG = re.compile(r"(launcher|rank-\d+)\.log|stacks-rank-\d+\.txt")
@@ -175,13 +175,13 @@ class RunFolder:
             content = parse_json(read_plain(path))
         except FileNotFoundError:
             raise CheckpointError(
-                f"{path} does not exist", do="is it a run folder, and did its training end?"
+                f"{path} does not exist", fix="is it a run folder, and did its training end?"
             ) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise CheckpointError(f"{path} can't be read", reason=reason, do=self._repair(name)) from None
+            raise CheckpointError(f"{path} can't be read", reason=reason, fix=self._repair(name)) from None
         if not isinstance(content, dict):
-            raise CheckpointError(f"{path} holds no JSON object", do=self._repair(name))
+            raise CheckpointError(f"{path} holds no JSON object", fix=self._repair(name))
         return content
 
 
@@ -208,7 +208,7 @@ def _check_contents(path: Path, resume: str, is_first: bool) -> None:
     lock = path / LOCK
     is_run = is_lock(lock)
     if os.path.lexists(lock) and not is_run:
-        raise CheckpointError(f"{lock} was not written by a run", do=_ANOTHER)
+        raise CheckpointError(f"{lock} was not written by a run", fix=_ANOTHER)
     has_checkpoints = any((path / "checkpoints").glob("step-*/manifest.json"))
     if is_first and is_run and has_checkpoints and resume == "never":
         raise holds_a_run(path)
@@ -217,19 +217,19 @@ def _check_contents(path: Path, resume: str, is_first: bool) -> None:
         found = [name for name in _WRITTEN if os.path.lexists(path / name) and not _is_empty_folder(path / name)]
         if found:
             raise CheckpointError(
-                f"{path} is no run folder, and a run would write over {', '.join(found)} in it", do=_ANOTHER
+                f"{path} is no run folder, and a run would write over {', '.join(found)} in it", fix=_ANOTHER
             )
     for place in (path, path / "logs", path / "pictures"):
         for file in place.iterdir() if place.is_dir() else ():
             if file.is_symlink() and not file.is_dir():
-                raise CheckpointError(f"{file} is a symbolic link, and a run would write through it", do=_ANOTHER)
+                raise CheckpointError(f"{file} is a symbolic link, and a run would write through it", fix=_ANOTHER)
 
 
 def holds_a_run(path: Path) -> CheckpointError:
     """The text for a run folder in which a new run was to begin."""
     return CheckpointError(
         f"run folder {path} holds a run already",
-        do="add --resume auto to go on with it, or give another --run-dir",
+        fix="add --resume auto to go on with it, or give another --run-dir",
     )
 
 
@@ -258,7 +258,7 @@ def check_place(path: Path, is_own: Callable[[Path], bool] = lambda _: False) ->
         raise cannot_write_result(path, error) from None
     if os.path.lexists(path) and not is_own(path):
         raise CheckpointError(
-            f"{path} is there already, and was not written by this command", do="remove it, or give another place"
+            f"{path} is there already, and was not written by this command", fix="remove it, or give another place"
         )
 
 

@@ -86,7 +86,7 @@ class RunLock:
                 raise CheckpointError(
                     f"run folder {self.path.parent} is in use",
                     by=_read(self.path),
-                    do="wait for it, stop it, or give another --run-dir",
+                    fix="wait for it, stop it, or give another --run-dir",
                 )
             time.sleep(0.02)
 
@@ -104,7 +104,7 @@ class RunLock:
                     f"run folder {self.owner.parent} is in use",
                     by=owner,
                     where="on a file system without locks, so it can't be seen from here whether that process lives",
-                    do=f"wait for it or stop it; if it has ended, remove {self.owner}",
+                    fix=f"wait for it or stop it; if it has ended, remove {self.owner}",
                 ) from None
             os.write(handle, f"{_me()}\n".encode())
             os.close(handle)

@@ -76,7 +76,7 @@ def _path_of(run: Path, which: str) -> Path:
     if which == "best":
         step = read_json(folder / BEST).get("step")
         if not isinstance(step, int):
-            raise CheckpointError(f"{folder / BEST} was altered: its step is {step!r}", do="name a checkpoint")
+            raise CheckpointError(f"{folder / BEST} was altered: its step is {step!r}", fix="name a checkpoint")
         which = name_of(step)
     if not (folder / which).is_dir():
         there = ["last", "best", *map(name_of, steps(folder))]
@@ -104,8 +104,8 @@ def _final(run: Path, model: nn.Module | None) -> dict[str, Tensor]:
             f"{path} does not hold the weights that this run ended with",
             recorded=f"{recorded} in {run / 'result.json'}",
             found=found,
-            likely="the file was damaged, or is of another run",
-            do=f"lockstep train --run-dir {run} --resume auto writes it again from the last checkpoint;\n"
+            cause="the file was damaged, or is of another run",
+            fix=f"lockstep train --run-dir {run} --resume auto writes it again from the last checkpoint;\n"
             f"to use the file as it is: {path} --preset {run / 'config.yaml'}",
         )
     return state

@@ -99,7 +99,7 @@ def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> N
             shapes=_some(other),
             missing=_some(missing),
             unknown=_some(unknown),
-            do="use the configuration that it was trained with, or another run folder",
+            fix="use the configuration that it was trained with, or another run folder",
         )
 
 

@@ -107,9 +107,9 @@ def explain(culprits: Sequence[RankStatus], size: int, timeout_s: float, stacks:
         others=f"{others} rank{'s' if others > 1 else ''} waited for {'it' if len(culprits) == 1 else 'them'}"
         if others
         else None,
-        likely=_likely(first, silent),
+        cause=_likely(first, silent),
         stacks=stacks,
-        do=f"if it is only slow: watch.hang_timeout_s={3 * timeout_s:.0f}; with --max-restarts a run goes on by itself",
+        fix=f"If it is only slow, set watch.hang_timeout_s={3 * timeout_s:.0f}. --max-restarts restarts it automatically.",
     )
     error.ranks = tuple(sign.rank for sign in culprits)
     return error

@@ -29,7 +29,7 @@ class Bomb:
 
 def garbage(canary: Path) -> list[bytes]:
     """What is written into a key, one after the other."""
-    forged = {"by": 0, "culprits": [{"rank": 0}], "what": "x", "facts": {"what": "y"}, "code": 0, "text": "", "rank": 1}
+    forged = {"by": 0, "culprits": [{"rank": 0}], "what": "x", "slots": {"what": "y"}, "code": 0, "text": "", "rank": 1}
     return [
         b"",
         b"\xff\x00" * 500,

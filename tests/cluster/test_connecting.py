@@ -151,7 +151,7 @@ def is_listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.mark.parametrize("text", [None, [], 3, {"what": "x", "facts": 3}, "x"])
+@pytest.mark.parametrize("text", [None, [], 3, {"what": "x", "slots": 3}, "x"])
 def test_a_damaged_verdict_is_an_error_with_a_text(text: Any) -> None:
     error, num_lost = peer_errors.from_json(text)
     assert "damaged" in error.what
@@ -163,4 +163,4 @@ def test_a_verdict_is_read_as_it_was_written() -> None:
     error, num_lost = peer_errors.from_json(peer_errors.to_json(peer_errors.lost(card, "x"), 2))
     assert (error.what, num_lost) == ("lost rank 1 (b, pid 7) before all ranks were connected: x", 2)
     assert isinstance(error, LaunchError)
-    assert "likely" in error.facts
+    assert "cause" in error.slots

@@ -184,6 +184,6 @@ def all_seeds() -> tuple[Seed, ...]:
     return (
         *pictures(), *idx_files(), *text_files(), Seed("coco", "a.json", annotations()),
         Seed("zipped", "a.zip", zip_file()), *packed_entries(), Seed("yaml", "a.yaml", YAML),
-        *weights_files(), *checkpoint_files(), Seed("run_json", "facts.json", json.dumps(facts).encode()),
+        *weights_files(), *checkpoint_files(), Seed("run_json", "dataset_info.json", json.dumps(facts).encode()),
         Seed("records", "metrics.jsonl", lines.encode()),
     )  # fmt: skip

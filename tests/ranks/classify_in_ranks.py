@@ -12,7 +12,7 @@ from lockstep.cluster.world import World
 from lockstep.config.schema import CheckpointConfig, LoaderConfig
 from lockstep.engine.parts import Parts
 from lockstep.recipes.classify.config import Config
-from lockstep.recipes.classify.recipe import build, facts
+from lockstep.recipes.classify.recipe import build, dataset_info
 from tests.ranks.train_in_ranks import train_parts
 
 
@@ -46,7 +46,7 @@ def carry_out(world: World, path: Path, config: Config, stop_at: int = -1, small
     """As `train_parts`, with a small network or the recipe's own."""
 
     def parts() -> Parts:
-        built = build(config, facts(config))
+        built = build(config, dataset_info(config))
         return replace(built, model=Small()) if small else built
 
     return train_parts(world, path, config, parts, stop_at)

@@ -155,7 +155,7 @@ def part_ways(world: World, order: Order, special_leaf: int) -> str:
     try:
         reducer.run(run)
     except TrainError as error:
-        return error.facts["where"]
+        return error.slots["where"]
     return "nothing"
 
 

@@ -48,7 +48,7 @@ class Recipe:
         self.given: Any = None
         self.model: nn.Module = nn.Identity()
 
-    def facts(self, config: RunConfig) -> Mapping[str, Any]:
+    def dataset_info(self, config: RunConfig) -> Mapping[str, Any]:
         self.asked += 1
         if "fault" in self.wanted:
             raise DataError(self.wanted["fault"])

@@ -20,7 +20,7 @@ def test_facts_are_found_once_and_kept_with_the_run_for_a_resume_without_the_dat
     assert [answer["asked"] for answer in first] == [1] + [0] * (world - 1)
     # JSON's form from the start: a tuple is a list, a key is text.
     assert all(answer["facts"] == {"names": ["cat", "dog", "cow"], "of": {"1": "x"}} for answer in first)
-    assert json.loads((tmp_path / "a" / "facts.json").read_text()) == first[0]["facts"]
+    assert json.loads((tmp_path / "a" / "dataset_info.json").read_text()) == first[0]["facts"]
     gone = pool.run(world, carry_out, tmp_path / "a", "auto", {"fault": "the data are gone"})
     assert [answer["facts"] for answer in gone] == [first[0]["facts"]] * world
     assert [answer["asked"] for answer in gone] == [0] * world

@@ -12,7 +12,7 @@ from PIL import Image
 from lockstep.cluster.world import World
 from lockstep.config.schema import CheckpointConfig, LoaderConfig
 from lockstep.recipes.text.config import Config
-from lockstep.recipes.text.recipe import build, facts
+from lockstep.recipes.text.recipe import build, dataset_info
 from tests.ranks.train_in_ranks import train_parts
 
 
@@ -50,4 +50,4 @@ def settings(folder: Path, *, num_workers: int = 0, name: str = "fast", **more: 
 
 def carry_out(world: World, path: Path, config: Config, stop_at: int = -1) -> Any:
     """As `train_parts`."""
-    return train_parts(world, path, config, partial(build, config, facts(config)), stop_at)
+    return train_parts(world, path, config, partial(build, config, dataset_info(config)), stop_at)

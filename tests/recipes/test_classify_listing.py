@@ -16,7 +16,7 @@ from lockstep.recipes.classify.config import Config, DataConfig, MakeConfig
 from lockstep.recipes.classify.data import open_files
 from lockstep.recipes.classify.listing import list_folder, read_csv
 from lockstep.recipes.classify.make import make
-from lockstep.recipes.classify.recipe import build, facts
+from lockstep.recipes.classify.recipe import build, dataset_info
 
 
 def touch(root: Path, *names: str) -> None:
@@ -36,7 +36,7 @@ def damage(root: Path, *names: str) -> None:
 
 
 def found(**data: Any) -> dict[str, Any]:
-    return dict(facts(Config.model_validate({"recipe": "classify", "data": {"on_error": "skip", **data}})))
+    return dict(dataset_info(Config.model_validate({"recipe": "classify", "data": {"on_error": "skip", **data}})))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_the_parts_of_a_split_are_told_apart(tmp_path: Path, halves: list[str], 
     touch(tmp_path, *(f"{half}/a/1.jpg" for half in halves))
     with pytest.raises(DataError, match="look like parts of a split") as error:
         list_folder(tmp_path, "data.root")
-    assert error.value.facts["do"] == f"data.train={tmp_path / train} data.eval={tmp_path / held_out}"
+    assert error.value.slots["fix"] == f"data.train={tmp_path / train} data.eval={tmp_path / held_out}"
 
 
 @pytest.mark.parametrize("halves", [["val", "test"], ["train"]])
@@ -60,15 +60,15 @@ def test_half_a_split_is_not_given_as_a_whole_one(tmp_path: Path, halves: list[s
     touch(tmp_path, *(f"{half}/a/1.jpg" for half in halves))
     with pytest.raises(DataError, match="look like parts of a split") as error:
         list_folder(tmp_path, "data.root")
-    assert "do" not in error.value.facts
+    assert "fix" not in error.value.slots
 
 
 def test_a_file_where_a_folder_should_be_is_explained(tmp_path: Path) -> None:
     (tmp_path / "flowers.zip").write_bytes(b"PK\3\4\xff")
     with pytest.raises(DataError, match=r"flowers\.zip is a file, not a folder of class folders") as error:
         found(root=tmp_path / "flowers.zip")
-    assert "unpack it" in error.value.facts["do"]
-    assert "data.train=train.csv" in error.value.facts["do"]
+    assert "unpack it" in error.value.slots["fix"]
+    assert "data.train=train.csv" in error.value.slots["fix"]
     with pytest.raises(DataError, match=r"flowers\.zip is no text in UTF-8"):
         found(train=tmp_path / "flowers.zip", eval=tmp_path)
 
@@ -123,7 +123,7 @@ def test_a_csv_file_of_another_form_is_told_which_it_should_be(tmp_path: Path, f
     (tmp_path / "list.csv").write_text(f"{first}\na.jpg,a\n")
     with pytest.raises(DataError, match=r"list\.csv:1 ") as error:
         read_csv(tmp_path / "list.csv")
-    assert "path,label" in error.value.facts["expected"]
+    assert "path,label" in error.value.slots["allowed"]
 
 
 def test_a_link_to_nowhere_is_called_that(tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_a_link_to_nowhere_is_called_that(tmp_path: Path) -> None:
     files = list_folder(tmp_path, "data.root")
     with pytest.raises(DataError, match=r"2\.jpg is not there") as error:
         open_files(tmp_path, files, ["a"], DataConfig(root=tmp_path), train=True)
-    assert error.value.facts["link"] == "it leads to gone.jpg"
-    assert "likely" not in error.value.facts
+    assert error.value.slots["link"] == "it leads to gone.jpg"
+    assert "cause" not in error.value.slots
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -166,7 +166,7 @@ def test_a_name_that_is_not_utf8_is_shown(tmp_path: Path, name: bytes, shown: st
     with pytest.raises(DataError, match="is not UTF-8") as error:
         found(root=tmp_path)
     assert error.value.what.endswith(shown)
-    assert error.value.facts["do"] == "rename it"
+    assert error.value.slots["fix"] == "rename it"
 
 
 def test_decoded_pictures_are_kept_whatever_the_folder_is_called(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_class_with_too_few_whole_pictures_is_named(tmp_path: Path, num_damage
     damage(shapes(tmp_path), *(f"stars/000{place}.jpg" for place in range(num_damaged)))
     with pytest.raises(DataError, match=said) as error:
         found(root=tmp_path)
-    assert error.value.facts["where"] == str(tmp_path / "stars/0000.jpg")
+    assert error.value.slots["where"] == str(tmp_path / "stars/0000.jpg")
 
 
 def test_of_a_persons_own_held_out_pictures_a_class_may_be_damaged(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from lockstep.recipes.catalog import presets
 from lockstep.recipes.classify.config import Config, MakeConfig, ModelConfig
 from lockstep.recipes.classify.make import make
 from lockstep.recipes.classify.model import build_model
-from lockstep.recipes.classify.recipe import build, facts
+from lockstep.recipes.classify.recipe import build, dataset_info
 
 CLASSES = ["daisy", "dandelion", "roses", "sunflowers", "tulips"]
 
@@ -48,7 +48,7 @@ def config_of(root: Path, **settings: Any) -> Config:
 
 def parts_of(config: Config) -> Parts:
     torch.manual_seed(0)
-    return build(config, json.loads(json.dumps(facts(config))))
+    return build(config, json.loads(json.dumps(dataset_info(config))))
 
 
 def filling(folder: Path) -> Any:
@@ -185,7 +185,7 @@ def test_the_recipe_learns_answers_and_draws(shapes: Path, tmp_path: Path) -> No
             metric.add(model(batch.inputs), batch)
     assert metric.num_samples == 200
     assert metric.result()["top1"] > 0.4
-    assert set(metric.result()) == {"top1", *(f"top1/{name}" for name in facts(config_of(shapes))["classes"])}
+    assert set(metric.result()) == {"top1", *(f"top1/{name}" for name in dataset_info(config_of(shapes))["classes"])}
 
     assert parts.preprocess is not None
     assert parts.postprocess is not None
@@ -207,7 +207,7 @@ def test_the_recipe_learns_answers_and_draws(shapes: Path, tmp_path: Path) -> No
 
 def test_a_model_answers_when_its_data_is_gone(shapes: Path, tmp_path: Path) -> None:
     config = config_of(shapes)
-    known = json.loads(json.dumps(facts(config)))
+    known = json.loads(json.dumps(dataset_info(config)))
     gone = config.model_copy(update={"data": config.data.model_copy(update={"root": tmp_path / "gone"})})
     parts = build(gone, known)
     assert parts.postprocess is not None
@@ -216,7 +216,7 @@ def test_a_model_answers_when_its_data_is_gone(shapes: Path, tmp_path: Path) -> 
 
 def test_a_run_asked_about_other_pictures_lists_those(shapes: Path, tmp_path: Path) -> None:
     first = config_of(shapes, data={"root": None, "train": shapes, "eval": shapes})
-    known = json.loads(json.dumps(facts(first)))
+    known = json.loads(json.dumps(dataset_info(first)))
     (tmp_path / "stars").mkdir()
     (tmp_path / "stars" / "one.jpg").write_bytes((shapes / "stars" / "0000.jpg").read_bytes())
     other = first.model_copy(update={"data": first.data.model_copy(update={"eval": tmp_path})})
@@ -228,7 +228,7 @@ def test_a_run_asked_about_other_pictures_lists_those(shapes: Path, tmp_path: Pa
 
 def test_a_run_that_split_its_own_folder_is_asked_about_other_pictures(shapes: Path, tmp_path: Path) -> None:
     first = config_of(shapes)
-    known = json.loads(json.dumps(facts(first)))
+    known = json.loads(json.dumps(dataset_info(first)))
     (tmp_path / "stars").mkdir()
     (tmp_path / "stars" / "one.jpg").write_bytes((shapes / "stars" / "0000.jpg").read_bytes())
     other = config_of(shapes, data={"eval": tmp_path})
@@ -241,7 +241,7 @@ def test_skipped_pictures_are_counted_and_kept_with_the_run(tmp_path: Path) -> N
     make(MakeConfig(num_per_class=4, size_px=40), tmp_path)
     (tmp_path / "stars" / "0001.jpg").write_bytes(b"no picture")
     config = config_of(tmp_path, data={"on_error": "skip"})
-    known = json.loads(json.dumps(facts(config)))
+    known = json.loads(json.dumps(dataset_info(config)))
     parts = build(config, known)
     assert len(parts.train_data()) + len(parts.eval_data()) == 19
     assert parts.describe["skipped"] == "1 picture that can't be read: stars/0001.jpg"

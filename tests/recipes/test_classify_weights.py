@@ -23,9 +23,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def parts_of(model: dict[str, Any]) -> Parts:
     torch.manual_seed(0)
-    facts = {"classes": list("abcde"), "skipped": {}, "train": {}, "held_out": {}, "held_out_from": None}
+    dataset_info = {"classes": list("abcde"), "skipped": {}, "train": {}, "held_out": {}, "held_out_from": None}
     model = {"name": "resnet18", **model}
-    return build(Config.model_validate({"recipe": "classify", "data": {"root": "pictures"}, "model": model}), facts)
+    return build(
+        Config.model_validate({"recipe": "classify", "data": {"root": "pictures"}, "model": model}), dataset_info
+    )
 
 
 def test_a_frozen_backbone_stays_as_it_is_with_its_statistics() -> None:

@@ -21,7 +21,7 @@ from lockstep.recipes.text.config import Config, DataConfig
 from lockstep.recipes.text.data import truths
 from lockstep.recipes.text.files import choose, find_alphabet
 from lockstep.recipes.text.labels import Labels, read_labels
-from lockstep.recipes.text.recipe import build, facts
+from lockstep.recipes.text.recipe import build, dataset_info
 
 alphabets = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).map(
     lambda text: Alphabet("".join(dict.fromkeys(text)))
@@ -49,7 +49,7 @@ def test_what_the_alphabet_lacks_and_only_that_is_unknown(alphabet: Alphabet, te
 def test_an_alphabet_with_a_character_twice_is_refused() -> None:
     with pytest.raises(DataError, match=r"'b' \(U\+0062\) twice") as error:
         Alphabet("abcb")
-    assert error.value.facts["where"] == "characters 2 and 4"
+    assert error.value.slots["where"] == "characters 2 and 4"
 
 
 @pytest.mark.parametrize("content", ["ab你c", "ab你c\n", "a\nb\n你\nc\n", "﻿a\r\nb\r\n你\r\nc"])
@@ -117,7 +117,7 @@ def test_index_labels_mean_lines_of_the_table_and_those_without_a_character_fall
 def test_index_labels_without_a_table_are_not_taken_for_texts(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="labels by number") as error:
         labels_of(tmp_path / "l.txt", "a.png 2 4 1\n")
-    assert "data.chars" in error.value.facts["do"]
+    assert "data.chars" in error.value.slots["fix"]
 
 
 @pytest.mark.parametrize("field", ["6", "-1", "x", "1.5"])
@@ -167,7 +167,7 @@ def test_a_character_that_the_alphabet_lacks_is_named_with_file_and_line(tmp_pat
     write_lines(tmp_path, {"a.png": "ab", "b.png": "a囧b", "c.png": "囧"})
     with pytest.raises(DataError, match=r"l\.txt:2: character '囧' \(U\+56E7\) is not in the alphabet") as error:
         choose(settings_of(tmp_path), Alphabet("ab"), train=True)
-    assert error.value.facts["lines"] == "2 of 3 have such characters"
+    assert error.value.slots["lines"] == "2 of 3 have such characters"
 
 
 def test_lines_with_unknown_characters_are_left_out_and_counted_where_that_is_chosen(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_lines_with_unknown_characters_are_left_out_and_counted_where_that_is_ch
     assert (chosen.places.tolist(), chosen.num_unknown) == ([0, 2], 1)
     (tmp_path / "alphabet.txt").write_text("ab")
     config = settings_of(tmp_path, on_unknown="skip", alphabet=str(tmp_path / "alphabet.txt"))
-    assert "1 line with characters that the alphabet lacks" in build(config, facts(config)).describe["left out"]
+    assert "1 line with characters that the alphabet lacks" in build(config, dataset_info(config)).describe["left out"]
 
 
 def test_a_text_too_long_for_its_time_steps_is_found_before_training(tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_a_text_too_long_for_its_time_steps_is_found_before_training(tmp_path: P
     write_lines(tmp_path, {"a.png": "abcdefgh", "b.png": "aaaa", "c.png": "aaaaa", "d.png": "abcdefghi"})
     with pytest.raises(DataError, match=r"l\.txt:3: the text is too long") as error:
         choose(settings_of(tmp_path), Alphabet("abcdefghi"), train=True)
-    assert error.value.facts["needed"].startswith("9 time steps")
-    assert error.value.facts["lines"] == "2 of 4 are too long"
+    assert error.value.slots["needed"].startswith("9 time steps")
+    assert error.value.slots["lines"] == "2 of 4 are too long"
     chosen = choose(settings_of(tmp_path, on_too_long="skip"), Alphabet("abcdefghi"), train=True)
     assert (chosen.places.tolist(), chosen.num_too_long) == ([0, 1], 2)
 
@@ -208,17 +208,17 @@ def test_a_picture_that_is_missing_is_named_with_all_places(tmp_path: Path) -> N
     (tmp_path / "images" / "a.png").unlink()
     with pytest.raises(DataError, match=r"the picture a\.png is not there") as error:
         choose(settings_of(tmp_path), Alphabet("a"), train=True)
-    assert error.value.facts["looked"].splitlines() == [str(tmp_path), str(tmp_path / "images")]
+    assert error.value.slots["looked"].splitlines() == [str(tmp_path), str(tmp_path / "images")]
 
 
 def test_a_damaged_picture_is_named_with_its_line(tmp_path: Path) -> None:
     write_lines(tmp_path, {"a.png": "a", "b.png": "a"})
     (tmp_path / "images" / "b.png").write_bytes(b"no picture")
     config = settings_of(tmp_path)
-    samples = build(config, facts(config)).train_data()
+    samples = build(config, dataset_info(config)).train_data()
     with pytest.raises(DataError, match=r"b\.png") as error:
         samples.batch(np.array([1]), keys(0, 0, np.array([1])))
-    assert error.value.facts["where"].endswith("l.txt:2")
+    assert error.value.slots["where"].endswith("l.txt:2")
 
 
 def test_pictures_are_put_into_the_nearest_of_several_widths(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_pictures_are_put_into_the_nearest_of_several_widths(tmp_path: Path) -> 
     for name, size in sizes.items():
         Image.new("L", size, 99).save(tmp_path / "images" / name)
     config = settings_of(tmp_path, width=[128, 64])
-    samples: Any = build(config, facts(config)).train_data()
+    samples: Any = build(config, dataset_info(config)).train_data()
     assert samples.groups.tolist() == [0, 1, 1, 0, 1]  # 90.5 is as far from 64 as from 128
     wide = np.array([1, 2])
     assert samples.batch(wide, keys(0, 0, wide)).inputs.shape == (2, 1, 32, 128)
@@ -243,7 +243,7 @@ def test_an_lmdb_set_is_read_as_the_field_packs_it(tmp_path: Path) -> None:
     config = Config.model_validate(
         {"recipe": "text", "data": {"train": str(tmp_path / "set"), "eval": str(tmp_path / "set")}}
     )
-    found = facts(config)
+    found = dataset_info(config)
     batch = build(config, found).train_data().batch(np.array([1, 0]), keys(0, 0, np.array([1, 0])))
     assert truths(batch, Alphabet(found["alphabet"])) == ["你", "hé"]
     assert batch.inputs.shape == (2, 1, 32, 160)
@@ -268,4 +268,4 @@ def test_without_the_package_lmdb_its_name_is_said(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(__import__("sys").modules, "lmdb", None)
     with pytest.raises(DataError) as error:
         find_alphabet(DataConfig(train=str(tmp_path), eval=str(tmp_path)))
-    assert error.value.facts["do"] == "pip install lmdb"
+    assert error.value.slots["fix"] == "pip install lmdb"

@@ -65,7 +65,7 @@ def test_a_folder_without_fonts_is_said(tmp_path: Path) -> None:
     (tmp_path / "broken.ttf").write_bytes(b"no font")
     with pytest.raises(DataError, match="no font can draw half of the 59 characters") as error:
         find_fonts(tmp_path, LATIN)
-    assert "1 font files" in error.value.facts["given"]
+    assert "1 font files" in error.value.slots["given"]
 
 
 def test_a_character_that_no_font_draws_is_named(fonts: list[Font]) -> None:

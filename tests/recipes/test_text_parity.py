@@ -19,7 +19,7 @@ from lockstep.recipes.text.config import Config
 from lockstep.recipes.text.data import truths
 from lockstep.recipes.text.loss import ctc_loss
 from lockstep.recipes.text.model import Reader, crnn
-from lockstep.recipes.text.recipe import build, facts
+from lockstep.recipes.text.recipe import build, dataset_info
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 PARITY, TEXTS = SHARED / "parity", SHARED / "data" / "text"
@@ -271,7 +271,7 @@ def test_samples_are_the_reference_s(case: str, folder: str, labels: str) -> Non
         "chars": str(TEXTS / "cc360" / "char_std_5990.txt"), "alphabet": str(TEXTS / "cc360" / "alphabet_6735.txt"),
     }  # fmt: skip
     config = Config.model_validate({"recipe": "text", "data": data, "model": {"name": "fast", "width": 1}})
-    found = facts(config)
+    found = dataset_info(config)
     samples = build(config, found).train_data()
     pick = arrays[f"{case}/pick"]
     batch = samples.batch(pick, keys(0, 0, pick))

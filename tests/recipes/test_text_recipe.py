@@ -20,7 +20,7 @@ from lockstep.recipes.text.data import truths
 from lockstep.recipes.text.fonts import Font
 from lockstep.recipes.text.make import make
 from lockstep.recipes.text.model import build_model, crnn
-from lockstep.recipes.text.recipe import build, facts
+from lockstep.recipes.text.recipe import build, dataset_info
 from tests.recipes.evaluated import evaluated
 
 
@@ -42,7 +42,7 @@ def draw_lines(folder: Path, texts: list[str], size: tuple[int, int] = (64, 32))
 
 def test_made_up_lines_have_two_halves_held_out_and_new_lines_each_epoch(fonts: list[Font]) -> None:
     config = config_of()
-    found = json.loads(json.dumps(facts(config)))
+    found = json.loads(json.dumps(dataset_info(config)))
     parts = build(config, found)
     train, held_out = parts.train_data(), parts.eval_data()
     indices = np.arange(20)
@@ -79,7 +79,7 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
         data={"train": labels, "eval": labels, "width": 32},
         model={"name": "fast", "width": 8, "num_hidden": 24},
     )
-    found = facts(config)
+    found = dataset_info(config)
     torch.manual_seed(0)
     parts = build(config, found)
     train(parts, 150, lr=1e-2)
@@ -200,7 +200,7 @@ def test_a_made_data_set_can_be_trained_on(tmp_path: Path, fonts: list[Font]) ->
     names = {"data.train": "train", "data.held_out": "held_out", "data.alphabet": "alphabet"}
     data: dict[str, Any] = {names[name]: value for name, value in given.items()}
     config = config_of(data={**data, "held_out": float(data["held_out"]), "width": [64, 160]})
-    found = facts(config)
+    found = dataset_info(config)
     assert found["alphabet"] == LATIN
     samples: Any = build(config, found).train_data()
     assert len(samples) == 11

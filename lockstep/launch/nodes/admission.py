@@ -64,8 +64,8 @@ def admit(store: Store, nodes: RendezvousConfig, serves: bool) -> bool:
         raise LaunchError(
             f"node {socket.gethostname()} lost the rendezvous at {nodes.endpoint} while it joined",
             given=str(error).splitlines()[0][:200],
-            likely="the launcher that serves it has just ended; its own output says why",
-            do="start the same command on all machines again",
+            cause="the launcher that serves it has just ended; its own output says why",
+            fix="start the same command on all machines again",
         ) from None
 
 
@@ -105,7 +105,7 @@ def check(store: Store, nodes: RendezvousConfig) -> bool:
             f"another run meets at {nodes.endpoint}",
             differ="\n".join(differing),
             where=f"started by {owner['user']} on {owner['host']}, pid {owner['pid']}, run folder {owner['folder']}",
-            do="give this run another port, the same on all its machines; or, if it is the same run, start it with the "
+            fix="Give this run another port on all its machines; if it is the same run, start it with the "
             "same command everywhere" + ("" if nodes.has_own_id else ", or with the same --rdzv-id"),
         )
     return is_first
@@ -161,16 +161,16 @@ def _owner(store: Store, nodes: RendezvousConfig) -> dict[str, Any]:
             raise LaunchError(
                 f"the store at {nodes.endpoint} does not belong to a run of lockstep train --nodes",
                 given=holder or None,
-                likely="torchrun or another program meets there",
-                do="choose another port, the same on all machines; or end that program",
+                cause="torchrun or another program meets there",
+                fix="choose another port, the same on all machines; or end that program",
             )
         time.sleep(0.02)
     found = _read(store.get(OWNER))
     if found is None:
         raise LaunchError(
             f"the record of the run that meets at {nodes.endpoint} is damaged",
-            likely="another version of Lockstep, or another program, has written it",
-            do="choose another port, the same on all machines",
+            cause="another version of Lockstep, or another program, has written it",
+            fix="choose another port, the same on all machines",
         )
     return found
 

@@ -96,7 +96,7 @@ def read_key(folder: Path) -> str | None:
             raise LaunchError(
                 f"other users have access to {path}, the key of the run",
                 given=f"permissions {stat.S_IMODE(mode):o}",
-                do=f"chmod 600 {path}; or set the same {KEY} on all machines, if the disk keeps no permissions",
+                fix=f"chmod 600 {path}; or set the same {KEY} on all machines, if the disk keeps no permissions",
             )
         key = file.read(1024).decode(errors="replace").strip()
     return key if len(key) >= SHORTEST_KEY else None
@@ -139,7 +139,7 @@ def find_key(store: Store, nodes: RendezvousConfig) -> str:
     raise LaunchError(
         f"node {socket.gethostname()} cannot prove that it belongs to the run at {nodes.endpoint}",
         where=problem,
-        likely="the run folder is not on a disk that the machines share, or another run meets at that address",
-        do=f"on all machines the same: export {KEY}=... with the output of: openssl rand -hex 32\n"
+        cause="the run folder is not on a disk that the machines share, or another run meets at that address",
+        fix=f"on all machines the same: export {KEY}=... with the output of: openssl rand -hex 32\n"
         "or start all from one machine: lockstep train --hosts A,B; or choose another port",
     )

@@ -78,7 +78,7 @@ def check(store: Store, nodes: RendezvousConfig) -> None:
         f"the clocks of {host} and {socket.gethostname()} differ by {abs(theirs - mine):,.1f} s",
         where=f"{host}: {_utc(theirs)}\n{socket.gethostname()}: {_utc(mine)}",
         allowed=f"{limit:g} s, a quarter of cluster.node_timeout_s: a machine seems lost to the others otherwise",
-        do=_SYNCHRONISE,
+        fix=_SYNCHRONISE,
     )
 
 
@@ -92,9 +92,9 @@ def check_size(num_nodes: int, nodes: RendezvousConfig) -> None:
         raise LaunchError(
             f"the rendezvous has let {num_nodes} of {nodes.size.least} nodes begin on {socket.gethostname()}",
             given=f"--nodes {nodes.size}",
-            likely="the clocks of the machines differ by more than cluster.node_timeout_s "
+            cause="the clocks of the machines differ by more than cluster.node_timeout_s "
             f"({nodes.node_timeout_s:g} s), so each takes the others for lost",
-            do=_SYNCHRONISE,
+            fix=_SYNCHRONISE,
         )
 
 

@@ -27,7 +27,7 @@ def claim(store: SignedStore, rank: int, num_nodes: int) -> None:
         raise LaunchError(
             f"the machines don't agree on how many they are: node rank {rank} was started with --nodes {num_nodes}, "
             f"another with --nodes {first}",
-            do="give all of them the same --nodes",
+            fix="give all of them the same --nodes",
         )
     mine = [socket.gethostname(), os.getpid()]
     found = store.put_first(_key(rank), mine)
@@ -41,7 +41,7 @@ def claim(store: SignedStore, rank: int, num_nodes: int) -> None:
     raise LaunchError(
         f"two machines have node rank {rank}",
         where=f"{host} pid {pid}\n{mine[0]} pid {mine[1]}",
-        do=f"give each machine its own --node-rank, 0 to {num_nodes - 1}; where the first one is gone for good, "
+        fix=f"give each machine its own --node-rank, 0 to {num_nodes - 1}; where the first one is gone for good, "
         "stop all and go on with --resume auto",
     )
 

@@ -155,7 +155,7 @@ class NodeRendezvous(RendezvousHandler):
                 f"gave up waiting for {self.nodes.size.least} nodes at {self.nodes.endpoint}",
                 missing=self._missing() or None,
                 where=f"after {self.nodes.join_timeout_s:.0f} s (cluster.join_timeout_s)",
-                do="start the same command on the machines that are missing",
+                fix="start the same command on the machines that are missing",
             ) from None
         except dist.DistStoreError:
             raise  # an answer that did not come: a node was lost after it had joined
@@ -286,8 +286,8 @@ class NodeRendezvous(RendezvousHandler):
     def _lost_store(self, reason: str) -> LaunchError:
         return LaunchError(
             f"node {socket.gethostname()} has lost the rendezvous at {self.nodes.endpoint}: {reason}",
-            likely=out_of_files() or "that machine or the network to it is down",
-            do="when it is back, start the same command on all machines, with --resume auto",
+            cause=out_of_files() or "that machine or the network to it is down",
+            fix="when it is back, start the same command on all machines, with --resume auto",
         )
 
     def _ask(self, question: Callable[[], T], limit_s: float = ANSWER_S) -> T | None:

@@ -41,7 +41,7 @@ def drop_unreadable(
             many = "only one" if found else "no"
             raise DataError(
                 f"{many} picture of class {name} can be read",
-                expected=f"{least} or more" if least > 1 else None,
+                allowed=f"{least} or more" if least > 1 else None,
                 first=faults[fault],
                 where=folder / fault,
             )

@@ -88,7 +88,7 @@ class PictureFiles:
                     images[place] = self._middle(index)
         except DataError as error:
             if self._config.on_error == "stop":
-                raise DataError(error.what, **{**error.facts, "do": _CURES}) from error
+                raise DataError(error.what, **{**error.slots, "fix": _CURES}) from error
             raise
         places = torch.from_numpy(indices)
         return Batch(images, self._labels.index_select(0, places), places)
@@ -209,7 +209,7 @@ def open_files(base: Path, files: Files, classes: Sequence[str], config: DataCon
     base = folder_of(base, config.images)
     name = first_outside((file for found in files.values() for file in found), base, base)
     if name is not None:
-        raise outside(name, base, where=None, do=IMAGES_CURE)
+        raise outside(name, base, where=None, fix=IMAGES_CURE)
     paths = [base / file for name in classes for file in files.get(name, [])]
     missing = next((path for path in paths if not os.path.exists(path)), None)
     if missing is not None:
@@ -217,8 +217,8 @@ def open_files(base: Path, files: Files, classes: Sequence[str], config: DataCon
         raise DataError(
             f"the picture {missing} is not there",
             link=f"it leads to {os.readlink(missing)}" if is_link else None,
-            likely=None if is_link else "it was there when the run began, or the data lies elsewhere now",
-            do="put it back, or give the place where the pictures are: data.root=DIR",
+            cause=None if is_link else "it was there when the run began, or the data lies elsewhere now",
+            fix="put it back, or give the place where the pictures are: data.root=DIR",
         )
     labels = torch.tensor([label for label, name in enumerate(classes) for _ in files.get(name, [])], dtype=torch.int64)
     decoded = None if config.cache is None else DecodedPictures(config.cache, int(config.cache_gb * 1e9))

@@ -70,7 +70,7 @@ def find_pictures(config: DataConfig, seed: int, choose: Choose = take_all) -> L
     if path is None:
         raise DataError(
             "it is not said where the pictures are",
-            do="data.root=DIR, with a folder of pictures for each class\n"
+            fix="data.root=DIR, with a folder of pictures for each class\n"
             "or data.train=DIR data.eval=DIR, or CSV files of path,label\n"
             "to try without: lockstep data make classify --out DIR",
         )
@@ -129,7 +129,7 @@ def list_folder(folder: Path, setting: str) -> Files:
         raise DataError(
             f"{root} is a file, not a folder of class folders",
             given=f"{setting}={folder}",
-            do="unpack it, if it is an archive\nlists of path,label: data.train=train.csv data.eval=eval.csv",
+            fix="unpack it, if it is an archive\nlists of path,label: data.train=train.csv data.eval=eval.csv",
         )
     try:
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
@@ -142,12 +142,12 @@ def list_folder(folder: Path, setting: str) -> Files:
         raise DataError(
             f"{root} holds no class folders",
             found=f"{num_pictures:,} pictures, but no folder says what they are" if num_pictures else "no folders",
-            expected=f"{root}/daisy/a.jpg, {root}/tulips/b.jpg and so on: a folder for each class",
+            allowed=f"{root}/daisy/a.jpg, {root}/tulips/b.jpg and so on: a folder for each class",
         )
     if {name.lower() for name in names} <= {half for halves in _HALVES for half in halves}:
         raise DataError(
             f"the folders in {root} look like parts of a split, not like classes: {', '.join(names)}",
-            do=_settings_of_halves(root, names),
+            fix=_settings_of_halves(root, names),
         )
     files = {name: sorted(_walk(root, name)) for name in names}
     _check_names(root, [*names, *(file for found in files.values() for file in found)])
@@ -156,8 +156,8 @@ def list_folder(folder: Path, setting: str) -> Files:
         if not found:
             raise DataError(
                 f"the class folder {root / name} holds no pictures",
-                expected=f"files that end in {', '.join(ENDINGS)}",
-                do="put pictures into it, or take it away",
+                allowed=f"files that end in {', '.join(ENDINGS)}",
+                fix="put pictures into it, or take it away",
             )
     return files
 
@@ -182,24 +182,24 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
                 raise DataError(
                     f"{where} is not of the form path,label",
                     given=",".join(row) or "an empty line",
-                    expected=_CSV_COLUMNS,
+                    allowed=_CSV_COLUMNS,
                 )
             name, label = (cell.strip() for cell in row)
             if first_outside([name], folder, folder) is not None:
-                raise outside(name, folder, where=where, do=IMAGES_CURE)
+                raise outside(name, folder, where=where, fix=IMAGES_CURE)
             if not os.path.isfile(folder / name):
                 raise DataError(
                     f"{where} names a picture that is not there: {folder / name[:200]}",
-                    expected=_CSV_COLUMNS if reader.line_num == 1 else None,
+                    allowed=_CSV_COLUMNS if reader.line_num == 1 else None,
                 )
             files.setdefault(label, []).append(name)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no text in UTF-8", expected="a folder, or a CSV file of path,label") from error
+        raise DataError(f"{path} is no text in UTF-8", allowed="a folder, or a CSV file of path,label") from error
     except (OSError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} can't be read: {reason}", expected="a CSV file of path,label") from error
+        raise DataError(f"{path} can't be read: {reason}", allowed="a CSV file of path,label") from error
     if not files:
-        raise DataError(f"{path} names no pictures", expected="lines such as daisy/a.jpg,daisy")
+        raise DataError(f"{path} names no pictures", allowed="lines such as daisy/a.jpg,daisy")
     _check_classes(path, files)
     return {label: sorted(files[label]) for label in sorted(files)}
 
@@ -217,7 +217,7 @@ def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[
     for name, found in files.items():
         if len(found) < 2:
             raise DataError(
-                f"class {name} has only one picture, so there is none to hold out", do="add pictures, or take it away"
+                f"class {name} has only one picture, so there is none to hold out", fix="add pictures, or take it away"
             )
         num_held_out = max(1, int(len(found) * share))
         ranked = sorted(found, key=lambda file: hashlib.blake2b(f"{seed}\n{file}".encode(), digest_size=8).digest())
@@ -252,7 +252,7 @@ def _chosen(files: Files, classes: Sequence[str] | None, path: Path) -> Files:
             )
         files = {name: files[name] for name in classes}
     if len(files) < 2:
-        raise DataError(f"{path} holds only one class: {', '.join(files)}", expected="two or more")
+        raise DataError(f"{path} holds only one class: {', '.join(files)}", allowed="two or more")
     return files
 
 
@@ -270,24 +270,24 @@ def _check_names(root: Path, names: Iterable[str]) -> None:
             name.encode()
         except UnicodeEncodeError:
             shown = os.fsencode(name).decode("utf-8", "backslashreplace")
-            raise DataError(f"a name in {root} is not UTF-8: {shown}", do="rename it") from None
+            raise DataError(f"a name in {root} is not UTF-8: {shown}", fix="rename it") from None
 
 
 def _check_classes(place: Path, names: Iterable[str]) -> None:
     """Refuse names of several lines: tables and pictures have one for a class."""
     for name in names:
         if name.splitlines() != [name]:
-            raise DataError(f"the name of a class in {place} has a line break in it: {name!r}", do="rename it")
+            raise DataError(f"the name of a class in {place} has a line break in it: {name!r}", fix="rename it")
 
 
 def _walk(root: Path, name: str) -> list[str]:
     found, seen = [], set()
     for folder, inner, files in os.walk(root / name, followlinks=True):
-        facts = os.stat(folder)
-        if (facts.st_dev, facts.st_ino) in seen:  # a link leads back to where we were
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:  # a link leads back to where we were
             inner.clear()
             continue
-        seen.add((facts.st_dev, facts.st_ino))
+        seen.add((status.st_dev, status.st_ino))
         inner.sort()  # of several ways to a folder, always the same one is taken
         inside = Path(folder).relative_to(root).as_posix()
         found += [f"{inside}/{file}" for file in files if _is_picture(file)]

@@ -46,7 +46,7 @@ def backbone_of(model: nn.Module) -> list[str]:
     if len(backbone) == len(names):
         raise ConfigError(
             "this network does not say what its head is, so freeze=backbone can't tell",
-            do="give patterns of what shall stay as it is: model.freeze=[stem.*, stages.*]",
+            fix="give patterns of what shall stay as it is: model.freeze=[stem.*, stages.*]",
         )
     return backbone
 
@@ -56,7 +56,7 @@ def _from_timm(name: str, num_classes: int) -> nn.Module:
         import timm  # not a dependency: only who names one of its networks needs it
     except ImportError:
         raise ConfigError(
-            f"timm/{name} needs timm, which is not installed", do="pip install timm, or a ResNet: model.name=resnet34"
+            f"timm/{name} needs timm, which is not installed", fix="pip install timm, or a ResNet: model.name=resnet34"
         ) from None
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=1)

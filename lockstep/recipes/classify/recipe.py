@@ -23,7 +23,7 @@ from lockstep.storage.pretrained import load_pretrained
 NUM_TOP = 5
 
 
-def facts(config: Config) -> Mapping[str, Any]:
+def dataset_info(config: Config) -> Mapping[str, Any]:
     """The classes, which pictures are trained on and which are held out, and which were left out as damaged.
 
     Raises:
@@ -48,27 +48,27 @@ def facts(config: Config) -> Mapping[str, Any]:
     }
 
 
-def build(config: Config, facts: Mapping[str, Any]) -> Parts:
+def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     """Join data, model, loss and metric. Opens no picture.
 
     Raises:
         ConfigError: The settings ask for a network that there is not.
     """
-    classes: list[str] = facts["classes"]
+    classes: list[str] = dataset_info["classes"]
     model = build_model(config.model, len(classes))
     place = config.data.root or config.data.train
     rows = {
         "data": f"{len(classes):,} classes in {place}",
         "model": config.model.name,
         "frozen": frozen_row(model, weights=config.model.weights),
-        "skipped": skipped_row(list(facts["skipped"])),
-        "held out": _in_both_row(facts),
+        "skipped": skipped_row(list(dataset_info["skipped"])),
+        "held out": _in_both_row(dataset_info),
     }
     return Parts(
         model=model,
         loss=partial(cross_entropy, label_smoothing=config.loss.label_smoothing),
-        train_data=partial(_open, config, facts, train=True),
-        eval_data=partial(_open, config, facts, train=False),
+        train_data=partial(_open, config, dataset_info, train=True),
+        eval_data=partial(_open, config, dataset_info, train=False),
         metric=partial(Accuracy, len(classes), num_top=NUM_TOP, classes=classes),
         monitor=("top1", "max"),
         init_weights=None if config.model.weights is None else partial(load_pretrained, path=config.model.weights),
@@ -93,22 +93,24 @@ def answer(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:
     return {**top[0], "top": top}
 
 
-def _in_both_row(facts: Mapping[str, Any]) -> str:
+def _in_both_row(dataset_info: Mapping[str, Any]) -> str:
     """For the head of a run: whether it is measured on what it trains on; empty if not."""
-    num_in_both = facts.get("num_in_both", 0)  # runs from before it was counted don't have it
-    total = sum(map(len, facts["held_out"].values()))
+    num_in_both = dataset_info.get("num_in_both", 0)  # runs from before it was counted don't have it
+    total = sum(map(len, dataset_info["held_out"].values()))
     return f"{num_in_both:,} of {total:,} are trained on too, so figures flatter" if num_in_both else ""
 
 
-def _open(config: Config, facts: Mapping[str, Any], *, train: bool) -> PictureFiles:
-    files: Files = facts["train" if train else "held_out"]
+def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> PictureFiles:
+    files: Files = dataset_info["train" if train else "held_out"]
     other = config.data.eval
-    if not train and other is not None and _whole(other) != facts["held_out_from"]:
+    if not train and other is not None and _whole(other) != dataset_info["held_out_from"]:
         # The run's model is asked about other pictures than those that were held out from it.
-        files = list_held_out(other, facts["classes"], config.data.images, restrict=config.data.classes is not None)
+        files = list_held_out(
+            other, dataset_info["classes"], config.data.images, restrict=config.data.classes is not None
+        )
         if config.data.on_error == "skip":
             files, _ = drop_unreadable(files, other, 0, config.data.images)
-    return open_files(_base(config, train=train), files, facts["classes"], config.data, train=train)
+    return open_files(_base(config, train=train), files, dataset_info["classes"], config.data, train=train)
 
 
 def _base(config: Config, *, train: bool) -> Path:

@@ -142,16 +142,16 @@ def read_mnist(config: DataConfig, *, train: bool) -> tuple[ByteArray, ByteArray
             f"{len(images):,} pictures, but {len(labels):,} labels",
             pictures=images_path,
             labels=labels_path,
-            do="take both files from one source",
+            fix="take both files from one source",
         )
     if len(images) == 0:
         raise DataError(f"{images_path} holds no pictures")
     if images.shape[1:] != (28, 28):
         height, width = images.shape[1:]
-        raise DataError(f"{images_path} holds pictures of {width}x{height}", expected="28x28")
+        raise DataError(f"{images_path} holds pictures of {width}x{height}", allowed="28x28")
     if labels.max() > 9:
         place = int(np.argmax(labels > 9))
-        raise DataError(f"{labels_path} holds label {labels[place]} at place {place}", expected="0 to 9")
+        raise DataError(f"{labels_path} holds label {labels[place]} at place {place}", allowed="0 to 9")
     return images, labels
 
 
@@ -171,7 +171,7 @@ def _find(config: DataConfig, name: str) -> Path:
                 raise DataError(
                     f"the data folder {folder} can't be read: {error.strerror}",
                     given=f"data.root={config.root}",
-                    do="give yourself the right to read and enter it, or another data.root",
+                    fix="give yourself the right to read and enter it, or another data.root",
                 ) from error
             return path
     if root.exists() and not root.is_dir():
@@ -180,8 +180,8 @@ def _find(config: DataConfig, name: str) -> Path:
         raise DataError(
             f"{root} holds no {name}",
             given=f"data.root={config.root} and data.download=false",
-            expected=f"{name}, {name}.gz or {name}.xz there or in {folders[1]}",
-            do="give the folder of MNIST's four files as data.root, or data.download=true",
+            allowed=f"{name}, {name}.gz or {name}.xz there or in {folders[1]}",
+            fix="give the folder of MNIST's four files as data.root, or data.download=true",
         )
     download = Download(urls=tuple(f"{mirror}{name}.gz" for mirror in MIRRORS), path=root / f"{name}.gz", md5=MD5[name])
     fetch(download, otherwise="get MNIST's four IDX files yourself and give their folder: data.root=DIR")

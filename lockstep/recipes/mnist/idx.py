@@ -44,19 +44,17 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
     expected = f"an IDX file of unsigned bytes with {num_dims} dimension{'s' if num_dims > 1 else ''}"
     again = "delete the file and fetch it again"
     if not content:
-        raise DataError(f"{path} is empty", expected=expected, do=again)
+        raise DataError(f"{path} is empty", allowed=expected, fix=again)
     magic = bytes((0, 0, 8, num_dims))
     if content[:4] != magic[: len(content)]:
         given = " ".join(f"{byte:02x}" for byte in content[:4])
         likely = "pictures and labels swapped" if content[:3] == magic[:3] and len(content) > 3 else None
-        raise DataError(
-            f"{path} is not {expected}", given=f"first bytes {given}", expected=magic.hex(" "), likely=likely
-        )
+        raise DataError(f"{path} is not {expected}", given=f"first bytes {given}", allowed=magic.hex(" "), cause=likely)
     if len(content) < head_bytes:
         raise DataError(
             f"{path} is cut off: {len(content)} bytes, and the head alone has {head_bytes}",
-            expected=expected,
-            do=again,
+            allowed=expected,
+            fix=again,
         )
     shape = struct.unpack_from(f">{num_dims}I", content, 4)
     size = head_bytes + math.prod(shape)
@@ -66,7 +64,7 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
             f"{path} claims to hold {size:,} bytes",
             given=f"its head promises {wanted}",
             allowed=f"up to {MAX_BYTES:,} bytes",
-            do=again,
+            fix=again,
         )
     # One byte more than the head promises shows that the file goes on.
     content = _unpacked(path, packed, size + 1)
@@ -75,8 +73,8 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
         fault = f"is cut off: {len(content):,} bytes" if is_short else f"goes on after its end: over {size:,} bytes"
         raise DataError(
             f"{path} {fault}",
-            expected=f"{size:,} bytes: its head promises {wanted}",
-            do=again,
+            allowed=f"{size:,} bytes: its head promises {wanted}",
+            fix=again,
         )
     return np.frombuffer(content, np.uint8, offset=head_bytes).reshape(shape)
 
@@ -86,7 +84,7 @@ def _packed(path: Path) -> bytes:
         return read_plain(path, MAX_BYTES)
     except OSError as error:
         raise DataError(
-            f"{path} can't be read: {error.strerror or error}", do="check the path and its rights"
+            f"{path} can't be read: {error.strerror or error}", fix="check the path and its rights"
         ) from error
 
 
@@ -108,7 +106,7 @@ def _unpacked(path: Path, packed: bytes, num_bytes: int) -> bytes:
         raise DataError(
             f"{path} can't be unpacked: {error}",
             given=f"{len(packed):,} bytes",
-            likely="cut off or damaged",
-            do="delete the file and fetch it again",
+            cause="cut off or damaged",
+            fix="delete the file and fetch it again",
         ) from error
     return packed[:num_bytes]

@@ -58,7 +58,7 @@ def _ink(path: Path) -> GreyArray:
     border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
     ink = 1 - grey if np.median(border) > 0.5 else grey
     if ink.max() - ink.min() < 0.05:
-        raise DataError(f"{path} shows nothing: all of it is one shade", expected="a picture of one digit")
+        raise DataError(f"{path} shows nothing: all of it is one shade", allowed="a picture of one digit")
     return ink
 
 

@@ -97,7 +97,7 @@ class PoseMetric:
         if number in self._pictures:
             raise DataError(
                 f"picture {number} was evaluated twice", where=str(picture["target"].get("file_name", "")) or None,
-                do="give each picture of the annotation file an id of its own",
+                fix="give each picture of the annotation file an id of its own",
             )  # fmt: skip
         self._pictures[number] = picture
 

@@ -35,7 +35,7 @@ class Alphabet:
 
     def __init__(self, characters: str) -> None:
         if not characters:
-            raise DataError("the alphabet is empty", expected="at least one character")
+            raise DataError("the alphabet is empty", allowed="at least one character")
         seen: set[str] = set()
         for place, character in enumerate(characters):
             if character in seen:
@@ -106,19 +106,19 @@ def read_alphabet(path: Path) -> Alphabet:
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8", where=f"byte {error.start}", do="save it as UTF-8") from error
+        raise DataError(f"{path} is not UTF-8", where=f"byte {error.start}", fix="save it as UTF-8") from error
     lines = [line for line in text.replace("\r\n", "\n").split("\n") if line]
     if len(lines) > 1:
         long = [number for number, line in enumerate(lines, start=1) if len(line) > 1]
         if long:
             raise DataError(
                 f"{path}:{long[0]} has {len(lines[long[0] - 1])} characters",
-                expected="all characters on one line, or one on each line",
+                allowed="all characters on one line, or one on each line",
             )
     try:
         return Alphabet("".join(lines))
     except DataError as error:
-        raise DataError(f"{path}: {error.what}", **error.facts) from None
+        raise DataError(f"{path}: {error.what}", **error.slots) from None
 
 
 def read_chars(path: Path) -> list[str]:
@@ -141,7 +141,7 @@ def read_chars(path: Path) -> list[str]:
         table[0] = ""
     long = next((number for number, text in enumerate(table) if len(text) > 1), None)
     if long is not None:
-        raise DataError(f"{path}:{long + 1} has {len(table[long])} characters", expected="one character on each line")
+        raise DataError(f"{path}:{long + 1} has {len(table[long])} characters", allowed="one character on each line")
     return table
 
 

@@ -38,7 +38,7 @@ def read_line(path: Path, config: Config) -> Tensor:
     """
     grey = read_grey(path)
     if int(grey.max()) - int(grey.min()) < _SHADES:
-        raise DataError(f"{path} shows nothing: all of it is one shade", expected="a picture of one line of text")
+        raise DataError(f"{path} shows nothing: all of it is one shade", allowed="a picture of one line of text")
     turns = _turns(grey, config.decode)
     views: list[GreyArray] = [np.ascontiguousarray(np.rot90(grey, turn)) for turn in turns]
     height, width = views[0].shape
@@ -60,10 +60,10 @@ def answer(logits: Tensor, alphabet: Alphabet, config: DecodeConfig) -> Mapping[
     return {"text": texts[best], "confidence": round(sure[best], 6), "upside_down": best == 1}
 
 
-def draw_prediction(path: Path, facts: Mapping[str, Any]) -> Image.Image:
+def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
     """The picture with its text below."""
     picture = Image.fromarray(read_rgb(path))
-    caption = f"{facts['text'] or '(nothing)'}   {facts['confidence']:.1%}"
+    caption = f"{prediction['text'] or '(nothing)'}   {prediction['confidence']:.1%}"
     font = font_for(caption, _TEXT_PX)
     left, top, right, bottom = font.getbbox(caption)
     width = max(picture.width, math.ceil(right - left)) + 2 * _MARGIN_PX

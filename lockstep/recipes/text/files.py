@@ -62,7 +62,7 @@ class Chosen:
                 return read_packed(self.labels.path, int(self.labels.lines[place]))
             return read_grey(self.folder / self.labels.name(place))
         except DataError as error:
-            raise DataError(error.what, **{"where": self.labels.where(place), **error.facts}) from None
+            raise DataError(error.what, **{"where": self.labels.where(place), **error.slots}) from None
 
 
 def find_alphabet(config: DataConfig) -> Alphabet:
@@ -179,7 +179,7 @@ def _picture_folder(labels: Labels, config: DataConfig, places: IntArray) -> Pat
             f"the picture {name[:200]} is not there",
             where=labels.where(int(places[0])),
             looked="\n".join(str(folder) for folder in dict.fromkeys(folders)),
-            do="data.images=FOLDER says where the pictures are",
+            fix="data.images=FOLDER says where the pictures are",
         )
     return found
 
@@ -193,7 +193,7 @@ def _check_names(labels: Labels, config: DataConfig, places: IntArray, folder: P
         name = first_outside([labels.name(place)], folder, root)
         if name is not None:
             do = "correct the line, or give a folder that all pictures are in as data.images"
-            raise outside(name, root, where=labels.where(place), do=do)
+            raise outside(name, root, where=labels.where(place), fix=do)
 
 
 def _groups(labels: Labels, widths: tuple[int, ...], places: IntArray, folder: Path | None) -> IntArray:
@@ -219,7 +219,7 @@ def _unknown_error(labels: Labels, alphabet: Alphabet, places: IntArray) -> Data
         f"{labels.where(place)}: character {named(missing)} is not in the alphabet",
         given=text[:60],
         lines=f"{len(places):,} of {len(labels):,} have such characters",
-        do="data.on_unknown=skip leaves these lines out; data.alphabet=FILE gives another alphabet;\n"
+        fix="data.on_unknown=skip leaves these lines out; data.alphabet=FILE gives another alphabet;\n"
         "data.normalise brings look-alikes together",
     )
 
@@ -233,5 +233,5 @@ def _too_long(labels: Labels, places: IntArray, needed: IntArray, allowed: IntAr
         needed=f"{needed[first]} time steps: its characters, and one between equal neighbours; "
         f"data.width gives {allowed[first]}",
         lines=f"{int((~fits).sum()):,} of {len(places):,} are too long",
-        do="a larger data.width, or data.on_too_long=skip to leave them out",
+        fix="a larger data.width, or data.on_too_long=skip to leave them out",
     )

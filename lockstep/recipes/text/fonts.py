@@ -58,14 +58,14 @@ def find_fonts(folder: Path | None, characters: str) -> list[Font]:
         raise DataError(
             f"no font can draw half of the {len(characters):,} characters, and made-up lines need one",
             given=f"{len(files):,} font files in {where}",
-            do="install fonts (Debian: apt install fonts-dejavu fonts-liberation), or name a folder with .ttf files",
+            fix="install fonts (Debian: apt install fonts-dejavu fonts-liberation), or name a folder with .ttf files",
         )
     lacking = [character for character in characters if character not in drawn]
     if lacking:
         raise DataError(
             f"no font draws {named(lacking[0])}" + (f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""),
             given=f"{len(fonts):,} fonts in {where}",
-            do="add a font that has them, or take them out of the alphabet",
+            fix="add a font that has them, or take them out of the alphabet",
         )
     return sorted(fonts, key=lambda font: (font.family, Path(font.path).name, font.path))
 
@@ -106,11 +106,11 @@ def check_fonts(fonts: Iterable[Font]) -> None:
         except OSError as error:
             raise DataError(
                 f"the font {font.path} can't be read: {error.strerror or error}",
-                likely="this run began on a machine that has other fonts",
-                do="install it here too, or begin a new run",
+                cause="this run began on a machine that has other fonts",
+                fix="install it here too, or begin a new run",
             ) from error
         if now != font.sha256:
-            raise DataError(f"the font {font.path} is another one than when this run began", do="begin a new run")
+            raise DataError(f"the font {font.path} is another one than when this run began", fix="begin a new run")
 
 
 def draw_text(

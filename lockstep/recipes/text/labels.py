@@ -94,9 +94,9 @@ def read_labels(path: Path, config: DataConfig, chars: Path | None = None) -> La
         beside = sorted(file.name for file in path.parent.glob("*")) if path.parent.is_dir() else []
         raise DataError(
             f"{path} can't be read: {error.strerror or error}",
-            expected="a file with labels, or an LMDB folder",
+            allowed="a file with labels, or an LMDB folder",
             there=", ".join(beside[:8]) + (" ..." if len(beside) > 8 else ""),
-            do="name it with data.train or data.eval" if beside else None,
+            fix="name it with data.train or data.eval" if beside else None,
         ) from error
     return _read(path, (stamp.st_mtime_ns, stamp.st_size), config.form, chars, config.encoding, config.normalise)
 
@@ -121,7 +121,7 @@ def _read(path: Path, stamp: tuple[int, int], form: str, chars: Path | None, enc
             names, texts = _split(path, rows, "\t" if form == "tsv" else None)
             pieces.append(_pack(names, texts, [number for number, _ in rows], normalise))
     if not pieces:
-        raise DataError(f"{path} has no labels", expected=f"lines of {' or '.join(_FORMS.values())}")
+        raise DataError(f"{path} has no labels", allowed=f"lines of {' or '.join(_FORMS.values())}")
     return _joined(path, pieces)
 
 
@@ -144,7 +144,7 @@ def _content(path: Path) -> bytes:
     try:
         return read_plain(path, MAX_LABEL_BYTES)
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}", expected="a file with labels") from error
+        raise DataError(f"{path} can't be read: {error.strerror or error}", allowed="a file with labels") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +188,7 @@ def _form_of(path: Path, form: str, rows: Rows, chars: Path | None) -> str:
         raise DataError(
             f"{short_path(path)} has labels by number, and nothing says which character each number is",
             given=f"{short_path(path)}:{rows[0][0]}: {rows[0][1][:60]}",
-            do="data.chars=char_std_5990.txt, or data.form=words if they are texts",
+            fix="data.chars=char_std_5990.txt, or data.form=words if they are texts",
         )
     return form
 
@@ -202,7 +202,7 @@ def _split(path: Path, rows: Rows, separator: str | None) -> tuple[list[str], li
         raise DataError(
             f"{short_path(path)}:{number} is not {_FORMS['tsv' if separator else 'words']}",
             given=line[:60],
-            do="correct the line, or say data.form",
+            fix="correct the line, or say data.form",
         )
     texts = [pair[1] if separator else pair[1].strip() for pair in pairs]
     return [pair[0] for pair in pairs], texts
@@ -260,7 +260,7 @@ def _bad_number(path: Path, rows: Rows, num_chars: int) -> DataError:
                 return DataError(
                     f"{short_path(path)}:{number} has {field[:40]}, which is no number of a character",
                     allowed=f"0 to {num_chars - 1:,}",
-                    do="data.form=words if labels are texts, or give the right data.chars",
+                    fix="data.form=words if labels are texts, or give the right data.chars",
                 )
     raise AssertionError("every number is one of a character")
 
@@ -277,5 +277,5 @@ def _encoding_of(path: Path, content: bytes, encoding: str) -> str:
         f"{path}:{line} can't be decoded",
         given=f"data.encoding={encoding}",
         allowed="UTF-8 or GBK",
-        do="save it as UTF-8",
+        fix="save it as UTF-8",
     )

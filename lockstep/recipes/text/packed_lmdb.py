@@ -22,7 +22,7 @@ def read_texts(folder: Path) -> list[str]:
     with _environment(folder).begin() as transaction:
         count = transaction.get(b"num-samples")
         if count is None or not count.isdigit() or len(count) > _MAX_DIGITS:
-            raise DataError(f"{folder} is not a set of text lines", expected="an entry num-samples with their number")
+            raise DataError(f"{folder} is not a set of text lines", allowed="an entry num-samples with their number")
         texts = []
         for number in range(1, int(count) + 1):
             label = transaction.get(b"label-%09d" % number)
@@ -82,10 +82,10 @@ def _opened(folder: Path) -> Any:
         import lmdb
     except ImportError:
         raise DataError(
-            f"{folder} is a folder, and to read LMDB sets the package lmdb is needed", do="pip install lmdb"
+            f"{folder} is a folder, and to read LMDB sets the package lmdb is needed", fix="pip install lmdb"
         ) from None
     if not (folder / "data.mdb").is_file():
-        raise DataError(f"{folder} is a folder without data.mdb", expected="an LMDB set, or a file with labels")
+        raise DataError(f"{folder} is a folder without data.mdb", allowed="an LMDB set, or a file with labels")
     try:
         opened = lmdb.open(str(folder), readonly=True, lock=False, readahead=False, meminit=False, max_readers=1)
         num_bytes = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
@@ -97,7 +97,7 @@ def _opened(folder: Path) -> Any:
         opened.close()
         raise DataError(
             f"{folder / 'data.mdb'} is cut off: {size:,} bytes",
-            expected=f"{num_bytes:,} bytes",
-            do="copy or download it again",
+            allowed=f"{num_bytes:,} bytes",
+            fix="copy or download it again",
         )
     return opened

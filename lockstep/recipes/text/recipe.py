@@ -25,7 +25,7 @@ from lockstep.recipes.text.model import build_model
 from lockstep.storage.pretrained import load_pretrained
 
 
-def facts(config: Config) -> Mapping[str, Any]:
+def dataset_info(config: Config) -> Mapping[str, Any]:
     """The alphabet; for made-up lines the fonts, seen in training and not; for others what was left out.
 
     Raises:
@@ -41,22 +41,22 @@ def facts(config: Config) -> Mapping[str, Any]:
     return {**found, "left_out": _left_out(chosen)}
 
 
-def build(config: Config, facts: Mapping[str, Any]) -> Parts:
+def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     """Join data, model, loss and metric. Reads no data yet.
 
     Raises:
         ConfigError: `model.freeze` names no part of the network.
     """
-    alphabet = Alphabet(facts["alphabet"])
+    alphabet = Alphabet(dataset_info["alphabet"])
     model = build_model(config.model, alphabet.num_classes)
     freeze(model, config.model.freeze)
     read_texts = partial(read, alphabet=alphabet, beam_width=config.decode.beam_width)
     made = config.data.is_made
     open_lines: Callable[..., Samples]
     if made:
-        num_fonts, num_unseen = len(facts["seen"]), len(facts["unseen"])
+        num_fonts, num_unseen = len(dataset_info["seen"]), len(dataset_info["unseen"])
         what = f"made-up lines in {num_fonts} fonts" + (f", held out in {num_unseen} others" if num_unseen else "")
-        open_lines = partial(_open_made, config, facts)
+        open_lines = partial(_open_made, config, dataset_info)
     else:
         widths = config.data.widths
         shown = str(widths[0]) if len(widths) == 1 else f"{len(widths)} widths from {widths[0]} to {widths[-1]}"
@@ -86,14 +86,14 @@ def build(config: Config, facts: Mapping[str, Any]) -> Parts:
             "data": what,
             "model": config.model.name,
             "alphabet": f"{len(alphabet):,} characters: {_shortened(alphabet.characters)}",
-            **({"left out": facts["left_out"]} if facts.get("left_out") else {}),
+            **({"left out": dataset_info["left_out"]} if dataset_info.get("left_out") else {}),
         },
     )
 
 
-def _open_made(config: Config, facts: Mapping[str, Any], *, train: bool) -> MadeLines:
-    made, alphabet = config.data.made, Alphabet(facts["alphabet"])
-    groups = [[Font(**font) for font in facts[name]] for name in ("seen", "unseen")]
+def _open_made(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> MadeLines:
+    made, alphabet = config.data.made, Alphabet(dataset_info["alphabet"])
+    groups = [[Font(**font) for font in dataset_info[name]] for name in ("seen", "unseen")]
     if train or not groups[1]:
         groups = groups[:1]
     for fonts in groups:

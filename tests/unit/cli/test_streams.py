@@ -88,7 +88,7 @@ def test_a_console_obeys_no_control_characters_of_others() -> None:
 
 
 def test_an_error_does_nothing_to_a_terminal() -> None:
-    error = ConfigError("x\x1b[2Jy is no file", where="a\x9b\u2028b\udcff", do="1\n2")
+    error = ConfigError("x\x1b[2Jy is no file", where="a\x9b\u2028b\udcff", fix="1\n2")
     assert str(error) == ("config error: x\\x1b[2Jy is no file\n  where  a\\x9b\\u2028b\\udcff\n  do     1\n         2")
     assert "\x1b" not in error.line
 

@@ -90,7 +90,7 @@ def test_yaml_that_can_not_be_is_refused_with_its_line(text: str, what: str, giv
     with pytest.raises(ConfigError) as caught:
         parse(text, "my.yaml")
     assert what in caught.value.what
-    assert given in caught.value.facts["given"]
+    assert given in caught.value.slots["given"]
 
 
 @pytest.mark.parametrize(("text", "value"), [("!!int '3'", 3), ("!!float 3", 3.0), ("!!bool True", True)])

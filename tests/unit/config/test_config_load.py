@@ -103,8 +103,8 @@ def test_an_unknown_key_of_a_file_has_its_line(tmp_path: Path, monkeypatch: pyte
     layer = written(tmp_path, "recipe: x\noptim:\n  momentun: 0.5\n", monkeypatch)
     error = fails(layers=(PRESET, layer))
     assert error.what == "optim.momentun is not a setting"
-    assert error.facts["given"] == "my.yaml:3"
-    assert error.facts["nearest"].startswith("optim.momentum (")
+    assert error.slots["given"] == "my.yaml:3"
+    assert error.slots["nearest"].startswith("optim.momentum (")
 
 
 @pytest.mark.parametrize(
@@ -122,15 +122,15 @@ def test_an_unknown_key_of_a_file_has_its_line(tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_the_nearest_setting_is_named(override: str, nearest: str) -> None:
-    assert fails(override).facts.get("nearest", "").startswith(nearest)
+    assert fails(override).slots.get("nearest", "").startswith(nearest)
 
 
 def test_an_unknown_section_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = written(tmp_path, "epochs: 3\noptimiser:\n  momentum: 0.5\n", monkeypatch)
     error = fails(layers=(PRESET, layer))
     assert error.what == "optimiser is not a section of the settings"
-    assert error.facts["given"] == "my.yaml:2"
-    assert error.facts["nearest"].startswith("optim (section)")
+    assert error.slots["given"] == "my.yaml:2"
+    assert error.slots["nearest"].startswith("optim (section)")
 
 
 @pytest.mark.parametrize(
@@ -170,33 +170,33 @@ def test_a_value_that_can_not_be_says_what_is_allowed(override: str, what: str, 
         error = fails(override)
     assert error.what.startswith(what)
     assert len(error.what) < 70
-    assert error.facts["given"] == f"on the command line: {override}"
-    assert error.facts["allowed"].startswith(allowed)
+    assert error.slots["given"] == f"on the command line: {override}"
+    assert error.slots["allowed"].startswith(allowed)
 
 
 def test_a_wrong_value_of_a_file_has_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = fails(layers=(PRESET, written(tmp_path, "seed: 1\noptim: {lr: 0.1,\n  name: x}\n", monkeypatch)))
-    assert (error.what, error.facts["given"]) == ('optim.name can\'t be "x"', "my.yaml:3")
+    assert (error.what, error.slots["given"]) == ('optim.name can\'t be "x"', "my.yaml:3")
 
 
 def test_a_missing_setting_says_what_it_needs() -> None:
     error = fails(layers=(mapping_layer({"recipe": "shapes"}, "x"),))
     assert error.what == "data.root is missing"
-    assert error.facts["needs"] == "path: folder with the pictures"
-    assert "data.root=VALUE" in error.facts["do"]
+    assert error.slots["needs"] == "path: folder with the pictures"
+    assert "data.root=VALUE" in error.slots["fix"]
 
 
 def test_settings_that_do_not_fit_together_are_named_with_their_places() -> None:
     error = fails("global_batch=16", layers=(PRESET, mapping_layer({"micro_batch": 32}, "my.yaml:4")))
     assert error.what == "micro_batch (32) is more than global_batch (16)"
-    assert error.facts["given"] == "on the command line: global_batch=16\nmy.yaml:4  micro_batch: 32"
+    assert error.slots["given"] == "on the command line: global_batch=16\nmy.yaml:4  micro_batch: 32"
     assert "(default)  optim.milestones: []" in fails("optim.schedule=multi_step").facts["given"]
 
 
 def test_the_first_fault_comes_in_full_and_the_others_in_a_line_each() -> None:
     error = fails("epochs=x", "optim.lrr=1", "device=y", layers=(mapping_layer({"recipe": "shapes"}, "x"),))
     assert error.what == "optim.lrr is not a setting"
-    assert error.facts["also"] == 'epochs can\'t be "x"\ndevice can\'t be "y"\ndata.root is missing'
+    assert error.slots["also"] == 'epochs can\'t be "x"\ndevice can\'t be "y"\ndata.root is missing'
 
 
 @pytest.mark.parametrize("override", ["epochs", "=3", "optim..lr=3", "a b=3", ".=1"])
@@ -207,13 +207,13 @@ def test_an_override_of_another_form_is_refused(override: str) -> None:
 def test_an_override_that_is_not_yaml_is_refused() -> None:
     error = fails("optim.milestones=[1,")
     assert error.what == "the value of optim.milestones is not YAML"
-    assert error.facts["given"] == "on the command line: optim.milestones=[1,"
+    assert error.slots["given"] == "on the command line: optim.milestones=[1,"
 
 
 def test_an_override_that_is_not_of_its_tag_is_refused() -> None:
     error = fails("epochs=!!int abc")
-    assert error.facts["given"] == "on the command line: epochs=!!int abc"
-    assert error.facts["problem"] == "'abc' is not a whole number"
+    assert error.slots["given"] == "on the command line: epochs=!!int abc"
+    assert error.slots["problem"] == "'abc' is not a whole number"
 
 
 def test_an_override_of_bytes_that_are_no_text_is_refused() -> None:
@@ -249,7 +249,7 @@ def test_a_recipes_own_check_is_explained() -> None:
 
     error = fails("seed=3", model=Checked)
     assert error.what == "seed 3 is odd"
-    assert error.facts["given"] == "on the command line: seed=3"
+    assert error.slots["given"] == "on the command line: seed=3"
 
 
 def test_a_key_with_a_dot_in_a_file_is_told_how_it_is_written(tmp_path: Path) -> None:
@@ -257,9 +257,9 @@ def test_a_key_with_a_dot_in_a_file_is_told_how_it_is_written(tmp_path: Path) ->
     with pytest.raises(ConfigError) as caught:
         load(RunConfig, [mapping_layer({"recipe": "x"}, "here"), read_layer(tmp_path / "my.yaml")])
     assert caught.value.what == "optim.lr is written with a dot"
-    assert caught.value.facts["given"].endswith("my.yaml:1")
-    assert "optim: {lr: 0.2}" in caught.value.facts["do"]
-    assert "optim.lr=0.2" in caught.value.facts["do"]
+    assert caught.value.slots["given"].endswith("my.yaml:1")
+    assert "optim: {lr: 0.2}" in caught.value.slots["fix"]
+    assert "optim.lr=0.2" in caught.value.slots["fix"]
 
 
 def test_all_settings_are_shown_for_what_was_typed() -> None:
@@ -267,4 +267,4 @@ def test_all_settings_are_shown_for_what_was_typed() -> None:
     for source, shown in ((None, "mnist"), ("digits", "digits")):
         with pytest.raises(ConfigError) as caught:
             load(RunConfig, [replace(layers[0], source=source)], ["lrr=1"])
-        assert caught.value.facts["all"] == f"lockstep config {shown}"
+        assert caught.value.slots["all"] == f"lockstep config {shown}"

@@ -54,7 +54,7 @@ def test_terms_are_added_up() -> None:
 def test_one_value_a_channel_is_too_few_for_batch_norm() -> None:
     with pytest.raises(ConfigError, match="one sample whose maps have come down to one pixel") as caught:
         forward(job({}, nn.BatchNorm2d(3)), BATCH)
-    assert "17 samples" in caught.value.facts["given"]
+    assert "17 samples" in caught.value.slots["given"]
     with pytest.raises(ValueError, match="expected 4D input"):  # any other error is the recipe's own
         forward(job({}, nn.BatchNorm2d(3)), Batch(torch.ones(2, 3), BATCH.targets, BATCH.indices))
 

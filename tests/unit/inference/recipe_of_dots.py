@@ -50,14 +50,14 @@ class Dots:
         return Batch({"picture": picture, "name": [f"dot {index}"]}, places % 2, places)
 
 
-def facts(config):
+def dataset_info(config):
     path = config.data.root / "classes.txt"
     if not path.is_file():
         raise DataError(f"{path} is not there")
     return {"classes": path.read_text().split()}
 
 
-def build(config, facts):
+def build(config, dataset_info):
     def preprocess(path):
         if path.suffix != ".png":
             raise DataError(f"{path} is no picture of dots")
@@ -66,18 +66,18 @@ def build(config, facts):
         return {"picture": picture[None], "name": path.name}
 
     def answer(logits):
-        return {"class": facts["classes"][int(logits.argmax())], "scores": logits.tolist()}
+        return {"class": dataset_info["classes"][int(logits.argmax())], "scores": logits.tolist()}
 
     def loss(outputs, batch):
         return {"cross_entropy": nn.functional.cross_entropy(outputs, batch.targets)}
 
     return Parts(
-        model=Net(len(facts["classes"])),
+        model=Net(len(dataset_info["classes"])),
         loss=loss,
         infer=(lambda model, inputs: 2 * model(inputs)) if config.twice else None,
         train_data=Dots,
         eval_data=Dots,
-        metric=lambda: Accuracy(len(facts["classes"])),
+        metric=lambda: Accuracy(len(dataset_info["classes"])),
         preprocess=preprocess,
         postprocess=answer,
         draw_prediction=lambda path, answer: Image.new("RGB", (5, 5), "red"),

@@ -15,7 +15,7 @@ def test_an_onnx_file_that_can_not_be_opened_is_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr(export, "_to_onnx", lambda *_: b"no model")
     with pytest.raises(ConfigError, match="onnxruntime can't run the file") as refused:
         export._write("onnx", torch.nn.Linear(2, 2), (2,), {}, tmp_path / "net.onnx")
-    assert refused.value.facts["do"].endswith("or export --to torch-export or safetensors")
+    assert refused.value.slots["fix"].endswith("or export --to torch-export or safetensors")
     assert list(tmp_path.iterdir()) == []
 
 

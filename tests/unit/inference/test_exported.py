@@ -51,8 +51,8 @@ def model_of(preset: str) -> tuple[Parts, list[str]]:
         settings.append("data.root=shapes")
     found = find(preset)
     config = load(found.config_class, found.layers, settings).config
-    facts = dataset_info_for(found, config, alone("cpu"), None)
-    parts = build_parts(config, lambda: found.build(config, facts))
+    dataset_info = dataset_info_for(found, config, alone("cpu"), None)
+    parts = build_parts(config, lambda: found.build(config, dataset_info))
     for module in parts.model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_var, 0.5, 2.0)
@@ -184,7 +184,7 @@ def test_without_onnx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else real(name))
     with pytest.raises(ConfigError, match="needs onnxscript") as caught:
         export("w.safetensors", "onnx", preset="digits")
-    assert caught.value.facts["do"] == 'pip install "lockstep[onnx]"'
+    assert caught.value.slots["fix"] == 'pip install "lockstep[onnx]"'
 
 
 def test_another_format_is_refused() -> None:

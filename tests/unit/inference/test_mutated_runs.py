@@ -15,7 +15,7 @@ import pytest
 from lockstep.cli.main import run as command
 from tests.unit.inference.whole_runs import RESUME, checkpoints, result
 
-FILES = ["config.yaml", "facts.json", "result.json", "weights.safetensors", "metrics.jsonl", "environment.json",
+FILES = ["config.yaml", "dataset_info.json", "result.json", "weights.safetensors", "metrics.jsonl", "environment.json",
          "recipe.json", "recipe.py", "checkpoints/best.json"]  # fmt: skip
 FILES += [f"checkpoints/LAST/{name}" for name in ("manifest.json", "state.json", "weights.safetensors")]
 FILES += ["checkpoints/LAST/optimizer.safetensors"]

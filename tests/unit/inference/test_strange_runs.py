@@ -102,11 +102,11 @@ def test_a_config_that_was_edited_is_not_evaluated_as_the_run(run: Path, capsys:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ('{"classes": ["bright", "dark"]}', "run/facts.json was altered since the run began"),
-        ("", "run/facts.json can't be read"),
-        ("{}", "run/facts.json was altered since the run began"),
-        ("[1]", "run/facts.json holds no JSON object"),
-        (None, "run/facts.json is missing, and the data gives other facts"),
+        ('{"classes": ["bright", "dark"]}', "run/dataset_info.json was altered since the run began"),
+        ("", "run/dataset_info.json can't be read"),
+        ("{}", "run/dataset_info.json was altered since the run began"),
+        ("[1]", "run/dataset_info.json holds no JSON object"),
+        (None, "run/dataset_info.json is missing, and the data gives other dataset info"),
     ],
     ids=["swapped", "empty", "no facts", "list", "missing"],
 )
@@ -115,10 +115,10 @@ def test_facts_that_are_not_the_run_s_are_refused(
     run: Path, arguments: list[str], content: str | None, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if content is None:
-        (run / "facts.json").unlink()
+        (run / "dataset_info.json").unlink()
         Path("dots/classes.txt").write_text("black white")
     else:
-        (run / "facts.json").write_text(content)
+        (run / "dataset_info.json").write_text(content)
     assert command([*arguments, "data.root=dots"]) == 5
     assert text in capsys.readouterr().err
 
@@ -129,9 +129,9 @@ def test_facts_of_a_run_from_before_they_were_hashed_that_do_not_fit_are_named(
     for checkpoint in checkpoints(run):
         rewrite(checkpoint, lambda plain: plain.pop("run"))
     assert command(["eval", "run"]) == 0
-    (run / "facts.json").write_text('{"names": 3}')
+    (run / "dataset_info.json").write_text('{"names": 3}')
     assert command(["eval", "run"]) == 5
-    assert "run/facts.json does not fit the recipe: KeyError: 'classes'" in capsys.readouterr().err
+    assert "run/dataset_info.json does not fit the recipe: KeyError: 'classes'" in capsys.readouterr().err
 
 
 def test_a_checkpoint_from_before_settings_were_kept_still_resumes(run: Path) -> None:

@@ -53,7 +53,7 @@ def run(weights: dict[str, torch.Tensor]) -> Path:
     folder = Path("run")
     folder.mkdir()
     (folder / "config.yaml").write_text(to_yaml(_config().model_dump(mode="json")))
-    (folder / "facts.json").write_text('{"classes": ["dark", "bright"]}')
+    (folder / "dataset_info.json").write_text('{"classes": ["dark", "bright"]}')
     save_file(weights, folder / "weights.safetensors")
     (folder / "result.json").write_text(json.dumps({"weights_sha256": weights_sha256(weights)}))
     trust(RECIPE)
@@ -176,7 +176,7 @@ def test_a_file_of_weights_is_asked_as_the_model_of_a_preset(
     Path("data/classes.txt").write_text("dark bright grey")
     with pytest.raises(CheckpointError, match="is of another model") as caught:
         evaluate("official.pth.tar", settings, preset=str(RECIPE))
-    assert "head.weight (2, 2) in the file, (3, 2) here" in caught.value.facts["other shape"]
+    assert "head.weight (2, 2) in the file, (3, 2) here" in caught.value.slots["other shape"]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_run_that_is_not_there_is_told_with_the_newest_that_are() -> None:
     for name in ("digits-0009", "runs/digits-0009"):
         with pytest.raises(CheckpointError) as caught:
             evaluate(name)
-        assert caught.value.facts["runs"] == ", ".join(f"runs/digits-000{number}" for number in range(3, 8))
+        assert caught.value.slots["runs"] == ", ".join(f"runs/digits-000{number}" for number in range(3, 8))
 
 
 def test_settings_may_be_given_by_name_as_for_train(run: Path, pictures: Path) -> None:

@@ -31,7 +31,7 @@ def test_a_rank_that_another_machine_has_is_refused_with_both_names() -> None:
     store.put("node/1", ["elsewhere", 77])
     with pytest.raises(LaunchError, match="two machines have node rank 1") as caught:
         claim(store, 1, 2)
-    assert f"elsewhere pid 77\n{socket.gethostname()} pid {os.getpid()}" in caught.value.facts["where"]
+    assert f"elsewhere pid 77\n{socket.gethostname()} pid {os.getpid()}" in caught.value.slots["where"]
 
 
 def test_a_rank_whose_launcher_on_this_machine_has_died_is_taken_over() -> None:

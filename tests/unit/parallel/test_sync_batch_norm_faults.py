@@ -57,8 +57,8 @@ def test_micro_batches_that_part_ways_are_named(special: float, says: str) -> No
     reducer.begin(step)
     with pytest.raises(TrainError, match="don't pass the same layers") as caught:
         reducer.run(run)
-    assert caught.value.facts["where"] == says
-    assert "batch_norm=micro" in caught.value.facts["do"]
+    assert caught.value.slots["where"] == says
+    assert "batch_norm=micro" in caught.value.slots["fix"]
 
 
 def test_an_error_in_one_micro_batch_is_raised_and_the_next_step_is_whole() -> None:

@@ -60,7 +60,7 @@ class Recipe:
         for index in range(NUM_SAMPLES):
             (self.data / f"{index:02}.txt").write_text(f"{index % 7} {index % 5} 1")
 
-    def facts(self, config: RunConfig) -> Mapping[str, Any]:
+    def dataset_info(self, config: RunConfig) -> Mapping[str, Any]:
         return {}
 
     def build(self, config: RunConfig, facts: Mapping[str, Any]) -> Parts:
@@ -99,7 +99,7 @@ def test_a_resume_on_other_data_names_a_sample_and_is_refused_in_both_modes(tmp_
     with pytest.raises(DataError) as caught:
         recipe.train(tmp_path / "run", mode=mode)
     assert "the data changed since this run began: training sample" in caught.value.what
-    assert "checkpoint.on_change=warn" in caught.value.facts["do"]
+    assert "checkpoint.on_change=warn" in caught.value.slots["fix"]
 
 
 def test_one_longer_file_among_many_is_seen_by_the_sizes(recipe: Recipe, tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_an_edited_recipe_that_computes_something_else_is_refused_unless_told(
     recipe.factor = 2.0
     with pytest.raises(CheckpointError) as caught:
         recipe.train(tmp_path / "run")
-    assert "code of recipe.py" in caught.value.facts["changed"]
-    assert "loss of a trial micro-batch" in caught.value.facts["changed"]
+    assert "code of recipe.py" in caught.value.slots["changed"]
+    assert "loss of a trial micro-batch" in caught.value.slots["changed"]
     recipe.train(tmp_path / "run", on_change="warn")
     assert "this run was trained with something else so far" in " ".join(capsys.readouterr().out.split())
 
@@ -153,7 +153,7 @@ def test_another_processor_is_refused_unless_told_and_both_are_kept(
     monkeypatch.setattr(environment.torch.backends.cpu, "get_cpu_capability", lambda: "SVE512")
     with pytest.raises(CheckpointError, match="CPU capability") as caught:
         recipe.train(tmp_path / "run")
-    assert f"CPU capability: {before} in the checkpoint, SVE512 now" in caught.value.facts["changed"]
+    assert f"CPU capability: {before} in the checkpoint, SVE512 now" in caught.value.slots["changed"]
     kept = recipe.train(tmp_path / "run", on_change="warn")
     assert [world["environment"]["CPU capability"] for world in kept["worlds"]] == [before, "SVE512"]
     assert [world["size"] for world in kept["worlds"]] == [1, 1]

@@ -61,14 +61,14 @@ def test_a_checkpoint_of_another_run_goes_on_with_that_run_s_settings(folder: Ru
     check_came_from(RunFolder(tmp_path / "no run"), CONFIG.model_copy(update={"seed": 5}))
     with pytest.raises(ConfigError, match="has other settings, so this one can't go on") as caught:
         check_came_from(folder, CONFIG.model_copy(update={"seed": 5}))
-    assert caught.value.facts["given"] == "seed: 0 in the run, 5 now"
+    assert caught.value.slots["given"] == "seed: 0 in the run, 5 now"
 
 
 def test_settings_that_change_the_result_are_named_with_both_values(folder: RunFolder) -> None:
     with pytest.raises(ConfigError) as caught:
         check_same_run(folder, CONFIG.model_copy(update={"seed": 5, "epochs": 3}), "auto")
-    assert caught.value.facts["given"] == "epochs: 10 in the run, 3 now\nseed: 0 in the run, 5 now"
-    assert "learning rate's schedule" in caught.value.facts["do"]
+    assert caught.value.slots["given"] == "epochs: 10 in the run, 3 now\nseed: 0 in the run, 5 now"
+    assert "learning rate's schedule" in caught.value.slots["fix"]
 
 
 def test_a_setting_that_came_later_had_its_default_in_older_runs(folder: RunFolder) -> None:
@@ -78,14 +78,14 @@ def test_a_setting_that_came_later_had_its_default_in_older_runs(folder: RunFold
     check_same_run(folder, CONFIG, "auto")
     with pytest.raises(ConfigError) as caught:
         check_same_run(folder, CONFIG.model_copy(update={"precision": "bf16"}), "auto")
-    assert caught.value.facts["given"] == "precision: fp32 in the run, bf16 now"
+    assert caught.value.slots["given"] == "precision: fp32 in the run, bf16 now"
 
 
 def test_a_setting_that_is_gone_is_named(folder: RunFolder) -> None:
     _write(folder, {**CONFIG.model_dump(mode="json"), "once": 1})
     with pytest.raises(ConfigError) as caught:
         check_same_run(folder, CONFIG, "auto")
-    assert caught.value.facts["given"] == "once: 1 in the run, nothing now"
+    assert caught.value.slots["given"] == "once: 1 in the run, nothing now"
 
 
 def test_a_run_is_not_begun_over(folder: RunFolder) -> None:

@@ -84,7 +84,7 @@ def test_exact_mode_refuses_and_names(habit: str) -> None:
         job_of(make())
     assert named in str(caught.value)
     assert "had other values when it was read again" in caught.value.what or "computed again" in caught.value.what
-    assert "mode=fast" in caught.value.facts["do"]
+    assert "mode=fast" in caught.value.slots["fix"]
 
 
 @pytest.mark.parametrize("habit", ["a counter in the module", "a dataset that counts its calls"])

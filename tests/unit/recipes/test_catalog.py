@@ -107,7 +107,7 @@ def test_the_parts_are_built_by_the_recipe(shelf: Path) -> None:
 def test_a_preset_of_two_recipes_is_asked_for_by_its_full_name(shelf: Path) -> None:
     error = refused("small")
     assert error.what == "several recipes have a preset called small"
-    assert error.facts["do"] == "say which: shapes/small or waves/small"
+    assert error.slots["fix"] == "say which: shapes/small or waves/small"
 
 
 @pytest.mark.parametrize(
@@ -116,16 +116,16 @@ def test_a_preset_of_two_recipes_is_asked_for_by_its_full_name(shelf: Path) -> N
 def test_an_unknown_name_lists_what_there_is(shelf: Path, name: str, nearest: str | None) -> None:
     error = refused(name)
     assert error.what == f"there is no recipe or preset called {name}"
-    assert error.facts.get("nearest") == nearest
-    assert {"mnist", "shapes", "waves"} <= set(error.facts["recipes"].split(", "))
-    assert "shapes/stars" in error.facts["presets"].replace("\n", " ")
+    assert error.slots.get("nearest") == nearest
+    assert {"mnist", "shapes", "waves"} <= set(error.slots["recipes"].split(", "))
+    assert "shapes/stars" in error.slots["presets"].replace("\n", " ")
     assert all(len(line) <= 80 for line in str(error).splitlines())
 
 
 def test_a_run_folder_is_recognised_as_one(shelf: Path) -> None:
     (shelf / "run").mkdir()
     (shelf / "run" / "config.yaml").write_text("recipe: shapes")
-    assert "run is a run folder" in refused("run").facts["do"]
+    assert "run is a run folder" in refused("run").facts["fix"]
 
 
 def test_a_yaml_file_goes_over_the_recipes_default_preset(shelf: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_resolved_config_finds_its_recipe_again(shelf: Path) -> None:
 def test_a_yaml_file_without_a_usable_recipe_is_refused(shelf: Path, text: str, what: str, given: str | None) -> None:
     (shelf / "my.yaml").write_text(text)
     error = refused("my.yaml")
-    assert (error.what, error.facts.get("given")) == (what, given)
+    assert (error.what, error.slots.get("given")) == (what, given)
 
 
 def test_a_wrong_value_in_a_preset_or_file_has_its_line(shelf: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_recipe_file_called_like_a_standard_module_leaves_that_alone(shelf: Pa
 def test_a_recipe_file_that_can_not_be_used_says_why(shelf: Path, text: str, what: str, given: str | None) -> None:
     (shelf / "bad.py").write_text(text)
     error = refused("bad.py")
-    assert (error.what, error.facts.get("given")) == (what, given)
+    assert (error.what, error.slots.get("given")) == (what, given)
 
 
 def test_every_preset_that_comes_with_lockstep_is_right() -> None:
@@ -259,11 +259,14 @@ def test_every_preset_that_comes_with_lockstep_is_right() -> None:
 
 
 def test_a_recipe_that_keeps_facts_is_built_with_them_and_finds_them_where_there_are_none(shelf: Path) -> None:
-    text = "def facts(config):\n    return {'from': 'data'}\ndef build(config, facts):\n    return dict(facts)\n"
+    text = (
+        "def dataset_info(config):\n    return {'from': 'data'}\n"
+        "def build(config, dataset_info):\n    return dict(dataset_info)\n"
+    )
     (shelf / "shelf" / "waves" / "recipe.py").write_text(text)
     source = find("waves")
     config = config_of(source)
-    assert source.facts(config) == {"from": "data"}
+    assert source.dataset_info(config) == {"from": "data"}
     parts: Any = source.build(config, {"from": "run"})
     assert parts == {"from": "run"}
     assert built(source) == {"from": "data"}
@@ -271,6 +274,6 @@ def test_a_recipe_that_keeps_facts_is_built_with_them_and_finds_them_where_there
 
 def test_a_recipe_without_facts_is_built_by_its_settings_alone(shelf: Path) -> None:
     source = find("shapes")
-    assert source.facts(config_of(source)) == {}
+    assert source.dataset_info(config_of(source)) == {}
     parts: Any = source.build(config_of(source), {})
     assert parts == ("parts", 3)

@@ -83,7 +83,7 @@ def test_a_trusted_file_runs_until_it_changes(folder: Path, capsys: pytest.Captu
         file.write("\n")
     with pytest.raises(ConfigError, match="is not trusted") as caught:
         find("run/config.yaml")
-    assert "changed since you trusted it" in caught.value.facts["likely"]
+    assert "changed since you trusted it" in caught.value.slots["cause"]
 
 
 def test_a_copy_of_a_trusted_file_in_another_folder_is_not_trusted(folder: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_list_that_others_can_write_to_is_not_used(folder: Path) -> None:
     list_path().chmod(0o666)
     with pytest.raises(ConfigError, match="can be changed by other users") as caught:
         find("run/config.yaml")
-    assert "chmod 600" in caught.value.facts["do"]
+    assert "chmod 600" in caught.value.slots["fix"]
     assert not (folder / "ran").exists()
 
 
@@ -150,4 +150,4 @@ def test_a_recipe_that_can_not_be_is_named_with_its_line(folder: Path, name: str
     (folder / "my.yaml").write_text(f'recipe: "{name}"\n')
     with pytest.raises(ConfigError) as caught:
         find("my.yaml")
-    assert caught.value.facts["given"] == "my.yaml:1"
+    assert caught.value.slots["given"] == "my.yaml:1"

@@ -40,16 +40,16 @@ def test_a_file_that_could_run_code_is_refused_and_runs_none(tmp_path: Path, old
     with pytest.raises(CheckpointError, match="could run code from it") as caught:
         read_state(tmp_path / "a.pth")
     assert not Trap.ran
-    assert "_spring" in caught.value.facts["found"]
-    assert "weights_only=False" in caught.value.facts["do"]
+    assert "_spring" in caught.value.slots["found"]
+    assert "weights_only=False" in caught.value.slots["fix"]
 
 
 def test_a_whole_model_as_some_people_save_it_is_refused_with_what_to_do(tmp_path: Path) -> None:
     torch.save(net(), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match="more than tensors and plain values") as caught:
         read_state(tmp_path / "model.pt")
-    assert caught.value.facts["found"] == "torch.nn.modules.container.Sequential"
-    assert "held.state_dict()" in caught.value.facts["do"]
+    assert caught.value.slots["found"] == "torch.nn.modules.container.Sequential"
+    assert "held.state_dict()" in caught.value.slots["fix"]
     assert all(len(line) <= 80 for line in str(caught.value).splitlines()[1:])
     held = torch.load(tmp_path / "model.pt", weights_only=False)  # what it says to do
     torch.save(held.state_dict(), tmp_path / "new.pt")
@@ -100,7 +100,7 @@ def test_a_file_of_torchs_old_form_that_was_cut_off_anywhere_is_named(tmp_path: 
         path.write_bytes(content[:length])
         with pytest.raises(CheckpointError) as caught:
             read_state(path)
-        assert caught.value.facts["do"]
+        assert caught.value.slots["fix"]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_word_that_a_reader_stumbled_over_is_named_with_its_kind(tmp_path: Pat
     (tmp_path / "a.pth").write_bytes(b"\x80\x02he")
     with pytest.raises(CheckpointError, match="can't be read as weights") as caught:
         read_state(tmp_path / "a.pth")
-    assert caught.value.facts["reason"] == "KeyError 101"
+    assert caught.value.slots["reason"] == "KeyError 101"
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
@@ -144,5 +144,5 @@ def test_a_file_that_is_not_there_comes_with_where_it_was_looked_for(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="does not exist") as caught:
         load_pretrained(net(), Path("here", f"w{suffix}"))
-    assert caught.value.facts["where"] == f"looked for in {tmp_path / 'here'}"
-    assert "model.weights" in caught.value.facts["do"]
+    assert caught.value.slots["where"] == f"looked for in {tmp_path / 'here'}"
+    assert "model.weights" in caught.value.slots["fix"]

@@ -211,8 +211,8 @@ def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path
         raise DataError(
             f"{path} has other joints than {skeleton.name}: {len(joints)} of them",
             where=f"{path}: categories, keypoints of person",
-            expected=f"{skeleton.num_joints}: {skeleton.joints[0]} to {skeleton.joints[-1]}",
-            do=f"data.name={others[0]}" if others else None,
+            allowed=f"{skeleton.num_joints}: {skeleton.joints[0]} to {skeleton.joints[-1]}",
+            fix=f"data.name={others[0]}" if others else None,
         )
     return int(people[0]["id"])
 
@@ -229,7 +229,7 @@ def _check_pixels(widths: Sequence[int], heights: Sequence[int], ids: Sequence[i
     for width, height, number in zip(widths, heights, ids, strict=True):
         if width * height > MAX_PIXELS:
             raise DataError(
-                f"image {number} claims to be {width}x{height}", where=path, expected=f"up to {MAX_PIXELS:,} pixels"
+                f"image {number} claims to be {width}x{height}", where=path, allowed=f"up to {MAX_PIXELS:,} pixels"
             )
 
 

@@ -76,7 +76,7 @@ class Fields:
                 raise DataError(
                     f"{field} {value} comes twice in {self._part}",
                     where=f"{self._path}: {self._at(seen[value])} and {self._at(place)}",
-                    expected="a number that no other entry has",
+                    allowed="a number that no other entry has",
                 )
             seen[value] = place
 
@@ -87,7 +87,7 @@ class Fields:
         is_known = is_whole(number) and abs(number) < 2**64
         name = f"{self._part[:-1]} {number if is_known else f'number {self._places[place]}'}"
         if field not in entry:
-            return DataError(f"{name} has no {field}", where=f"{self._path}: {self._at(place)}", expected=expected)
+            return DataError(f"{name} has no {field}", where=f"{self._path}: {self._at(place)}", allowed=expected)
         value = entry[field]
         if item is not None:
             field, value = f"{field}[{item}]", value[item]
@@ -95,7 +95,7 @@ class Fields:
         return DataError(
             f"{field} of {name} is {shown(value)}{length}",
             where=f"{self._path}: {self._at(place)}.{field}",
-            expected=expected,
+            allowed=expected,
         )
 
     def _at(self, place: int) -> str:
@@ -124,14 +124,14 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = parse_json(read_plain(path, MAX_JSON_BYTES))
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}", expected=expected) from error
+        raise DataError(f"{path} can't be read: {error.strerror or error}", allowed=expected) from error
     except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}", expected=expected) from error
+        raise DataError(f"{path} is not JSON: {error}", allowed=expected) from error
     finally:
         if was_enabled:
             gc.enable()
     if not isinstance(content, dict):
-        raise DataError(f"{path} holds a {type(content).__name__}, no annotations", expected=expected)
+        raise DataError(f"{path} holds a {type(content).__name__}, no annotations", allowed=expected)
     return content
 
 
@@ -147,12 +147,12 @@ def entries_of(content: Mapping[str, Any], part: str, path: Path) -> list[dict[s
         raise DataError(
             f"{path} has no list of {part}",
             given=f"its parts: {', '.join(content) or 'none'}",
-            expected="images, annotations and categories",
-            likely="a file of results, or of pictures only" if is_left_out else None,
+            allowed="images, annotations and categories",
+            cause="a file of results, or of pictures only" if is_left_out else None,
         )
     for place, entry in enumerate(entries):
         if not isinstance(entry, dict):
-            raise DataError(f"{part}[{place}] of {path} is {shown(entry)}", expected="an object")
+            raise DataError(f"{part}[{place}] of {path} is {shown(entry)}", allowed="an object")
     return entries
 
 

@@ -45,7 +45,7 @@ class AnnotatedPictures:
             raise DataError(
                 f"{len(missing):,} of {len(pictures):,} pictures are missing in {store.title}",
                 missing="\n".join(missing[:3]) + more,
-                do="fetch them, or give the data set's folder: data.root=DIR",
+                fix="fetch them, or give the data set's folder: data.root=DIR",
             )
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedPictures | Severa
             raise DataError(
                 f"no annotation of split {name} has an area, by which COCO measures how near is near enough",
                 where=f"{path}: annotations",
-                do="give each annotation the area of its person, in pixels",
+                fix="give each annotation the area of its person, in pixels",
             )
         counts = np.diff(known.starts)
         pictures = np.flatnonzero(counts > 0).tolist() if train else list(range(len(known)))
@@ -139,7 +139,7 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedPictures | Severa
         raise DataError(
             f"split {split} of {config.name} has no picture" + (" with people" if train else ""),
             where="\n".join(str(_annotations(config, name)) for name in names),
-            do="name another split: data.train=..., data.eval=...",
+            fix="name another split: data.train=..., data.eval=...",
         )
     return parts[0] if len(parts) == 1 else Several(parts)
 
@@ -161,5 +161,5 @@ def _annotations(config: DataConfig, name: str) -> Path:
         given=f"data.root={config.root}" + ("" if root.is_dir() else ", which is no folder"),
         looked="\n".join(str(root / form.format(name)) for form in ANNOTATIONS[config.name]),
         found=", ".join(beside[:6]) or None,
-        do="give the data set's folder as data.root, and its splits as data.train and data.eval",
+        fix="give the data set's folder as data.root, and its splits as data.train and data.eval",
     )

@@ -84,7 +84,7 @@ class Zip:
             if member.file_size > MAX_FILE_BYTES:
                 raise too_large(f"{name} in {self._path}", member.file_size)
             if member.compress_type not in _PACKINGS:
-                raise DataError(f"{name} is packed in a way that is not read", where=self._path, do="pack it as a zip")
+                raise DataError(f"{name} is packed in a way that is not read", where=self._path, fix="pack it as a zip")
             return file.read(member)
         except DataError:
             raise
@@ -97,7 +97,7 @@ class Zip:
             try:
                 self._file, self._pid = zipfile.ZipFile(self._path), os.getpid()
             except Exception as error:
-                raise DataError(f"{self._path} can't be opened: {error}", expected="a zip file of pictures") from error
+                raise DataError(f"{self._path} can't be opened: {error}", allowed="a zip file of pictures") from error
         return self._file
 
 
@@ -115,7 +115,7 @@ def open_store(candidates: Sequence[Path]) -> Store:
     raise DataError(
         "there is neither a folder nor a zip file of pictures",
         looked="\n".join(map(str, candidates)),
-        do="unpack the pictures there, or put the zip there as it ships",
+        fix="unpack the pictures there, or put the zip there as it ships",
     )
 
 
@@ -123,10 +123,10 @@ def _check_size(name: str, found: tuple[int, int], annotated: tuple[int, int]) -
     if found != annotated:
         raise DataError(
             f"the picture {name} is {found[0]}x{found[1]}, its annotation says {annotated[0]}x{annotated[1]}",
-            likely="it was annotated as EXIF turns it; pictures are taken as they are stored"
+            cause="it was annotated as EXIF turns it; pictures are taken as they are stored"
             if found == annotated[::-1]
             else None,
-            do="take pictures and annotations from one source",
+            fix="take pictures and annotations from one source",
         )
 
 
