@@ -109,7 +109,7 @@ def explain(culprits: Sequence[RankStatus], size: int, timeout_s: float, stacks:
         else None,
         cause=_likely(first, silent),
         stacks=stacks,
-        fix=f"If it is only slow, set watch.hang_timeout_s={3 * timeout_s:.0f}. --max-restarts restarts it automatically.",
+        fix=f"If it is only slow, set watch.hang_timeout_s={3 * timeout_s:.0f}. --max-restarts restarts it.",
     )
     error.ranks = tuple(sign.rank for sign in culprits)
     return error

@@ -77,7 +77,7 @@ def test_a_run_of_another_folder_is_refused_and_the_first_one_goes_on(
         assert "another run meets at 127.0.0.1:" in text
         assert differs in text
         assert f"pid {first.process.pid}, run folder {tmp_path / 'one' / 'run-0001'}" in text
-        assert "give this run another port" in text
+        assert "Give this run another port" in text
         assert "Traceback" not in text
     second = launch("d", *words, tmp_path / "one" / "run-0001")
     assert (first.code(), second.code()) == (0, 0), first.said() + second.said()
