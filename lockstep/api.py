@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,9 @@ from lockstep.cluster.env import ALONE, RankAssignment, placement
 from lockstep.cluster.process_range import ProcessRange, parse_range
 from lockstep.cluster.signals import StopSignal, when_parent_dies
 from lockstep.config.given import as_overrides, given_path
-from lockstep.config.load import load
+from lockstep.config.load import Loaded, load
 from lockstep.config.schema import RunConfig
+from lockstep.engine.run_spec import RunSpec, recipe_of
 from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError, LockstepError, TrainError
 from lockstep.launch import forkserver
 from lockstep.launch.commands import LOCKSTEP, import_path
@@ -35,8 +36,7 @@ from lockstep.launch.start import (
     resume_from,
 )
 from lockstep.launch.stopped import Stopped
-from lockstep.recipes.catalog import find
-from lockstep.recipes.trust import trust_named
+from lockstep.recipes.catalog import RecipeSpec, command_arguments, find
 from lockstep.report.console import Console
 from lockstep.report.log import log_path
 from lockstep.report.starting import notice_if_slow
@@ -90,13 +90,13 @@ def train(
     # A mistake is found before a folder is made for the run.
     found = find(str(source))
     overrides = as_overrides(settings)
-    load(found.config_class, found.layers, overrides)
+    loaded = load(found.config_class, found.layers, overrides)
     if procs is not None:
         parse_range(str(procs), "procs")
     given = None if run_dir is None else given_path(run_dir, "run_dir")
     resume = resume_from(resume, given)
     folder = given or new_folder(found.name)
-    command = [*LOCKSTEP, "train", str(source), *overrides]
+    command = [*LOCKSTEP, "train", *command_arguments(found, loaded.diff)]
     command += ["--run-dir", str(folder), "--resume", resume]
     if procs is not None:
         command += ["--procs", str(procs)]
@@ -176,92 +176,92 @@ def _error_of(text: str, code: int) -> LockstepError:
 
 
 def train_command(
-    source: str,
-    overrides: Sequence[str],
+    found: RecipeSpec,
+    loaded: Loaded[RunConfig],
     run_dir: Path | None,
     resume: str,
-    ask: LaunchOptions,
+    options: LaunchOptions,
 ) -> int:
-    """`lockstep train`: join a world that somebody has started, or start one.
+    """Join the world that another launcher started, or start one.
+
+    Args:
+        found: The recipe.
+        loaded: Its resolved settings. No process reads the user's files again.
+        run_dir: The run folder; None: a new one below runs/.
+        resume: "never", "auto", or the folder of a checkpoint.
+        options: Processes and machines.
 
     Returns:
-        The exit code: 0, or 128 + a signal's number if it was asked to stop and has saved.
+        The exit code: 0, or 128 + a signal's number if the run was stopped after it saved.
 
     Raises:
-        LockstepError: Anything that a person can do something about.
+        LockstepError: A failure that the user can act on.
     """
     started_at = time.time()
     _end_with_caller()
-    found = find(source)
-    config = load(found.config_class, found.layers, overrides).config
-    trust_named(source)
-    here = rank_assignment(ask.procs, ask.init, ask.rank, ask.world_size)
-    resume = resume_from(resume, run_dir)
-    nodes = rendezvous_config(ask, config, run_dir)
+    config = loaded.config
+    here = rank_assignment(options.procs, options.init, options.rank, options.world_size)
+    spec = RunSpec(
+        name=found.name,
+        config=config,
+        diff=loaded.diff,
+        folder=run_dir,
+        resume=resume_from(resume, run_dir),
+        is_restart=False,
+        started_at=started_at,
+    )
+    nodes = rendezvous_config(options, config, run_dir)
     default = 1 if here is not None else default_procs(config)
-    procs = parse_range(str(ask.procs), "--procs") if ask.procs is not None else ProcessRange(default, default)
+    procs = parse_range(str(options.procs), "--procs") if options.procs is not None else ProcessRange(default, default)
     if procs.most == 1 and nodes is None:
-        return _train(source, overrides, run_dir, resume, started_at, here=here or ALONE)
+        return _train(found, spec, here or ALONE)
 
-    # Before anything here imports torch, so that both imports run at the same time.
+    # Before torch is imported here, so that both imports run at the same time.
     forkserver.prepare(PRELOAD, config.num_threads)
     from lockstep.storage.run_folder import drop_empty, new_folder
 
     folder = run_dir or new_folder(found.name)
-    arguments = (source, overrides, folder, resume, started_at)
+    text = replace(spec, folder=folder).to_json()
     log = log_path(folder, 0)
     with notice_if_slow(
         f"starting {procs} process{'es' if procs.most > 1 else ''}",
         lambda: log.exists() and log.stat().st_mtime > started_at,
     ):
-        code = launch_here(procs, config, _train, arguments, folder, ask.max_restarts, nodes)
+        code = launch_here(procs, config, _train_worker, (text,), folder, options.max_restarts, nodes)
     if code and run_dir is None:
         drop_empty(folder)
     return code
 
 
-def _train(
-    source: str,
-    overrides: Sequence[str],
-    run_dir: Path | None,
-    resume: str,
-    started_at: float,
-    here: RankAssignment | None = None,
-) -> int:
-    """One process's part of training; in a worker of ours, the environment says which process it is."""
+def _train_worker(text: str) -> int:
+    """Train as one of the launcher's processes; the environment says which rank this is."""
+    found = find(recipe_of(text))
+    return _train(found, RunSpec.from_json(text, found.config_class), placement(os.environ) or ALONE)
+
+
+def _train(found: RecipeSpec, spec: RunSpec, here: RankAssignment) -> int:
+    """Train as one process of a world."""
     from lockstep.cluster import collectives
     from lockstep.engine.run import run
-    from lockstep.engine.run_spec import RunSpec
     from lockstep.storage.run_folder import drop_empty, new_folder
 
-    found = find(source)
-    loaded = load(found.config_class, found.layers, overrides)
-    here = here or placement(os.environ) or ALONE
-    # Until all have joined there is nothing to save, so a signal may end the process as always.
-    with join_world(here, loaded.config) as world, StopSignal() as stop:
-        if world.restart and run_dir is None:
+    is_new = spec.folder is None
+    # Until all ranks have joined there is nothing to save, so a signal may end the process at once.
+    with join_world(here, spec.config) as world, StopSignal() as stop:
+        if world.restart and is_new:
             raise LaunchError(
-                f"this is restart {world.restart} of the processes, and nothing says which run they had",
-                fix="give --run-dir where restarts are allowed; the run so far is the newest under runs/, and goes on "
-                "with --run-dir and --resume auto",
+                f"this is restart {world.restart} of the processes, and no run folder was given",
+                fix="Give --run-dir where restarts are allowed. The run so far is the newest folder under runs/; "
+                "resume it with --run-dir and --resume auto.",
             )
-        folder = run_dir or collectives.broadcast_object(world, new_folder(found.name) if world.is_main else None)
+        folder = spec.folder or collectives.broadcast_object(world, new_folder(found.name) if world.is_main else None)
         assert folder is not None
         if here.started_by != "lockstep" and world.local_rank == 0:
-            warn_before(folder, loaded.config)
-        request = RunSpec(
-            name=found.name,
-            config=loaded.config,
-            diff=loaded.diff,
-            folder=folder,
-            resume=resume,
-            is_restart=world.restart > 0,
-            started_at=started_at,
-        )
+            warn_before(folder, spec.config)
         try:
-            return run(request, found, world, stop)
+            return run(replace(spec, folder=folder, is_restart=world.restart > 0), found, world, stop)
         except LockstepError:
-            if run_dir is None:
+            if is_new:
                 drop_empty(folder)
             raise
 

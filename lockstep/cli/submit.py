@@ -52,17 +52,17 @@ def submit(
     """Submit a run to Slurm. Before its time is up it saves, queues itself again and goes on, to the same bits."""
     from lockstep.config.load import load
     from lockstep.launch.slurm import BatchJob, batch_script
-    from lockstep.recipes.catalog import find
+    from lockstep.recipes.catalog import command_arguments, find
     from lockstep.storage.run_folder import check_run_dir
 
-    if source.endswith((".yaml", ".yml", ".py")):
-        source = str(Path(source).absolute())  # the job may start in another folder
     found = find(source)
+    loaded = load(found.config_class, found.layers, overrides or [])
     each = [shlex.split(variant) for variant in variants or []]
-    for settings in each or [[]]:
+    for settings in each:
         load(found.config_class, found.layers, [*(overrides or []), *settings])  # a mistake shows now, not in the queue
     job = BatchJob(
-        command=[*LOCKSTEP, "train", source, *(overrides or [])],
+        # Resolved now: the job does not read the YAML file, which may change while it waits.
+        command=[*LOCKSTEP, "train", *command_arguments(found, loaded.diff)],
         run_dir=run_dir.absolute(),
         nodes=nodes,
         procs=procs or gpus or 1,

@@ -128,7 +128,8 @@ def train(
     from lockstep.cluster.env import placement
     from lockstep.cluster.process_range import MAX_NODES, MAX_PROCS, parse_range
     from lockstep.config.load import load
-    from lockstep.recipes.catalog import find
+    from lockstep.recipes.catalog import command_arguments, find
+    from lockstep.recipes.trust import trust_named
 
     if source is not None and "=" in source and not Path(source).exists():
         overrides, source = [source, *(overrides or [])], None  # settings for the run in --run-dir
@@ -136,10 +137,15 @@ def train(
     for option, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
         if text is not None:
             parse_range(text, option, limit)
-    if source is None:
+    here = placement(os.environ, init, rank, world_size)
+    is_stored = here is not None and here.restart and run_dir is not None and (run_dir / "config.yaml").is_file()
+    if source is None or (is_stored and source.endswith((".yaml", ".yml"))):
+        # Another launcher's restart continues with the settings of the run, whatever the file holds by now.
+        overrides = overrides if source is None else None
         source = _source_of(run_dir)
     found = find(source)
-    load(found.config_class, found.layers, overrides or [])
+    loaded = load(found.config_class, found.layers, overrides or [])
+    trust_named(source)
 
     from lockstep.storage.run_folder import check_run_dir
 
@@ -150,24 +156,26 @@ def train(
             raise ConfigError("--hosts starts the machines itself", fix=f"leave {', '.join(given)} out")
         if run_dir is not None:
             check_run_dir(run_dir, resume)
-        return _on_hosts(hosts, source, overrides or [], rdzv_endpoint, run_dir, resume, max_restarts)
+        arguments = command_arguments(found, loaded.diff)
+        return _on_hosts(hosts, found.name, arguments, rdzv_endpoint, run_dir, resume, max_restarts)
 
     if run_dir is not None:
-        is_alone = nodes is None and placement(os.environ, init, rank, world_size) is None
-        check_run_dir(run_dir, resume, is_first=is_alone)
+        check_run_dir(run_dir, resume, is_first=nodes is None and here is None)
     from lockstep import api
     from lockstep.launch.start import LaunchOptions
 
     # --local-rank is what old launchers add to the command; torchrun gives it as a variable too.
     master = _with_port(master, master_port)
-    ask = LaunchOptions(procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank, master)
-    return api.train_command(source, overrides or [], run_dir, resume, ask)
+    options = LaunchOptions(
+        procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank, master
+    )
+    return api.train_command(found, loaded, run_dir, resume, options)
 
 
 def _on_hosts(
     hosts: str,
-    source: str,
-    overrides: list[str],
+    name: str,
+    arguments: list[str],
     endpoint: str | None,
     run_dir: Path | None,
     resume: str,
@@ -175,14 +183,13 @@ def _on_hosts(
 ) -> int:
     from lockstep.launch.ssh import RemoteHost, parse_hosts, run_on_hosts
     from lockstep.launch.start import DEFAULT_PORT
-    from lockstep.recipes.catalog import find
     from lockstep.storage.run_folder import drop_empty, new_folder
 
     machines = parse_hosts(hosts)
-    folder = run_dir or new_folder(find(source).name)
+    folder = run_dir or new_folder(name)
 
     def command(number: int, machine: RemoteHost) -> list[str]:
-        words = [*LOCKSTEP, "train", source, *overrides]
+        words = [*LOCKSTEP, "train", *arguments]
         words += ["--run-dir", str(folder), "--resume", resume, "--max-restarts", str(max_restarts)]
         words += ["--procs", str(machine.procs)] if machine.procs is not None else []
         if len(machines) > 1:

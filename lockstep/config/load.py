@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -196,6 +196,16 @@ def _every(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[Key
         yield (*above, key), value
         if isinstance(value, Mapping):
             yield from _every(value, (*above, key))
+
+
+def leaves(values: Mapping[str, Any], keys: Collection[KeyPath], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """The settings in nested values, each with its path; `keys` holds the paths of all settings."""
+    for key, value in values.items():
+        path = (*above, key)
+        if isinstance(value, Mapping) and path not in keys:
+            yield from leaves(value, keys, path)
+        else:
+            yield path, value
 
 
 def _difference(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

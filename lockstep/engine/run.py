@@ -17,6 +17,7 @@ from lockstep.data.loader import lost_reader
 from lockstep.engine.assemble import init_weights, make_job
 from lockstep.engine.dataset_info import Recipe, dataset_info_for, write_dataset_info
 from lockstep.engine.graceful_stop import StopFlag
+from lockstep.engine.job import Job
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.reports import Reports
@@ -39,24 +40,105 @@ if TYPE_CHECKING:
     pass
 
 
-def run(request: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
-    """Train.
+def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
+    """Train as one process of a world.
+
+    Args:
+        spec: The run, with its folder; equal on all ranks.
+        recipe: Builds data, model, loss and metric.
+        world: The processes of the run.
+        stop: Set by a signal that asks this process to stop.
 
     Returns:
-        0 if the run is complete, or 128 + the signal's number if it was asked to stop and has saved.
+        0 if the run is complete, or 128 + the signal's number if the run was stopped after it saved.
 
     Raises:
-        LockstepError: Anything that a person can do something about.
+        LockstepError: A failure that the user can act on.
     """
-    folder = RunFolder(request.folder)
-    with rank_log(request.folder, world.rank):
+    folder = RunFolder(spec.run_folder)
+    with _opened(folder, world), announced(spec.run_folder, world) as announce:
+        job, manager, notes, header = _prepare(spec, recipe, world, folder)
+        reports = Reports(job, folder)
+        try:
+            reports.block(*header)
+            for note in notes:
+                reports.say(note)
+            stop_flag = StopFlag(world, stop)
+            with (
+                HangDetector(world, spec.config.watch.hang_timeout_s, folder.path / "logs") as detector,
+                job.compiling(),
+            ):
+                reports.work_of_ranks = detector.work
+                while True:
+                    try:
+                        is_complete = train(job, manager, reports, stop_flag, stop_flag.is_asked)
+                        break
+                    except RollBack:
+                        manager.restore(job, "auto", reports.say)
+            if not is_complete:
+                reports.say(
+                    f"stopped after step {job.progress.step:,} and saved; resume with\n"
+                    f"  lockstep train --run-dir {shlex.quote(str(folder.path))} --resume auto"
+                )
+                announce("stopped")
+                return stop.exit_code or 143
+            waits = collectives.all_gather_object(world, (world.pulse.work_s, world.pulse.wait_s))
+            weights = job.final_weights()
+            if world.is_main:
+                finish(spec, job, folder, reports, weights, waits)
+            announce("done")
+            return 0
+        finally:
+            reports.close()
+
+
+def _prepare(
+    spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder
+) -> tuple[Job, CheckpointManager, list[object], tuple[str, dict[str, str]]]:
+    """Assemble the job, restore or initialize it, and write the settings into the run folder.
+
+    Returns:
+        The job, its checkpoint manager, notes for the user, and title and rows of the header.
+    """
+    config, origin = spec.config, _origin(spec, folder)
+    if world.is_main:
+        check_same_run(folder, config, "auto" if spec.is_restart else spec.resume)
+        if origin is not None and origin != folder.path:
+            check_came_from(RunFolder(origin), config)
+    with notice_if_slow("getting ready: data and model" if world.is_main else ""):
+        dataset_info = dataset_info_for(recipe, config, world, origin)
+        job = make_job(config, lambda: recipe.build(config, dataset_info), world, is_restart=spec.is_restart)
+        job.identity = identity(config, dataset_info)
+        manager = CheckpointManager(folder, config.checkpoint, world)
+        notes: list[object] = []
+        # After a restart the run continues from its own checkpoints, even if it first resumed from another run's.
+        restored = spec.is_restart and manager.restore(job, "auto", notes.append)
+        if not restored and spec.resume != "never":
+            restored = manager.restore(job, spec.resume, notes.append)
+        started = {} if restored else init_weights(job, lambda: recipe.build(config, dataset_info))
+        if job.resumed_from is not None:
+            before = job.resumed_from
+            job.warnings += collectives.run_on_rank0(world, lambda: check_unchanged(before, job.fingerprint, config))
+    job.note_world()
+    if world.is_main:
+        # A run that failed before its first checkpoint may start again with other settings.
+        if not restored or not folder.config.exists():
+            write_atomically(folder.path / "config.diff.yaml", to_yaml(spec.diff).encode())
+            write_atomically(folder.config, to_yaml(plain_settings(config)).encode())
+            write_dataset_info(folder, dataset_info)
+            keep_recipe(folder, config.recipe)
+        folder.write_json("environment.json", {**environment(world), "worlds": job.progress.worlds})
+    return job, manager, [*notes, *job.warnings], head(spec, job, started)
+
+
+@contextmanager
+def _opened(folder: RunFolder, world: World) -> Iterator[None]:
+    """Hold the run folder on rank 0, and log on every rank."""
+    with rank_log(folder.path, world.rank):
         if world.is_main:
             folder.open()
         try:
-            with in_another_terminal(request.folder, world) as tell:
-                code = _run(request, recipe, world, stop, folder)
-                tell("done" if code == 0 else "stopped")
-            return code
+            yield
         except RuntimeError as error:
             if (lost := lost_reader(error)) is not None:
                 raise lost from None
@@ -65,67 +147,9 @@ def run(request: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int
             folder.close()
 
 
-def _run(request: RunSpec, recipe: Recipe, world: World, stop: StopSignal, folder: RunFolder) -> int:
-    config, origin = request.config, _origin(request, folder)
-    if world.is_main:
-        check_same_run(folder, config, "auto" if request.is_restart else request.resume)
-        if origin is not None and origin != folder.path:
-            check_came_from(RunFolder(origin), config)
-    with notice_if_slow("getting ready: data and model" if world.is_main else ""):
-        dataset_info = dataset_info_for(recipe, config, world, origin)
-        job = make_job(config, lambda: recipe.build(config, dataset_info), world, is_restart=request.is_restart)
-        job.identity = identity(config, dataset_info)
-        saver = CheckpointManager(folder, config.checkpoint, world)
-        passed_over: list[object] = []
-        # After a restart the run goes on from what it saved, however it was begun.
-        restored = request.is_restart and saver.restore(job, "auto", passed_over.append)
-        if not restored and request.resume != "never":
-            restored = saver.restore(job, request.resume, passed_over.append)
-        started = {} if restored else init_weights(job, lambda: recipe.build(config, dataset_info))
-        if job.resumed_from is not None:
-            before = job.resumed_from
-            job.warnings += collectives.run_on_rank0(world, lambda: check_unchanged(before, job.fingerprint, config))
-    job.note_world()
-    reports = Reports(job, folder)
-    try:
-        if world.is_main:
-            # A run that died before its first checkpoint may begin anew with other settings.
-            if not restored or not folder.config.exists():
-                write_atomically(folder.path / "config.diff.yaml", to_yaml(request.diff).encode())
-                write_atomically(folder.config, to_yaml(plain_settings(config)).encode())
-                write_dataset_info(folder, dataset_info)
-                keep_recipe(folder, config.recipe)
-            folder.write_json("environment.json", {**environment(world), "worlds": job.progress.worlds})
-        reports.block(*head(request, job, started))
-        for note in [*passed_over, *job.warnings]:
-            reports.say(note)
-        stop_flag = StopFlag(world, stop)
-        with HangDetector(world, config.watch.hang_timeout_s, folder.path / "logs") as heartbeat, job.compiling():
-            reports.work_of_ranks = heartbeat.work
-            while True:
-                try:
-                    is_complete = train(job, saver, reports, stop_flag, stop_flag.is_asked)
-                    break
-                except RollBack:
-                    saver.restore(job, "auto", reports.say)
-        if not is_complete:
-            reports.say(
-                f"stopped after step {job.progress.step:,} and saved; go on with\n"
-                f"  lockstep train --run-dir {shlex.quote(str(folder.path))} --resume auto"
-            )
-            return stop.exit_code or 143
-        waits = collectives.all_gather_object(world, (world.pulse.work_s, world.pulse.wait_s))
-        weights = job.final_weights()
-        if world.is_main:
-            finish(request, job, folder, reports, weights, waits)
-        return 0
-    finally:
-        reports.close()
-
-
 @contextmanager
-def in_another_terminal(folder: Path, world: World) -> Iterator[Callable[[str], None]]:
-    """Let a rank that a person has started by hand beside rank 0's say that it has joined, and how it ended."""
+def announced(folder: Path, world: World) -> Iterator[Callable[[str], None]]:
+    """Print on a rank that was started by hand, in a terminal of its own, that it joined and how it ended."""
     if world.is_main or world.placement.started_by != "command line":
         yield lambda _: None
         return
@@ -136,9 +160,9 @@ def in_another_terminal(folder: Path, world: World) -> Iterator[Callable[[str], 
     yield lambda end: console.say(f"{me}: {end}")
 
 
-def _origin(request: RunSpec, folder: RunFolder) -> Path | None:
+def _origin(spec: RunSpec, folder: RunFolder) -> Path | None:
     """The run folder that this run goes on from, if it does."""
-    if request.resume not in ("never", "auto"):
-        return Path(request.resume).absolute().parent.parent
-    goes_on = request.is_restart or request.resume == "auto"
+    if spec.resume not in ("never", "auto"):
+        return Path(spec.resume).absolute().parent.parent
+    goes_on = spec.is_restart or spec.resume == "auto"
     return folder.path if goes_on and steps(folder.checkpoints) else None

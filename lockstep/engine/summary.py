@@ -22,11 +22,11 @@ from lockstep.storage.weights import weights_sha256, write_weights
 from lockstep.version import __version__
 
 
-def head(request: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Title and rows with which a run begins.
 
     Args:
-        request: What was asked for.
+        spec: What was asked for.
         job: The run, where it begins or goes on.
         started: What the recipe tells of where training starts.
     """
@@ -42,7 +42,7 @@ def head(request: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, d
         f"({world.device.type}, {world.backend}, {threads})",
         "batch": f"{batch} = {num_micro} micro-batch{'es' if num_micro > 1 else ''} of at most "
         f"{config.micro_batch}, {config.mode}",
-        "data": f"{order.num_samples:,} train, {len(job.eval_data):,} eval: {described.pop('data', request.name)}",
+        "data": f"{order.num_samples:,} train, {len(job.eval_data):,} eval: {described.pop('data', spec.name)}",
         "model": f"{described.pop('model', type(job.model).__name__)}, {num_parameters:,} parameters",
         "steps": f"{order.steps_per_epoch:,} an epoch, {config.epochs:,} epoch{'s' if config.epochs > 1 else ''}",
         **described,
@@ -60,11 +60,11 @@ def head(request: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, d
     rows["idle"] = idle_row(world.size, batch, config.micro_batch)
     if job.progress.step:
         rows["resume"] = f"from step {job.progress.step:,} of {job.num_steps:,}"
-    return f"lockstep {__version__}  {request.name}  run {request.folder}", fitted(rows)
+    return f"lockstep {__version__}  {spec.name}  run {spec.run_folder}", fitted(rows)
 
 
 def finish(
-    request: RunSpec,
+    spec: RunSpec,
     job: Job,
     folder: RunFolder,
     reports: Reports,
@@ -74,7 +74,7 @@ def finish(
     """Write the final weights and `result.json`, and say how it went. Called on rank 0 when a run is complete.
 
     Args:
-        request: What was asked for.
+        spec: What was asked for.
         job: The run.
         folder: Its folder.
         reports: Where it is said.
@@ -87,9 +87,9 @@ def finish(
     progress = job.progress
     sha256 = weights_sha256(state)
     write_weights(folder.weights, state)
-    seconds = time.time() - request.started_at
+    seconds = time.time() - spec.started_at
     result: dict[str, Any] = {
-        "name": request.name,
+        "name": spec.name,
         "metrics": progress.metrics,
         "best": progress.best,
         "weights_sha256": sha256,
@@ -101,7 +101,7 @@ def finish(
         "samples_per_s": progress.num_samples / progress.seconds if progress.seconds else None,
         "first_step_at": reports.first_step_at,
         "seconds": {
-            "first_step": reports.first_step_at and reports.first_step_at - request.started_at,
+            "first_step": reports.first_step_at and reports.first_step_at - spec.started_at,
             "training": progress.seconds,
             "data_wait": progress.data_s,
             **_summing(waits),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
 import pkgutil
 import re
 import shlex
@@ -19,8 +20,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import lockstep.recipes
+from lockstep.config import describe
 from lockstep.config.explain import wrapped
-from lockstep.config.load import Layer, mapping_layer, read_layer, short_path
+from lockstep.config.load import Layer, leaves, mapping_layer, read_layer, short_path
 from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.recipes.recipe_file import check_file, expanded, load_file
@@ -133,6 +135,21 @@ def find(name: str) -> RecipeSpec:
         found = _from_yaml(path) if path.suffix in (".yaml", ".yml") else _from_package(name)
     first, *others = found.layers
     return replace(found, layers=(replace(first, source=name), *others))
+
+
+def command_arguments(found: RecipeSpec, diff: Mapping[str, Any]) -> list[str]:
+    """Arguments of `lockstep train` that give the same settings without reading the user's YAML file again.
+
+    Args:
+        found: The recipe.
+        diff: The settings that differ from its preset, as nested plain values.
+    """
+    source = found.recipe if found.preset_name is None else f"{found.recipe}/{found.preset_name}"
+    keys = {setting.path for setting in describe.settings(found.config_class)}
+    return [
+        source,
+        *(f"{'.'.join(path)}={json.dumps(value, ensure_ascii=False)}" for path, value in leaves(diff, keys)),
+    ]
 
 
 def _from_package(name: str) -> RecipeSpec:
