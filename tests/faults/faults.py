@@ -82,11 +82,11 @@ class Job:
 
 
 @contextmanager
-def job(folder: Path, *arguments: object, **variables: str) -> Iterator[Job]:
+def job(folder: Path, *arguments: object, source: Path = TINY, **variables: str) -> Iterator[Job]:
     """Begin a job in `folder`; whatever is left of it at the end is ended."""
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     process = start(
-        "train", TINY, *SETTINGS, *arguments, "--run-dir", folder / "run",
+        "train", source, *SETTINGS, *arguments, "--run-dir", folder / "run",
         cwd=folder, TMPDIR=str(folder / "tmp"), **variables,
     )  # fmt: skip
     try:
