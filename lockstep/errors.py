@@ -169,6 +169,13 @@ def is_too_many_files(error: BaseException) -> bool:
     return number in (errno.EMFILE, errno.ENFILE) or "too many open files" in str(error).lower()
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is short, also one of torch's, which only its text tells."""
+    text = str(error)
+    is_torch_s = "can't allocate memory" in text or "Storage size calculation overflowed" in text
+    return isinstance(error, MemoryError) or is_torch_s
+
+
 def no_shared_memory(error: OSError) -> LaunchError:
     """The text for a machine on which processes can't share semaphores and memory."""
     if is_too_many_files(error):

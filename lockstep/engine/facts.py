@@ -20,7 +20,7 @@ from lockstep.engine.parts import Parts
 from lockstep.engine.run_folder import RunFolder
 from lockstep.engine.run_identity import check_facts, is_vouched
 from lockstep.engine.run_weights import identity_of
-from lockstep.errors import CheckpointError, ConfigError
+from lockstep.errors import CheckpointError, ConfigError, is_out_of_memory
 
 FILE_NAME = "facts.json"
 Facts = dict[str, Any]
@@ -75,13 +75,17 @@ def keep_facts(folder: RunFolder, facts: Facts) -> None:
 def build_from(recipe: Recipe, config: RunConfig, facts: Facts, run: Path) -> Parts:
     """A recipe's parts from the facts of a run.
 
+    Where the recipe is a file and a checkpoint proves that the facts are those of the run, the error is the recipe's
+    own and is raised as it is.
+
     Raises:
-        CheckpointError: The recipe can't use the facts, and no checkpoint tells whether they are as they were.
+        CheckpointError: The recipe can't use the facts, or can't any more.
     """
     try:
         return recipe.build(config, facts)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        if not facts or is_vouched(identity_of(run, "last")[1]):
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        is_own = config.recipe.endswith(".py") and is_vouched(identity_of(run, "last")[1])
+        if is_own or is_out_of_memory(error) or not os.path.lexists(run / FILE_NAME):
             raise
         raise CheckpointError(
             f"{run / FILE_NAME} does not fit the recipe: {type(error).__name__}: {error}",

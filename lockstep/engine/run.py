@@ -27,7 +27,7 @@ from lockstep.engine.checkpoint import steps
 from lockstep.engine.determinism import configure
 from lockstep.engine.ema import Average
 from lockstep.engine.environment import environment
-from lockstep.engine.facts import Recipe, facts_for, keep_facts
+from lockstep.engine.facts import Recipe, build_from, facts_for, keep_facts
 from lockstep.engine.fingerprint import take_fingerprint
 from lockstep.engine.job import MAX_TERMS, Job, Progress
 from lockstep.engine.loop import train
@@ -93,7 +93,10 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
             check_came_from(RunFolder(origin), config)
     with said_if_slow("getting ready: data and model" if world.is_main else ""):
         facts = facts_for(recipe, config, world, origin)
-        job = make_job(config, lambda: recipe.build(config, facts), world, is_restart=request.is_restart)
+        run_of_facts = origin or folder.path
+        job = make_job(
+            config, lambda: build_from(recipe, config, facts, run_of_facts), world, is_restart=request.is_restart
+        )
         job.identity = identity(config, facts)
         saver = Saver(folder, config.checkpoint, world)
         passed_over: list[object] = []

@@ -17,7 +17,16 @@ from torch import Tensor
 from lockstep.cluster import collect
 from lockstep.engine.checkpoint import by_file, file_of
 from lockstep.engine.job import Job
-from lockstep.engine.manifest import OPTIMIZER, WEIGHTS, check_file, manifest_of, read_state
+from lockstep.engine.manifest import (
+    MAX_STATE_BYTES,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    check_file,
+    check_limit,
+    manifest_of,
+    read_state,
+)
 from lockstep.engine.tensor_file import TYPES, header
 from lockstep.errors import CheckpointError
 
@@ -45,16 +54,21 @@ class Opened:
         return found
 
 
-def open_checkpoint(path: Path) -> Opened:
+def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Opened:
     """Verify a checkpoint, a piece at a time; see `load_checkpoint`.
 
     Raises:
-        CheckpointError: A file is missing, torn or altered.
+        CheckpointError: A file is missing, torn or altered, or too large.
     """
+    limits = {STATE: MAX_STATE_BYTES, **(limits or {})}
     for name, expected in manifest_of(path).items():
         try:
-            if not stat.S_ISREG((path / name).stat().st_mode):
+            status = (path / name).stat()
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "it is not a regular file")
+            if status.st_size != expected.get("bytes"):
+                check_file(path / name, expected, status.st_size, "")
+            check_limit(path / name, status.st_size, limits.get(name))
             with (path / name).open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
                 check_file(path / name, expected, file.tell(), sha256)
@@ -65,8 +79,8 @@ def open_checkpoint(path: Path) -> Opened:
         for file_name in (WEIGHTS, OPTIMIZER):
             with safe_open(path / file_name, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  # it is no mapping
-                    shapes[name] = _shape(opened.get_slice(name))
-    except SafetensorError as error:
+                    shapes[name] = _shape(name, opened.get_slice(name))
+    except (SafetensorError, MemoryError) as error:
         raise CheckpointError(f"{path} can't be read as safetensors", reason=error) from None
     return Opened(path, read_state(path), shapes)
 
@@ -143,6 +157,8 @@ def read_parts(job: Job, shapes: Mapping[str, Shape], opened: Opened | None) -> 
     return parts
 
 
-def _shape(part: Any) -> Shape:
-    dtype = next(dtype for dtype, name in TYPES.items() if name == part.get_dtype())
-    return torch.Size(part.get_shape()), dtype
+def _shape(name: str, part: Any) -> Shape:
+    for dtype, known in TYPES.items():
+        if known == part.get_dtype():
+            return torch.Size(part.get_shape()), dtype
+    raise SafetensorError(f"{name} is of type {part.get_dtype()}, which no checkpoint has")

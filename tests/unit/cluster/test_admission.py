@@ -12,9 +12,11 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import DistNetworkError
 
 from lockstep.cluster import admission, clocks
+from lockstep.cluster.nodes import Meeting
 from lockstep.cluster.shared_settings import shared_settings
 from lockstep.cluster.size import Nodes, Size
 from lockstep.errors import LaunchError
+from tests.runs import own_port
 
 
 def nodes(folder: Path, **changes: object) -> Nodes:
@@ -133,3 +135,31 @@ def test_a_world_of_fewer_nodes_than_asked_for_is_refused(tmp_path: Path) -> Non
     with pytest.raises(LaunchError, match=r"let 1 of 2 nodes begin") as caught:
         clocks.check_size(1, nodes(tmp_path / "run"))
     assert "clocks" in caught.value.facts["likely"]
+
+
+def meeting(folder: Path) -> Meeting:
+    return Meeting(nodes(folder, endpoint=f"127.0.0.1:{own_port()}"), lambda: None, lambda _: None)
+
+
+@pytest.mark.parametrize("key", ["", "k" * 40])
+def test_a_rendezvous_to_which_nobody_came_leaves_no_folder_but_the_user_s_own(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_KEY", key)
+    monkeypatch.setattr(clocks, "publish", lambda *_: None)  # its thread would outlive the test
+    (tmp_path / "own").mkdir()
+    for name in ("made", "own"):
+        met = meeting(tmp_path / name)
+        assert (tmp_path / name).is_dir()
+        met.end(4, "nobody came")
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+def test_a_launcher_that_fails_while_it_joins_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*_: object) -> None:
+        raise DistNetworkError("the connection is broken")
+
+    monkeypatch.setattr(clocks, "publish", lose)
+    with pytest.raises(LaunchError, match="lost the rendezvous"):
+        meeting(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
