@@ -206,3 +206,16 @@ def test_a_model_that_no_machine_has_memory_for_ends_in_a_text(width: int, capsy
     for arguments in (["plan", "config.yaml"], ["train", "config.yaml", "--procs", "1", "--run-dir", "wide"]):
         assert command(arguments) == 2
         assert "the model does not fit into this machine's memory" in capsys.readouterr().err
+
+
+def test_a_value_of_millions_of_characters_does_not_flood_the_terminal(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for checkpoint in checkpoints(run):
+        rewrite(checkpoint, lambda plain: plain["run"]["settings"].update(seed="7" * 5_000_000))
+    for arguments in (["eval", "run"], RESUME):
+        assert command(arguments) == 2
+        text = capsys.readouterr().err
+        assert "seed: 777" in text
+        assert "more characters" in text
+        assert len(text) < 50_000
