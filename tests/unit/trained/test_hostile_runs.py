@@ -219,3 +219,12 @@ def test_a_value_of_millions_of_characters_does_not_flood_the_terminal(
         assert "seed: 777" in text
         assert "more characters" in text
         assert len(text) < 50_000
+
+
+@pytest.mark.parametrize("setting", ["loader: {num_workers: 100000}", "num_threads: 1000000"])
+def test_a_config_cannot_ask_for_thousands_of_processes_or_threads(
+    setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("config.yaml").write_text(f"recipe: mnist\n{setting}\n")
+    assert command(["config", "config.yaml"]) == 2
+    assert " error: " in capsys.readouterr().err
