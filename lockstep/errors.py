@@ -23,12 +23,18 @@ _UNPRINTABLE = re.compile(
 )
 
 
+_MAX_CHARS = 10_000  # of each fact
 _RAISE_LIMIT = "ulimit -n 4096"
 
 
 def printable(text: str) -> str:
     """A text that does nothing to a terminal: what is not to be printed is written as an escape, such as \\x1b."""
     return _UNPRINTABLE.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
+
+
+def _shortened(text: str) -> str:
+    """A text that fits into a terminal's memory: a value in another person's file may have millions of characters."""
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}… {len(text) - _MAX_CHARS:,} more characters"
 
 
 class LockstepError(Exception):
@@ -44,9 +50,10 @@ class LockstepError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, what: str, **slots: object) -> None:
+        what = _shortened(what)
         super().__init__(what)
         self.what = what
-        self.slots = {name: str(value) for name, value in slots.items() if value is not None and str(value)}
+        self.slots = {name: _shortened(str(value)) for name, value in slots.items() if value is not None and str(value)}
 
     def __str__(self) -> str:
         width = max((len(name) for name in self.slots), default=0)
@@ -167,6 +174,13 @@ def is_too_many_files(error: BaseException) -> bool:
     """Whether an error is that, also one of torch's, which has it in its text alone."""
     number = getattr(error, "errno", None)
     return number in (errno.EMFILE, errno.ENFILE) or "too many open files" in str(error).lower()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is short, also one of torch's, which only its text tells."""
+    text = str(error)
+    is_torch_s = "can't allocate memory" in text or "Storage size calculation overflowed" in text
+    return isinstance(error, MemoryError) or is_torch_s
 
 
 def no_shared_memory(error: OSError) -> LaunchError:

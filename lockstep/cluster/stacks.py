@@ -118,6 +118,8 @@ def _keep(path: Path, head: str, content: bytes) -> bool:
     shown = [stack for stack in reversed(stacks) if not any(name in stack for name in _WATCHING)]
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n\n".join([head, *shown]) + "\n", encoding="utf-8")
+        path.unlink(missing_ok=True)  # in a stranger's run folder it may be a link or a FIFO
+        with path.open("x", encoding="utf-8") as file:
+            file.write("\n\n".join([head, *shown]) + "\n")
         return True
     return False

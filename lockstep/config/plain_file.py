@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 64 * 1024 * 1024
+MAX_MEMORY_BYTES = 512 * 1024 * 1024
+# What Python takes for a value in a list, and for a list and an object beside it.
+_BYTES_OF = ((b",", 64), (b"[", 64), (b"{", 256))
 
 
 def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
@@ -36,12 +39,21 @@ def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
         return file.read(max_bytes)
 
 
-def parse_json(content: bytes) -> Any:
+def parse_json(content: bytes, max_memory_bytes: int | None = None) -> Any:
     """A JSON value.
 
+    Args:
+        content: The text.
+        max_memory_bytes: How much memory the value may take at most, as estimated. None: as much as it needs.
+
     Raises:
-        ValueError: The content is not JSON, or nested too deeply to be read.
+        ValueError: The content is not JSON, is nested too deeply to be read, or would take too much memory.
     """
+    if max_memory_bytes is not None:
+        # Three bytes of text can take 64 in memory, as in `[],[],`. Counted before the first object is made.
+        num_bytes = sum(size * content.count(sign) for sign, size in _BYTES_OF)
+        if num_bytes > max_memory_bytes:
+            raise ValueError(f"it would take some {num_bytes:,} bytes of memory; at most {max_memory_bytes:,} are used")
     try:
         return json.loads(content)
     except RecursionError:

@@ -94,7 +94,7 @@ class CheckpointConfig(Settings):
 class LoaderConfig(Settings):
     """How samples are read. Does not change results."""
 
-    num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+    num_workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = Field(
         default="auto",
         description="reading processes for each rank; 0: the rank reads by itself; auto: by the cores that are free",
     )
@@ -196,7 +196,7 @@ class RunConfig(Settings):
         default="auto", description="auto: a GPU for each process if there is one"
     )
     num_threads: int = Field(
-        default=1, ge=1, description="CPU threads of each process; a part of what decides the bits"
+        default=1, ge=1, le=1024, description="CPU threads of each process; a part of what decides the bits"
     )
     channels_last: bool = Field(
         default=True, description="lay out images with channels last in memory, which is faster"

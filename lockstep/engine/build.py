@@ -11,7 +11,7 @@ from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import DATA, key, seeded
 from lockstep.data.samples import Samples
 from lockstep.engine.parts import Parts
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, is_out_of_memory
 from lockstep.module.check_model import check_model
 from lockstep.module.precision import use_precision
 from lockstep.parallel.bucket import is_dense
@@ -24,10 +24,20 @@ def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:
     the same seed starts both from the same weights.
 
     Raises:
-        ConfigError: The recipe gives something else than parts, or a model that can't be used.
+        ConfigError: The recipe gives something else than parts, or a model that can't be used or that this machine has
+            no memory for.
     """
-    with seeded(config.seed):
-        parts = build()
+    try:
+        with seeded(config.seed):
+            parts = build()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            "the model does not fit into this machine's memory",
+            problem=str(error).partition("\n")[0][:200],
+            fix="choose a smaller model: lockstep config SOURCE shows the settings",
+        ) from error
     if not isinstance(parts, Parts):
         raise ConfigError(
             f"the recipe's build gave {_kind(parts)}, not Parts", fix="return Parts(model=..., loss=..., ...)"

@@ -17,7 +17,7 @@ from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import seeded
 from lockstep.engine.parts import Parts
-from lockstep.errors import CheckpointError, ConfigError
+from lockstep.errors import CheckpointError, ConfigError, is_out_of_memory
 from lockstep.provenance.run_identity import check_dataset_info, is_vouched
 from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.run_weights import identity_of
@@ -83,13 +83,17 @@ def write_dataset_info(folder: RunFolder, dataset_info: DatasetInfo) -> None:
 def build_from(recipe: Recipe, config: RunConfig, dataset_info: DatasetInfo, run: Path) -> Parts:
     """A recipe's parts from the dataset_info of a run.
 
+    Where the recipe is a file and a checkpoint proves that the dataset_info are those of the run, the error is the recipe's
+    own and is raised as it is.
+
     Raises:
-        CheckpointError: The recipe can't use the dataset_info, and no checkpoint tells whether they are as they were.
+        CheckpointError: The recipe can't use the dataset_info, or can't any more.
     """
     try:
         return recipe.build(config, dataset_info)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        if not dataset_info or is_vouched(identity_of(run, "last")[1]):
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        is_own = config.recipe.endswith(".py") and is_vouched(identity_of(run, "last")[1])
+        if is_own or is_out_of_memory(error) or not os.path.lexists(run / FILE_NAME):
             raise
         raise CheckpointError(
             f"{run / FILE_NAME} does not fit the recipe: {type(error).__name__}: {error}",

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from lockstep.module.compiled import Compiled
     from lockstep.parallel.sharded import ShardedReducer, Shards
 
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_TERMS = 8  # named terms of a loss that are summed over ranks for the report
 
 
@@ -52,19 +54,19 @@ class Progress:
         fingerprint: Of code, data and environment, see `Fingerprint`; empty in checkpoints from before it was kept.
     """
 
-    step: int = 0
-    num_samples: int = 0
-    evaluated_step: int = 0
+    step: Count = 0
+    num_samples: Count = 0
+    evaluated_step: Count = 0
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, Any] | None = None
     skipped: list[int] = field(default_factory=list)
-    num_overflows: int = 0
-    loss_scale: float = 1.0
-    scale_age: int = 0
+    num_overflows: Count = 0
+    loss_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    scale_age: Count = 0
     worlds: list[dict[str, Any]] = field(default_factory=list)
-    seconds: float = 0.0
-    data_s: float = 0.0
-    train_size: int | None = None
+    seconds: Seconds = 0.0
+    data_s: Seconds = 0.0
+    train_size: Count | None = None
     fingerprint: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -86,12 +88,32 @@ class Progress:
         try:
             progress = TypeAdapter(cls).validate_python(state)
             if progress.best is not None:
-                progress.best = {**progress.best, "step": int(progress.best["step"]), "value": progress.best["value"]}
+                step, value = progress.best["step"], progress.best["value"]
+                if not (isinstance(step, int) and isinstance(value, int | float)):
+                    raise TypeError(f"best has step {step!r} and value {value!r}")
         except (ValidationError, ValueError, KeyError, TypeError) as error:
             raise _not_progress(path, unknown, str(error).replace("\n", " ")) from None
         if unknown:
             raise _not_progress(path, unknown, "")
         return progress
+
+    def check_position(self, step: int, num_steps: int, figure: str, path: Path) -> None:
+        """See that a run can go on from here.
+
+        Args:
+            step: The checkpoint's own step.
+            num_steps: Of the whole run.
+            figure: What its evaluations are compared by.
+            path: The checkpoint, for errors.
+
+        Raises:
+            CheckpointError: It is none of the run's positions, or its last evaluation has no such figure.
+        """
+        if self.step != step or not self.evaluated_step <= step <= num_steps:
+            given = f"step {self.step:,} of {num_steps:,}, evaluated after step {self.evaluated_step:,}"
+            raise _not_progress(path, [], f"{given}, in the checkpoint of step {step:,}")
+        if self.evaluated_step and figure not in self.metrics:
+            raise _not_progress(path, [], f"its last evaluation has no figure {figure}")
 
 
 def _not_progress(path: Path, unknown: list[str], problem: str) -> CheckpointError:

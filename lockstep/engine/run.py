@@ -15,7 +15,7 @@ from lockstep.cluster.world import World
 from lockstep.config.document import to_yaml
 from lockstep.data.loader import lost_reader
 from lockstep.engine.assemble import init_weights, make_job
-from lockstep.engine.dataset_info import Recipe, dataset_info_for, write_dataset_info
+from lockstep.engine.dataset_info import Recipe, build_from, dataset_info_for, write_dataset_info
 from lockstep.engine.graceful_stop import StopFlag
 from lockstep.engine.job import Job
 from lockstep.engine.loop import train
@@ -107,7 +107,10 @@ def _prepare(
             check_came_from(RunFolder(origin), config)
     with notice_if_slow("getting ready: data and model" if world.is_main else ""):
         dataset_info = dataset_info_for(recipe, config, world, origin)
-        job = make_job(config, lambda: recipe.build(config, dataset_info), world, is_restart=spec.is_restart)
+        info_folder = origin or folder.path
+        job = make_job(
+            config, lambda: build_from(recipe, config, dataset_info, info_folder), world, is_restart=spec.is_restart
+        )
         job.identity = identity(config, dataset_info)
         manager = CheckpointManager(folder, config.checkpoint, world)
         notes: list[object] = []

@@ -17,7 +17,7 @@ from lockstep.config.interval import parse_interval
 from lockstep.config.schema import CheckpointConfig
 from lockstep.engine.job import Job, Progress
 from lockstep.errors import CheckpointError, DataError
-from lockstep.optim.build import load_state
+from lockstep.optim.build import check_state, load_state
 from lockstep.parallel.sharded_state import gathering, order_of, read_parts
 from lockstep.provenance.fingerprint import Fingerprint
 from lockstep.provenance.run_identity import check_settings
@@ -26,7 +26,7 @@ from lockstep.storage.background import Background, Copies
 from lockstep.storage.checkpoint import Checkpoint
 from lockstep.storage.checkpoint_reader import open_checkpoint
 from lockstep.storage.run_folder import RunFolder
-from lockstep.storage.weights import check_fits, load_into
+from lockstep.storage.weights import check_fits, file_limits, load_into
 
 if TYPE_CHECKING:
     from lockstep.parallel.sharded import Shards
@@ -179,7 +179,9 @@ class CheckpointManager:
         )
         if restored is None:
             return False
-        progress = Progress.from_json(restored.state, self._place(resume, restored.step))
+        place = self._place(resume, restored.step)
+        progress = Progress.from_json(restored.state, place)
+        progress.check_position(restored.step, job.num_steps, job.parts.monitor[0], place)
         _check_size(progress.train_size, len(job.train_data))
         load_state(job.optimizer, restored.optimizer)
         if job.average is not None:
@@ -200,7 +202,8 @@ class CheckpointManager:
             checkpoint.mark_best(self.folder.checkpoints, best)  # the process may have died before it did
 
     def _read(self, job: Job, resume: str, say: Callable[[CheckpointError], None]) -> Checkpoint | None:
-        found = self._find(resume, say, checkpoint.load_checkpoint) if self._is_main else None
+        load, limits = checkpoint.load_checkpoint, file_limits(job.model)
+        found = self._find(resume, say, lambda path: load(path, limits)) if self._is_main else None
         tensors, plain = checkpoint.pack(found) if found is not None else ({}, None)
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         plain, shapes = collectives.broadcast_object(job.world, (plain, shapes))
@@ -214,13 +217,17 @@ class CheckpointManager:
         }
         collectives.broadcast_tensors(job.world, list(here.values()))
         restored = checkpoint.unpack(here, plain)
-        load_into(job.model, restored.weights, self._place(resume, restored.step))
+        place = self._place(resume, restored.step)
+        load_into(job.model, restored.weights, place)
+        if restored.average:
+            check_fits(job.model, restored.average, place)
         return restored
 
     def _read_parts(
         self, job: Job, shards: Shards, resume: str, say: Callable[[CheckpointError], None]
     ) -> Checkpoint | None:
-        opened = self._find(resume, say, open_checkpoint) if self._is_main else None
+        limits = file_limits(job.model)
+        opened = self._find(resume, say, lambda path: open_checkpoint(path, limits)) if self._is_main else None
         mine = (opened.plain, opened.shapes) if opened is not None else (None, {})
         plain, shapes = collectives.broadcast_object(job.world, mine)
         if plain is None:
@@ -228,7 +235,11 @@ class CheckpointManager:
         self._check_same(job, plain, resume)
         metas = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
         described = checkpoint.unpack(metas, plain)
-        check_fits(job.model, described.weights, self._place(resume, described.step))
+        place = self._place(resume, described.step)
+        check_fits(job.model, described.weights, place)
+        if described.average:
+            check_fits(job.model, described.average, place)
+        check_state(job.optimizer, described.optimizer)
         return checkpoint.unpack(read_parts(shards, job.optimizer, job.world, shapes, opened), plain)
 
     def _place(self, resume: str, step: int) -> Path:

@@ -44,7 +44,9 @@ class TrainedModel:
     @property
     def log_dir(self) -> Path:
         """Where the stacks go if a rank hangs."""
-        return self.path / "logs" if self.preset is None else Path(tempfile.gettempdir())
+        logs = self.path / "logs"
+        is_elsewhere = self.preset is not None or logs.is_symlink()  # a stranger's link may lead to any folder
+        return Path(tempfile.gettempdir()) if is_elsewhere else logs
 
     def settings(self) -> tuple[RecipeSpec, RunConfig]:
         """The recipe and the settings.

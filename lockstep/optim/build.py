@@ -48,17 +48,49 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     Files hold values in the order of their indices, and the fused kernels go through memory without a look at strides:
     with another layout (channels last, say) they would pair each value with another one's momentum.
 
+    Hyperparameters are the optimizer's own: they follow from the settings, and not from a file.
+
     Raises:
-        CheckpointError: The state is that of an optimizer over other parameters.
+        CheckpointError: The state is that of an optimizer over other parameters, or of another kind.
     """
-    try:
-        optimizer.load_state_dict(state)
-    except ValueError as error:  # other groups, or another number of parameters
-        raise CheckpointError(
-            f"the checkpoint's optimizer is another one: {error}",
-            fix="go on with the settings that it was written with",
-        ) from None
+    check_state(optimizer, state)
+    parameters = _in_order(optimizer)
+    for place, entries in state["state"].items():
+        shape = parameters[place].shape
+        for name, value in entries.items():
+            is_right = value is None if not isinstance(value, Tensor) else value.is_floating_point()
+            if not is_right or (isinstance(value, Tensor) and value.shape != (() if name == "step" else shape)):
+                raise _another(f"{name} of parameter {place} has another form")
+    optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
                 entries[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+def check_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """See that a saved state_dict has the groups and the names of this optimizer's; values are not looked at.
+
+    Raises:
+        CheckpointError: It has not.
+    """
+    groups = [group.get("params") if isinstance(group, dict) else None for group in state["param_groups"]]
+    own = [group["params"] for group in optimizer.state_dict()["param_groups"]]
+    if groups != own:
+        raise _another("it has other groups of parameters")
+    names = {"momentum_buffer"} if isinstance(optimizer, torch.optim.SGD) else {"step", "exp_avg", "exp_avg_sq"}
+    num_parameters = sum(map(len, own))
+    for place, entries in state["state"].items():
+        if not 0 <= place < num_parameters or entries.keys() != names:
+            raise _another(f"it has {', '.join(sorted(entries))} for parameter {place}")
+
+
+def _in_order(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _another(problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint's optimizer is another one: {problem[:200]}",
+        fix="go on with the settings that it was written with",
+    )

@@ -90,10 +90,12 @@ class Records:
             return
         last = step if last_eval is None else last_eval
         part = self._path.with_suffix(".part")
-        with _writing(self._path), _opened(self._path) as old, part.open("wb") as new:
-            new.writelines(line for line in _lines(old) if _step(line) <= (last if _is_eval(line) else step))
-            new.flush()
-            os.fsync(new.fileno())
+        with _writing(self._path), _opened(self._path) as old:
+            part.unlink(missing_ok=True)  # it may be a link or a FIFO
+            with part.open("xb") as new:
+                new.writelines(line for line in _lines(old) if _step(line) <= (last if _is_eval(line) else step))
+                new.flush()
+                os.fsync(new.fileno())
             part.replace(self._path)
 
     def close(self) -> None:

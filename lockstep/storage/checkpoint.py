@@ -23,6 +23,7 @@ from lockstep.scratch import remove_named
 from lockstep.storage.manifest import (
     FORMAT,
     MANIFEST,
+    MAX_STATE_BYTES,
     OPTIMIZER,
     STATE,
     WEIGHTS,
@@ -160,16 +161,21 @@ def prune(folder: Path, step: int, keep: int, best: int | None) -> None:
             discard(folder / name_of(older))
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Checkpoint:
     """Read and verify a checkpoint. Tensors are on the CPU.
 
+    Args:
+        path: Its folder.
+        limits: How many bytes each file may have; see `weights.file_limits`. None: as many as there are.
+
     Raises:
-        CheckpointError: A file is missing, torn or altered.
+        CheckpointError: A file is missing, torn or altered, or too large.
     """
-    contents = {name: verified(path / name, expected) for name, expected in manifest_of(path).items()}
+    limits = {STATE: MAX_STATE_BYTES, **(limits or {})}
+    contents = {name: verified(path / name, expected, limits.get(name)) for name, expected in manifest_of(path).items()}
     try:
         tensors = load(contents[WEIGHTS]) | load(contents[OPTIMIZER])
-    except SafetensorError as error:
+    except (SafetensorError, MemoryError) as error:
         raise CheckpointError(f"{path} can't be read as safetensors", reason=error) from None
     return unpack(tensors, parse_object(path / STATE, contents[STATE]), path)
 

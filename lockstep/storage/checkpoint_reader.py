@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,16 @@ from torch import Tensor
 
 from lockstep.errors import CheckpointError
 from lockstep.storage.checkpoint import file_of
-from lockstep.storage.manifest import OPTIMIZER, WEIGHTS, check_file, manifest_of, read_state
+from lockstep.storage.manifest import (
+    MAX_STATE_BYTES,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    check_file,
+    check_limit,
+    manifest_of,
+    read_state,
+)
 from lockstep.storage.tensor_file import TYPES
 
 Shape = tuple[torch.Size, torch.dtype]
@@ -42,16 +52,21 @@ class Opened:
         return found
 
 
-def open_checkpoint(path: Path) -> Opened:
+def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Opened:
     """Verify a checkpoint, a piece at a time; see `load_checkpoint`.
 
     Raises:
-        CheckpointError: A file is missing, torn or altered.
+        CheckpointError: A file is missing, torn or altered, or too large.
     """
+    limits = {STATE: MAX_STATE_BYTES, **(limits or {})}
     for name, expected in manifest_of(path).items():
         try:
-            if not stat.S_ISREG((path / name).stat().st_mode):
+            status = (path / name).stat()
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "it is not a regular file")
+            if status.st_size != expected.get("bytes"):
+                check_file(path / name, expected, status.st_size, "")
+            check_limit(path / name, status.st_size, limits.get(name))
             with (path / name).open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
                 check_file(path / name, expected, file.tell(), sha256)
@@ -62,12 +77,14 @@ def open_checkpoint(path: Path) -> Opened:
         for file_name in (WEIGHTS, OPTIMIZER):
             with safe_open(path / file_name, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  # it is no mapping
-                    shapes[name] = _shape(opened.get_slice(name))
-    except SafetensorError as error:
+                    shapes[name] = _shape(name, opened.get_slice(name))
+    except (SafetensorError, MemoryError) as error:
         raise CheckpointError(f"{path} can't be read as safetensors", reason=error) from None
     return Opened(path, read_state(path), shapes)
 
 
-def _shape(part: Any) -> Shape:
-    dtype = next(dtype for dtype, name in TYPES.items() if name == part.get_dtype())
-    return torch.Size(part.get_shape()), dtype
+def _shape(name: str, part: Any) -> Shape:
+    for dtype, known in TYPES.items():
+        if known == part.get_dtype():
+            return torch.Size(part.get_shape()), dtype
+    raise SafetensorError(f"{name} is of type {part.get_dtype()}, which no checkpoint has")

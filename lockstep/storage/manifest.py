@@ -7,10 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.plain_file import MAX_BYTES, parse_json, read_plain
+from lockstep.config.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
 from lockstep.errors import CheckpointError
 
 FORMAT = 1
+MAX_STATE_BYTES = 16 * 1024 * 1024
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 
 
@@ -41,7 +42,7 @@ def read_state(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: The file is missing, torn or altered.
     """
-    return parse_object(path / STATE, verified(path / STATE, manifest_of(path)[STATE]))
+    return parse_object(path / STATE, verified(path / STATE, manifest_of(path)[STATE], MAX_STATE_BYTES))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -50,16 +51,41 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: The file is missing, torn or altered.
     """
-    return parse_object(path, _read(path, MAX_BYTES))
+    return parse_object(path, _read(path, MAX_STATE_BYTES))
 
 
-def verified(path: Path, expected: dict[str, Any]) -> bytes:
-    """A file as the manifest has it. No more of it is read than the manifest says.
+def check_limit(path: Path, num_bytes: object, max_bytes: int | None) -> None:
+    """See that a file of a checkpoint is no larger than one that this run would write; asked before it is read.
+
+    Args:
+        path: The file.
+        num_bytes: What it has, or what the manifest says.
+        max_bytes: None: any size is right.
 
     Raises:
-        CheckpointError: The file is missing, torn or altered.
+        CheckpointError: It is larger.
+    """
+    if max_bytes is not None and isinstance(num_bytes, int) and num_bytes > max_bytes:
+        raise CheckpointError(
+            f"{path} has {num_bytes:,} bytes, more than this model's can have",
+            allowed=f"at most {max_bytes:,} bytes",
+            cause="it is of another model, or not from Lockstep",
+        )
+
+
+def verified(path: Path, expected: dict[str, Any], max_bytes: int | None = None) -> bytes:
+    """A file as the manifest has it. No more of it is read than the manifest says.
+
+    Args:
+        path: The file.
+        expected: What the manifest says of it.
+        max_bytes: The most that is read.
+
+    Raises:
+        CheckpointError: The file is missing, torn or altered, or too large.
     """
     num_bytes = expected.get("bytes")
+    check_limit(path, num_bytes, max_bytes)
     with suppress(OSError):
         if (size := path.stat().st_size) != num_bytes and path.is_file():
             check_file(path, expected, size, "")
@@ -84,7 +110,7 @@ def parse_object(path: Path, content: bytes) -> dict[str, Any]:
         CheckpointError: It holds none.
     """
     try:
-        value = parse_json(content)
+        value = parse_json(content, MAX_MEMORY_BYTES)
     except ValueError:
         raise CheckpointError(f"{path} is torn: not JSON") from None
     if not isinstance(value, dict):

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.plain_file import parse_json, read_plain
+from lockstep.config.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
 from lockstep.errors import CheckpointError, cannot_make, cannot_write, cannot_write_result
 from lockstep.scratch import partial_path, remove_named, sweep_partials
+from lockstep.storage.run_entries import check_entries
 from lockstep.storage.run_lock import LOCK, RunLock, is_lock
 
 # What a run writes and would replace; beside its lock, which every run folder has.
@@ -82,6 +83,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """
     partial = partial_path(path)
     try:
+        partial.unlink(missing_ok=True)  # a link in a stranger's folder would be written through
         yield partial
         partial.replace(path)
         sync_folder(path.parent)
@@ -172,7 +174,7 @@ class RunFolder:
         """
         path = self.path / name
         try:
-            content = parse_json(read_plain(path))
+            content = parse_json(read_plain(path), MAX_MEMORY_BYTES)
         except FileNotFoundError:
             raise CheckpointError(
                 f"{path} does not exist", fix="is it a run folder, and did its training end?"
@@ -219,10 +221,10 @@ def _check_contents(path: Path, resume: str, is_first: bool) -> None:
             raise CheckpointError(
                 f"{path} is no run folder, and a run would write over {', '.join(found)} in it", fix=_ANOTHER
             )
-    for place in (path, path / "logs", path / "pictures"):
-        for file in place.iterdir() if place.is_dir() else ():
-            if file.is_symlink() and not file.is_dir():
-                raise CheckpointError(f"{file} is a symbolic link, and a run would write through it", fix=_ANOTHER)
+    try:
+        check_entries(path)
+    except OSError as error:
+        raise cannot_make(path, error) from None
 
 
 def holds_a_run(path: Path) -> CheckpointError:

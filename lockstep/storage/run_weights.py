@@ -15,7 +15,7 @@ from lockstep.storage.checkpoint import AVERAGE, BEST, file_of, name_of, newest,
 from lockstep.storage.checkpoint_reader import Opened, open_checkpoint
 from lockstep.storage.manifest import WEIGHTS, read_json, read_state
 from lockstep.storage.run_folder import RunFolder
-from lockstep.storage.weights import check_fits, read, weights_sha256
+from lockstep.storage.weights import check_fits, file_limits, read, weights_sha256
 
 
 def weights_of(run: Path, which: str, model: nn.Module | None = None) -> tuple[Path, dict[str, Tensor]]:
@@ -31,18 +31,22 @@ def weights_of(run: Path, which: str, model: nn.Module | None = None) -> tuple[P
     Raises:
         CheckpointError: There is no such checkpoint, it is not whole, or the final weights are not those of this run.
     """
-    folder = run / "checkpoints"
+    folder, limits = run / "checkpoints", file_limits(model) if model is not None else None
+
+    def open_one(path: Path) -> Opened:
+        return open_checkpoint(path, limits)
+
     if which == "last":
         if os.path.lexists(run / WEIGHTS):
             return run / WEIGHTS, _final(run, model)
         bad = []
-        for path, one in newest(folder, open_checkpoint):
+        for path, one in newest(folder, open_one):
             if not isinstance(one, CheckpointError):
                 return path, _of_checkpoint(one, model)
             bad.append(one.what)
         raise CheckpointError(f"{run} has no weights and no whole checkpoint{' yet' * (not bad)}", found="\n".join(bad))
     path = _path_of(run, which)
-    return path, _of_checkpoint(open_checkpoint(path), model)
+    return path, _of_checkpoint(open_one(path), model)
 
 
 def identity_of(run: Path, which: str) -> tuple[Path, Mapping[str, Any]]:

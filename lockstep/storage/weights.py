@@ -14,8 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lockstep.errors import CheckpointError
+from lockstep.storage.manifest import OPTIMIZER, WEIGHTS, check_limit
 from lockstep.storage.run_folder import atomic_file
 from lockstep.storage.tensor_file import write_tensors
+
+_MAX_HEADER_BYTES = 16 * 1024 * 1024  # names and shapes; 100 bytes for each tensor
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
@@ -50,15 +53,30 @@ def read(path: Path, model: nn.Module | None = None) -> dict[str, Tensor]:
         CheckpointError: The file is missing or damaged, or is of another model.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         if model is not None:
+            check_limit(path, status.st_size, file_limits(model)[WEIGHTS])
             check_fits(model, _described(path), path)
         return load_file(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, MemoryError) as error:
         raise CheckpointError(f"{path} can't be read as safetensors", reason=error) from None
+
+
+def file_limits(model: nn.Module) -> dict[str, int]:
+    """How many bytes the files of a checkpoint of this model can have at most.
+
+    Another person's file may be one of terabytes that takes no room on the disk. Hashing it would take hours.
+
+    Returns:
+        By file name. Values are counted as float64; the optimizer's file has up to four for each weight: an average of
+        the weights, and up to three of the optimizer's own.
+    """
+    values = 8 * sum(tensor.numel() for tensor in model.state_dict().values())
+    return {WEIGHTS: values + _MAX_HEADER_BYTES, OPTIMIZER: 4 * values + _MAX_HEADER_BYTES}
 
 
 def _described(path: Path) -> dict[str, Tensor]:

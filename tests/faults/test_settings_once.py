@@ -14,7 +14,9 @@ from lockstep.recipes.catalog import command_arguments, find
 from tests.faults.faults import SETTINGS, SLOW, job
 from tests.runs import TINY, lockstep, weights
 
-YAML = "recipe: mnist\nepochs: 3\nmodel: {name: tutorial}\noptim: {lr: 0.01, schedule: multi_step, milestones: [1, 2]}\n"
+YAML = (
+    "recipe: mnist\nepochs: 3\nmodel: {name: tutorial}\noptim: {lr: 0.01, schedule: multi_step, milestones: [1, 2]}\n"
+)
 
 
 def test_a_specification_is_equal_after_its_way_through_json(tmp_path: Path) -> None:

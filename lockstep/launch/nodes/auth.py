@@ -54,7 +54,6 @@ class KeyFile:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
         self.key = new_key()
-        self._made_folder = not folder.exists()
         partial = folder / f"{FILE_NAME}.{os.getpid()}.partial"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -69,12 +68,10 @@ class KeyFile:
             raise cannot_make(folder, error) from None
 
     def remove(self) -> None:
-        """Remove the file, unless another launcher has written its own, and a folder that holds nothing else."""
+        """Remove the file, unless another launcher has written its own."""
         with suppress(OSError, LaunchError):
             if read_key(self.path.parent) == self.key:
                 self.path.unlink()
-            if self._made_folder:
-                self.path.parent.rmdir()
 
 
 def read_key(folder: Path) -> str | None:

@@ -77,18 +77,20 @@ class NodeRendezvous(RendezvousHandler):
         self.nodes, self._check, self._say = nodes, check, say
         self.members: frozenset[Any] = frozenset()
         self._store, self.serves = self._attend(lambda: open_for_nodes(nodes, say), nodes.join_timeout_s + ANSWER_S)
-        is_first = self._attend(lambda: admission.admit(self._store, nodes, self.serves), admission.LIMIT_S)
-        # Who has joined with us answers within moments, or is lost.
-        self._store.set_timeout(timedelta(seconds=max(10.0, nodes.node_timeout_s)))
         self._key_file: auth.KeyFile | None = None
-        self.key = self._agree_on_key(PrefixStore(f"lockstep/{nodes.run_id}", self._store), is_first)
-        self._run = SignedStore(PrefixStore(f"lockstep/{nodes.run_id}", self._store), auth.nodes_seal(self.key, nodes))
-        if (rank := nodes.rank) is not None:
-            try:
+        self._makes_folder = self.serves and nodes.folder is not None and not nodes.folder.exists()
+        try:
+            is_first = self._attend(lambda: admission.admit(self._store, nodes, self.serves), admission.LIMIT_S)
+            # Who has joined with us answers within moments, or is lost.
+            self._store.set_timeout(timedelta(seconds=max(10.0, nodes.node_timeout_s)))
+            run = PrefixStore(f"lockstep/{nodes.run_id}", self._store)
+            self.key = self._agree_on_key(run, is_first)
+            self._run = SignedStore(run, auth.nodes_seal(self.key, nodes))
+            if (rank := nodes.rank) is not None:
                 self._attend(lambda: ranks.claim(self._run, rank, nodes.size.most), ANSWER_S)
-            except BaseException:
-                self._drop_key()
-                raise
+        except BaseException:
+            self._leave_nothing()
+            raise
         self._round_store: SignedStore | None = None
         self._port = ReservedPort()
         self._inner = DynamicRendezvousHandler.from_backend(
@@ -243,11 +245,15 @@ class NodeRendezvous(RendezvousHandler):
         self._ask(close)
         if self.serves:
             self._ask(all_told, LINGER_S)
-        self._drop_key()
+        self._leave_nothing()
 
-    def _drop_key(self) -> None:
+    def _leave_nothing(self) -> None:
+        """Remove the key file, and the run folder if `admission.publish` made it and no run has begun in it."""
         if self._key_file is not None:
             self._key_file.remove()
+        if self._makes_folder and self.nodes.folder is not None:
+            with suppress(OSError):
+                self.nodes.folder.rmdir()
 
     def _ended(self) -> EndedOnOtherNode:
         def read() -> Any:

@@ -14,7 +14,9 @@ from torch.distributed import DistNetworkError
 from lockstep.cluster.process_range import ProcessRange, RendezvousConfig
 from lockstep.errors import LaunchError
 from lockstep.launch.nodes import admission, clocks
+from lockstep.launch.nodes.rendezvous import NodeRendezvous
 from lockstep.launch.shared_settings import shared_settings
+from tests.runs import own_port
 
 
 def nodes(folder: Path, **changes: object) -> RendezvousConfig:
@@ -135,3 +137,31 @@ def test_a_world_of_fewer_nodes_than_asked_for_is_refused(tmp_path: Path) -> Non
     with pytest.raises(LaunchError, match=r"let 1 of 2 nodes begin") as caught:
         clocks.check_size(1, nodes(tmp_path / "run"))
     assert "clocks" in caught.value.slots["cause"]
+
+
+def meeting(folder: Path) -> NodeRendezvous:
+    return NodeRendezvous(nodes(folder, endpoint=f"127.0.0.1:{own_port()}"), lambda: None, lambda _: None)
+
+
+@pytest.mark.parametrize("key", ["", "k" * 40])
+def test_a_rendezvous_to_which_nobody_came_leaves_no_folder_but_the_user_s_own(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_KEY", key)
+    monkeypatch.setattr(clocks, "publish", lambda *_: None)  # its thread would outlive the test
+    (tmp_path / "own").mkdir()
+    for name in ("made", "own"):
+        met = meeting(tmp_path / name)
+        assert (tmp_path / name).is_dir()
+        met.end(4, "nobody came")
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+def test_a_launcher_that_fails_while_it_joins_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*_: object) -> None:
+        raise DistNetworkError("the connection is broken")
+
+    monkeypatch.setattr(clocks, "publish", lose)
+    with pytest.raises(LaunchError, match="lost the rendezvous"):
+        meeting(tmp_path / "run")
+    assert not (tmp_path / "run").exists()

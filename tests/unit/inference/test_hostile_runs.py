@@ -1,0 +1,230 @@
+"""A run folder that another person made: it leads to no file outside, takes no memory, and ends in a text."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.cli.main import run as command
+from lockstep.config.schema import RunConfig
+from lockstep.engine.dataset_info import build_from
+from lockstep.errors import CheckpointError
+from lockstep.storage.manifest import sha256_of
+from tests.unit.inference.test_strange_runs import rewrite
+from tests.unit.inference.whole_runs import RESUME, checkpoints
+
+GB = 1 << 30
+
+
+def incomplete(run: Path) -> Path:
+    """The run as it was before its last epoch, so that a resume has something to train and to write."""
+    for name in ("result.json", "weights.safetensors"):
+        (run / name).unlink()
+    last = checkpoints(run)[-1]
+    for file in last.iterdir():
+        file.unlink()
+    last.rmdir()
+    return run
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
+
+
+@pytest.fixture
+def outside() -> Path:
+    """A user's folder with files of the names that a run writes."""
+    folder = Path("outside").absolute()
+    for name in ("rank-0.log", "confusion.png", "metrics.jsonl", ".step-000001.1.partial/state.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("mine\n")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "logs", "pictures", "tensorboard"])
+def test_a_folder_that_is_a_link_is_refused_and_nothing_is_written_or_removed_there(
+    run: Path, outside: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tree(outside)
+    if (run / name).exists():
+        (run / name).rename("moved")
+    (run / name).symlink_to(outside)
+    assert command([*RESUME, "report.tensorboard=true"]) == 5
+    assert f"run/{name} is a symbolic link, and a run would write through it" in capsys.readouterr().err
+    assert tree(outside) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["logs/rank-0.log", "logs/stacks-rank-0.txt", "pictures/confusion.png", "metrics.part"]
+)
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_file_that_is_a_link_or_a_pipe_is_neither_written_through_nor_waited_for(
+    run: Path, outside: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, path = tree(outside), incomplete(run) / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if kind == "link":
+        path.symlink_to(outside / "rank-0.log")
+    else:
+        os.mkfifo(path)
+    assert command(RESUME) == 5
+    assert f"run/{name} is " in capsys.readouterr().err
+    assert tree(outside) == before
+
+
+def test_facts_of_an_old_run_that_do_not_fit_are_named_at_a_resume(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for checkpoint in checkpoints(run):
+        rewrite(checkpoint, lambda plain: plain.pop("run"))
+    (run / "dataset_info.json").write_text('{"names": 3}')
+    assert command(RESUME) == 5
+    assert "run/dataset_info.json does not fit the recipe: KeyError: 'classes'" in capsys.readouterr().err
+
+
+class Picky:
+    """A recipe that counts its classes."""
+
+    def dataset_info(self, config: RunConfig) -> dict[str, Any]:
+        return {}
+
+    def build(self, config: RunConfig, facts: Any) -> Any:
+        return len(facts["classes"]) / 0
+
+
+@pytest.mark.parametrize("recipe", ["mnist", "mine.py"])
+def test_facts_that_a_checkpoint_proves_are_the_recipe_s_own_fault_only_where_it_is_a_file(
+    run: Path, recipe: str
+) -> None:
+    # A stranger can write a checkpoint that proves any facts. An own recipe's faults show their traceback.
+    expected = CheckpointError if recipe == "mnist" else ZeroDivisionError
+    with pytest.raises(expected):
+        build_from(Picky(), RunConfig(recipe=recipe), {"classes": [1]}, run)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("arguments", [["eval", "run"], RESUME], ids=lambda arguments: arguments[0])
+def test_files_of_terabytes_that_take_no_room_on_the_disk_are_not_read(
+    run: Path, name: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for checkpoint in checkpoints(incomplete(run)):
+        os.truncate(checkpoint / name, 200 * GB)
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        manifest["files"][name]["bytes"] = 200 * GB
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    memory, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    assert command(arguments) == 5
+    assert f"{name} has {200 * GB:,} bytes, more than" in capsys.readouterr().err
+    assert time.process_time() - began < 10
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) // 1024 < 200
+
+
+def test_final_weights_of_terabytes_are_not_opened(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.truncate(run / "weights.safetensors", 200 * GB)
+    assert command(["eval", "run"]) == 5
+    assert f"weights.safetensors has {200 * GB:,} bytes, more than" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["dataset_info.json", "result.json", "checkpoints/best.json"])
+def test_json_that_would_take_a_gigabyte_of_memory_is_refused(
+    run: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / name).write_bytes(b"[" + b"[]," * 5_000_000 + b"0]")
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert command(["eval", "run", "--checkpoint", "best" if "best" in name else "last"]) == 5
+    assert name in capsys.readouterr().err
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) // 1024 < 300
+
+
+def at_step(step: object) -> Callable[[dict[str, Any]], object]:
+    return lambda plain: (plain.update(step=step), plain["state"].update(step=step))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (at_step(10**18), "step 1,000,000,000,000,000,000 of 6"),
+        (at_step(-5), "greater than or equal to 0"),
+        (lambda plain: plain["state"].update(step=0), "step 0 of 6, evaluated after step"),
+        (lambda plain: plain["state"].update(evaluated_step=5000), "evaluated after step 5,000"),
+        (lambda plain: plain["state"].update(metrics={}), "its last evaluation has no figure"),
+        (lambda plain: plain["state"].update(best={"step": float("inf"), "value": 1.0}), "best has step inf"),
+        (lambda plain: plain["state"].update(best={"step": 1, "value": "high"}), "value 'high'"),
+        (lambda plain: plain["state"].update(seconds=float("nan")), "should be a finite number"),
+        (lambda plain: plain["groups"][0].update(params=[0]), "it has other groups of parameters"),
+        (lambda plain: plain.update(groups=[5]), "it has other groups of parameters"),
+        (lambda plain: plain["values"].update({"optimizer:0:other": 1}), "other for parameter 0"),
+        (
+            lambda plain: plain["values"].update({f"optimizer:{10**30}:momentum_buffer": None}),
+            f"for parameter {10**30}",
+        ),
+        (lambda plain: plain["values"].update({"optimizer:0:momentum_buffer": {}}), "parameter 0 has another form"),
+    ],
+)
+def test_a_position_or_an_optimizer_that_no_run_has_is_named(
+    run: Path, change: Callable[[dict[str, Any]], object], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for checkpoint in checkpoints(run):
+        rewrite(checkpoint, change)
+    assert command(RESUME) == 5
+    assert text in capsys.readouterr().err
+
+
+def test_hyperparameters_come_from_the_settings_and_not_from_the_checkpoint(run: Path) -> None:
+    right = (run / "weights.safetensors").read_bytes()
+    for checkpoint in checkpoints(incomplete(run)):
+        rewrite(checkpoint, lambda plain: plain["groups"][0].update(momentum="x", maximize=True, fused="y", foreach=7))
+    assert command(RESUME) == 0
+    assert (run / "weights.safetensors").read_bytes() == right
+
+
+def test_tensors_of_a_type_that_no_checkpoint_has_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = json.dumps({"average:w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(4)
+    (run / "weights.safetensors").unlink()
+    for checkpoint in checkpoints(run):
+        (checkpoint / "optimizer.safetensors").write_bytes(content)
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        manifest["files"]["optimizer.safetensors"] = {"bytes": len(content), "sha256": sha256_of(content)}
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    for arguments in (["eval", "run"], RESUME):
+        assert command(arguments) == 5
+        assert " error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [10**6, 10**18])
+def test_a_model_that_no_machine_has_memory_for_ends_in_a_text(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config.yaml").write_text(f"recipe: mnist\nmodel: {{name: cnn, width: {width}}}\n")
+    for arguments in (["plan", "config.yaml"], ["train", "config.yaml", "--procs", "1", "--run-dir", "wide"]):
+        assert command(arguments) == 2
+        assert "the model does not fit into this machine's memory" in capsys.readouterr().err
+
+
+def test_a_value_of_millions_of_characters_does_not_flood_the_terminal(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for checkpoint in checkpoints(run):
+        rewrite(checkpoint, lambda plain: plain["run"]["settings"].update(seed="7" * 5_000_000))
+    for arguments in (["eval", "run"], RESUME):
+        assert command(arguments) == 2
+        text = capsys.readouterr().err
+        assert "seed: 777" in text
+        assert "more characters" in text
+        assert len(text) < 50_000
+
+
+@pytest.mark.parametrize("setting", ["loader: {num_workers: 100000}", "num_threads: 1000000"])
+def test_a_config_cannot_ask_for_thousands_of_processes_or_threads(
+    setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("config.yaml").write_text(f"recipe: mnist\n{setting}\n")
+    assert command(["config", "config.yaml"]) == 2
+    assert " error: " in capsys.readouterr().err
