@@ -83,7 +83,7 @@ def write_dataset_info(folder: RunFolder, dataset_info: DatasetInfo) -> None:
 def build_from(recipe: Recipe, config: RunConfig, dataset_info: DatasetInfo, run: Path) -> Parts:
     """A recipe's parts from the dataset_info of a run.
 
-    Where the recipe is a file and a checkpoint proves that the dataset_info are those of the run, the error is the recipe's
+    If the recipe is a file and a checkpoint proves the dataset info to be that of the run, the error is the recipe's
     own and is raised as it is.
 
     Raises:
