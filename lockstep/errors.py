@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import re
-import resource
 from typing import ClassVar
 
 # Control characters but tab and line feed, separators of lines, changes of the direction of writing, and bytes of file
@@ -21,9 +20,6 @@ from typing import ClassVar
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
 )
-
-
-_RAISE_LIMIT = "ulimit -n 4096"
 
 
 def printable(text: str) -> str:
@@ -139,8 +135,6 @@ def _unwritten(what: object, error: OSError, instead: str) -> CheckpointError:
 def cannot_write(path: object, error: OSError) -> CheckpointError:
     """The text for a file of a run that could not be written."""
     cure = "make room" if _is_full(error) else "see that it can be written"
-    if is_too_many_files(error):
-        cure = f"raise the limit ({_RAISE_LIMIT})"
     return CheckpointError(
         f"can't write {path}: {error.strerror or error}",
         kept="what was saved before is whole",
@@ -153,26 +147,8 @@ def _is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def too_many_files() -> LaunchError:
-    """The text for a process that may not open one more file or connection."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return LaunchError(
-        "too many open files",
-        given=f"this process may have {limit} open at a time, connections included",
-        do=f"raise the limit before you start: {_RAISE_LIMIT}",
-    )
-
-
-def is_too_many_files(error: BaseException) -> bool:
-    """Whether an error is that, also one of torch's, which has it in its text alone."""
-    number = getattr(error, "errno", None)
-    return number in (errno.EMFILE, errno.ENFILE) or "too many open files" in str(error).lower()
-
-
 def no_shared_memory(error: OSError) -> LaunchError:
     """The text for a machine on which processes can't share semaphores and memory."""
-    if is_too_many_files(error):
-        return too_many_files()
     return LaunchError(
         f"processes can't share memory on this machine: {error.strerror or error}",
         where="/dev/shm",

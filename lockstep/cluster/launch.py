@@ -19,12 +19,12 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from lockstep.cluster import auth, forkserver
 from lockstep.cluster.agent import LOCAL, Agent, ThisMachine
-from lockstep.cluster.limits import raise_open_files
 from lockstep.cluster.nodes import EndedElsewhere, Meeting
 from lockstep.cluster.size import Nodes
 from lockstep.cluster.watch import AskedToStop, Watch
 from lockstep.cluster.worker import work
 from lockstep.errors import LaunchError, no_shared_memory
+from lockstep.open_files import is_too_many_files, raise_open_files, too_many_files
 
 AGENT_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
 
@@ -96,6 +96,8 @@ def launch(
         except OSError as error:
             if error.filename is not None:
                 raise
+            if is_too_many_files(error):
+                raise too_many_files() from error
             raise no_shared_memory(error) from error  # a semaphore has no file name
         finally:
             forkserver.keep_tracker_alive()

@@ -32,7 +32,6 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from lockstep.cluster import admission, auth, clocks, node_ranks
 from lockstep.cluster.address import KeptPort, address_towards
 from lockstep.cluster.asking import in_thread
-from lockstep.cluster.limits import out_of_files
 from lockstep.cluster.meeting import SAY_EVERY_S, clock, open_for_nodes, split_endpoint
 from lockstep.cluster.places import numbered
 from lockstep.cluster.rendezvous_state import StateInStore
@@ -40,6 +39,7 @@ from lockstep.cluster.rollcall import ranks_text
 from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.size import Nodes
 from lockstep.errors import LaunchError
+from lockstep.open_files import out_of_files
 
 T = TypeVar("T")
 

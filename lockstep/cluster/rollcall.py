@@ -17,11 +17,11 @@ from torch._C._distributed_c10d import PrefixStore
 
 from lockstep.cluster.address import network
 from lockstep.cluster.env import Placement
-from lockstep.cluster.limits import out_of_files
 from lockstep.cluster.meeting import SAY_EVERY_S, clock, command_for, open_store
 from lockstep.cluster.seats import SLACK_S, Seats
 from lockstep.cluster.signed import Seal, SignedStore
 from lockstep.errors import LaunchError
+from lockstep.open_files import out_of_files
 from lockstep.scratch import is_running
 
 # How long rank 0 keeps its store open after a fault, for the others to read it.

@@ -19,9 +19,9 @@ from lockstep.cluster import ending, stop
 from lockstep.cluster.causes import Report, lost_peer
 from lockstep.cluster.env import KEY, LAUNCHED, Placement, placement
 from lockstep.cluster.forkserver import LAUNCHER_ONLY
-from lockstep.cluster.limits import explained
 from lockstep.cluster.stop import when_parent_dies
 from lockstep.errors import CheckpointError, ConfigError, DataError, HangError, LaunchError, LockstepError, ReaderLost
+from lockstep.open_files import explained
 
 STOP_FILE = "stop"
 
@@ -106,10 +106,11 @@ def report_path(folder: Path, rank: int, restart: int) -> Path:
 
 
 def _fail(file: IO[str], here: Placement, error: BaseException) -> None:
+    error = explained(error)
     _report(file, here, error)
     _flush()
     # Not sys.exit: tearing down a process group whose peers are gone may hang.
-    os._exit(_exit_code(explained(error)))
+    os._exit(_exit_code(error))
 
 
 def _report(file: IO[str], here: Placement, error: BaseException) -> None:
@@ -117,7 +118,6 @@ def _report(file: IO[str], here: Placement, error: BaseException) -> None:
         return
     if file.closed:  # the first error stays: what follows it may be its consequence
         return
-    error = explained(error)
     ours = isinstance(error, LockstepError)
     # What was asked for, or lies on this one machine, is wrong for all of its ranks alike.
     is_everybodys = isinstance(error, (ConfigError, DataError, CheckpointError))

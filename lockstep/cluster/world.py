@@ -20,11 +20,11 @@ from lockstep.cluster import connecting, ending, rollcall, stacks
 from lockstep.cluster.address import interface_towards
 from lockstep.cluster.causes import lost_peer
 from lockstep.cluster.env import ALONE, Placement
-from lockstep.cluster.limits import out_of_files, raise_open_files
 from lockstep.cluster.pulse import Pulse
 from lockstep.cluster.rollcall import Card
 from lockstep.cluster.signed import SignedStore
 from lockstep.errors import LaunchError
+from lockstep.open_files import out_of_files, raise_open_files
 
 GOODBYE_S = 10.0
 

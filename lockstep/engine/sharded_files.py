@@ -18,7 +18,7 @@ from lockstep.cluster import collect
 from lockstep.engine.checkpoint import by_file, file_of
 from lockstep.engine.job import Job
 from lockstep.engine.manifest import OPTIMIZER, WEIGHTS, check_file, manifest_of, read_state
-from lockstep.engine.tensor_file import TYPES, header
+from lockstep.engine.tensor_file import check_header, dtype_of, header
 from lockstep.errors import CheckpointError
 
 Shape = tuple[torch.Size, torch.dtype]
@@ -53,8 +53,11 @@ def open_checkpoint(path: Path) -> Opened:
     """
     for name, expected in manifest_of(path).items():
         try:
-            if not stat.S_ISREG((path / name).stat().st_mode):
+            status = (path / name).stat()
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "it is not a regular file")
+            if status.st_size != expected.get("bytes"):  # before time is spent on all of it
+                check_file(path / name, expected, status.st_size, "")
             with (path / name).open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
                 check_file(path / name, expected, file.tell(), sha256)
@@ -63,11 +66,13 @@ def open_checkpoint(path: Path) -> Opened:
     shapes: dict[str, Shape] = {}
     try:
         for file_name in (WEIGHTS, OPTIMIZER):
+            check_header(path / file_name)
             with safe_open(path / file_name, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  # it is no mapping
-                    shapes[name] = _shape(opened.get_slice(name))
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} can't be read as safetensors", reason=error) from None
+                    part = opened.get_slice(name)
+                    shapes[name] = torch.Size(part.get_shape()), dtype_of(part.get_dtype(), path / file_name)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} can't be read as safetensors", reason=str(error)[:500]) from None
     return Opened(path, read_state(path), shapes)
 
 
@@ -141,8 +146,3 @@ def read_parts(job: Job, shapes: Mapping[str, Shape], opened: Opened | None) -> 
         part = job.shards.part(whole) if sharded_name(name, whole, job) else whole
         parts[name] = state[name].copy_(part) if name in state else part.clone()
     return parts
-
-
-def _shape(part: Any) -> Shape:
-    dtype = next(dtype for dtype, name in TYPES.items() if name == part.get_dtype())
-    return torch.Size(part.get_shape()), dtype
