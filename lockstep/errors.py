@@ -20,11 +20,19 @@ from typing import ClassVar
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
 )
+_MAX_LINE = 5000  # more than the longest path
 
 
 def printable(text: str) -> str:
     """A text that does nothing to a terminal: what is not to be printed is written as an escape, such as \\x1b."""
     return _UNPRINTABLE.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
+
+
+def _cut(text: str) -> str:
+    """A text without endless lines: keys and names from files may have a million letters."""
+    if len(text) <= _MAX_LINE:
+        return text
+    return "\n".join(line if len(line) <= _MAX_LINE else line[:_MAX_LINE] + "…" for line in text.split("\n"))
 
 
 class LockstepError(Exception):
@@ -40,9 +48,9 @@ class LockstepError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, what: str, **facts: object) -> None:
-        super().__init__(what)
-        self.what = what
-        self.facts = {name: str(value) for name, value in facts.items() if value is not None and str(value)}
+        super().__init__(_cut(what))
+        self.what = _cut(what)
+        self.facts = {name: _cut(str(value)) for name, value in facts.items() if value is not None and str(value)}
 
     def __str__(self) -> str:
         width = max((len(name) for name in self.facts), default=0)
