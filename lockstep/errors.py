@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import re
-import resource
 from typing import ClassVar
 
 # Control characters but tab and line feed, separators of lines, changes of the direction of writing, and bytes of file
@@ -21,10 +20,7 @@ from typing import ClassVar
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
 )
-
-
-_MAX_CHARS = 10_000  # of each fact
-_RAISE_LIMIT = "ulimit -n 4096"
+_MAX_CHARS = 5000  # of each slot: more than the longest path
 
 
 def printable(text: str) -> str:
@@ -32,8 +28,8 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
 
 
-def _shortened(text: str) -> str:
-    """A text that fits into a terminal's memory: a value in another person's file may have millions of characters."""
+def _cut(text: str) -> str:
+    """Shorten a text: keys and names in a stranger's file may have millions of characters."""
     return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}… {len(text) - _MAX_CHARS:,} more characters"
 
 
@@ -50,10 +46,9 @@ class LockstepError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, what: str, **slots: object) -> None:
-        what = _shortened(what)
-        super().__init__(what)
-        self.what = what
-        self.slots = {name: _shortened(str(value)) for name, value in slots.items() if value is not None and str(value)}
+        super().__init__(_cut(what))
+        self.what = _cut(what)
+        self.slots = {name: _cut(str(value)) for name, value in slots.items() if value is not None and str(value)}
 
     def __str__(self) -> str:
         width = max((len(name) for name in self.slots), default=0)
@@ -146,8 +141,6 @@ def _unwritten(what: object, error: OSError, instead: str) -> CheckpointError:
 def cannot_write(path: object, error: OSError) -> CheckpointError:
     """The text for a file of a run that could not be written."""
     cure = "make room" if _is_full(error) else "see that it can be written"
-    if is_too_many_files(error):
-        cure = f"raise the limit ({_RAISE_LIMIT})"
     return CheckpointError(
         f"can't write {path}: {error.strerror or error}",
         kept="what was saved before is whole",
@@ -160,24 +153,8 @@ def _is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def too_many_files() -> LaunchError:
-    """The text for a process that may not open one more file or connection."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return LaunchError(
-        "too many open files",
-        given=f"this process may have {limit} open at a time, connections included",
-        fix=f"raise the limit before you start: {_RAISE_LIMIT}",
-    )
-
-
-def is_too_many_files(error: BaseException) -> bool:
-    """Whether an error is that, also one of torch's, which has it in its text alone."""
-    number = getattr(error, "errno", None)
-    return number in (errno.EMFILE, errno.ENFILE) or "too many open files" in str(error).lower()
-
-
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory is short, also one of torch's, which only its text tells."""
+    """Whether an error says that memory is short; torch reports it only in the text of a RuntimeError."""
     text = str(error)
     is_torch_s = "can't allocate memory" in text or "Storage size calculation overflowed" in text
     return isinstance(error, MemoryError) or is_torch_s
@@ -185,8 +162,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def no_shared_memory(error: OSError) -> LaunchError:
     """The text for a machine on which processes can't share semaphores and memory."""
-    if is_too_many_files(error):
-        return too_many_files()
     return LaunchError(
         f"processes can't share memory on this machine: {error.strerror or error}",
         where="/dev/shm",

@@ -15,8 +15,9 @@ import typer
 
 from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train, trust
 from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
-from lockstep.errors import ConfigError, LaunchError, LockstepError, is_too_many_files, too_many_files
+from lockstep.errors import ConfigError, LaunchError, LockstepError
 from lockstep.launch.ssh import stop_at_eof
+from lockstep.open_files import is_too_many_files, too_many_files
 from lockstep.version import __version__
 
 INTERRUPTED = 130  # 128 + SIGINT

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.cluster.limits import out_of_files
 from lockstep.cluster.rendezvous import RankInfo, ranks_text
 from lockstep.cluster.store import as_clock
-from lockstep.errors import LaunchError, is_too_many_files, too_many_files
+from lockstep.errors import LaunchError
+from lockstep.open_files import explained, is_too_many_files, too_many_files
 
 # How gloo reports a peer that had connected and then ended.
 # What a rank sees when another one is gone.
@@ -117,9 +117,7 @@ def could_not_connect(card: RankInfo, failure: BaseException) -> LaunchError:
             cause="that process has ended; its own output says why",
         )
     what = f"{name(card)} met the others, but can't connect to them: {reason}"
-    if files := out_of_files():
-        return LaunchError(what, cause=files)
-    return LaunchError(what, **_BLAME_INTERFACE)
+    return explained(LaunchError(what, **_BLAME_INTERFACE))
 
 
 def to_json(error: LaunchError, num_lost: int) -> dict[str, Any]:

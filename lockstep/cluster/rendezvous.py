@@ -18,10 +18,10 @@ from torch._C._distributed_c10d import PrefixStore
 from lockstep.cluster.address import network
 from lockstep.cluster.env import RankAssignment
 from lockstep.cluster.generations import SLACK_S, Generations
-from lockstep.cluster.limits import out_of_files
 from lockstep.cluster.signed import Seal, SignedStore
 from lockstep.cluster.store import REPORT_EVERY_S, as_clock, command_for, open_store
 from lockstep.errors import LaunchError
+from lockstep.open_files import out_of_files
 from lockstep.scratch import is_running
 
 # How long rank 0 keeps its store open after a fault, for the others to read it.

@@ -20,11 +20,11 @@ from lockstep.cluster import abort, connecting, rendezvous, stacks
 from lockstep.cluster.activity import Activity
 from lockstep.cluster.address import interface_towards
 from lockstep.cluster.env import ALONE, RankAssignment
-from lockstep.cluster.limits import out_of_files, raise_open_files
 from lockstep.cluster.peer_errors import lost_peer
 from lockstep.cluster.rendezvous import RankInfo
 from lockstep.cluster.signed import SignedStore
 from lockstep.errors import LaunchError
+from lockstep.open_files import out_of_files, raise_open_files
 
 GOODBYE_S = 10.0
 

@@ -24,6 +24,7 @@ from lockstep.data.keyed import IntArray, KeyArray, seed_reading
 from lockstep.data.order import Order, Place
 from lockstep.data.samples import Batch, Samples, with_channels_last
 from lockstep.errors import ConfigError, DataError, LockstepError, ReaderLost, no_shared_memory
+from lockstep.open_files import is_too_many_files, too_many_files
 
 Request = tuple[IntArray, KeyArray]
 
@@ -169,6 +170,8 @@ class Loader:
             except OSError as error:
                 if error.filename is not None:
                     raise
+                if is_too_many_files(error):
+                    raise too_many_files() from error
                 raise no_shared_memory(error) from error
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:

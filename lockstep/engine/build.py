@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep.config.schema import RunConfig
-from lockstep.data.keyed import DATA, key, seeded
+from lockstep.data.keyed import DATA, key, keys, seeded
+from lockstep.data.loader import read
 from lockstep.data.samples import Samples
 from lockstep.engine.parts import Parts
 from lockstep.errors import ConfigError, is_out_of_memory
@@ -71,6 +73,25 @@ def open_data(config: RunConfig, parts: Parts, *, train: bool) -> Samples:
             fix="give it a __len__ that returns the number of samples",
         ) from error
     return samples  # type: ignore[no-any-return]  # it has what SampleSource asks for: just looked at
+
+
+def input_shape(parts: Parts, config: RunConfig) -> tuple[int, ...]:
+    """The shape of one sample's input, without the batch: as the recipe has it, or that of the first held-out sample.
+
+    Raises:
+        ConfigError: The model's input is not one tensor of floats.
+    """
+    if parts.input_shape is not None:
+        return parts.input_shape
+    samples = open_data(config, parts, train=False)
+    first = np.zeros(1, dtype=np.int64)
+    batch = read(samples, first, keys(0, 0, first))
+    inputs = samples.finish(batch).inputs if hasattr(samples, "finish") else batch.inputs
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        raise ConfigError(
+            "a model can be exported whose input is one tensor of floats", given=f"{type(inputs).__name__} here"
+        )
+    return tuple(inputs.shape[1:])
 
 
 def _kind(value: object) -> str:

@@ -23,8 +23,6 @@ from lockstep.version import __version__
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from lockstep.config.schema import RunConfig
-    from lockstep.engine.parts import Parts
 
 ENDINGS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
 # The largest difference, as a share of the largest output: other kernels add up in another order.
@@ -89,6 +87,7 @@ def export(
     out = Path(out) if out is not None else (path if path.is_dir() else path.parent) / f"model{ENDINGS[to]}"
     if out.resolve() == path.resolve():
         raise ConfigError(f"--out {out} is the file of weights itself", fix="give another name")
+    from lockstep.engine.build import input_shape
     from lockstep.storage.own_files import is_export
     from lockstep.storage.run_folder import check_place
 
@@ -100,7 +99,7 @@ def export(
     subject = TrainedModel(path, settings, checkpoint, preset)
     found, config = subject.settings()
     parts, model = subject.open(found, config, alone("cpu"))
-    shape = _input_shape(parts, config)
+    shape = input_shape(parts, config)
     metadata = {"lockstep": __version__, "recipe": config.recipe, "input": list(shape), **parts.metadata}
     return _write(to, model, shape, metadata, out)
 
@@ -257,28 +256,6 @@ def _check_onnx() -> None:
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"--to onnx needs {', '.join(missing)}", fix='pip install "lockstep[onnx]"')
-
-
-def _input_shape(parts: Parts, config: RunConfig) -> tuple[int, ...]:
-    """Of one sample: as the recipe says, or that of the first held-out one."""
-    if parts.input_shape is not None:
-        return parts.input_shape
-    import numpy as np
-    from torch import Tensor
-
-    from lockstep.data.keyed import keys
-    from lockstep.data.loader import read
-    from lockstep.engine.build import open_data
-
-    samples = open_data(config, parts, train=False)
-    first = np.zeros(1, dtype=np.int64)
-    batch = read(samples, first, keys(0, 0, first))
-    inputs = samples.finish(batch).inputs if hasattr(samples, "finish") else batch.inputs
-    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-        raise ConfigError(
-            "a model can be exported whose input is one tensor of floats", given=f"{type(inputs).__name__} here"
-        )
-    return tuple(inputs.shape[1:])
 
 
 def _flat(outputs: Any) -> list[Tensor]:

@@ -17,7 +17,6 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-from lockstep.cluster.limits import raise_open_files
 from lockstep.cluster.process_range import RendezvousConfig
 from lockstep.errors import LaunchError, no_shared_memory
 from lockstep.launch import forkserver
@@ -26,6 +25,7 @@ from lockstep.launch.nodes import auth
 from lockstep.launch.nodes.rendezvous import EndedOnOtherNode, NodeRendezvous
 from lockstep.launch.supervisor import StopRequested, Supervisor
 from lockstep.launch.worker import run_worker
+from lockstep.open_files import is_too_many_files, raise_open_files, too_many_files
 
 AGENT_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
 
@@ -97,6 +97,8 @@ def launch(
         except OSError as error:
             if error.filename is not None:
                 raise
+            if is_too_many_files(error):
+                raise too_many_files() from error
             raise no_shared_memory(error) from error  # a semaphore has no file name
         finally:
             forkserver.keep_tracker_alive()

@@ -17,12 +17,12 @@ from typing import IO, Any
 
 from lockstep.cluster import abort, signals
 from lockstep.cluster.env import KEY, LAUNCHED, RankAssignment, placement
-from lockstep.cluster.limits import explained
 from lockstep.cluster.peer_errors import lost_peer
 from lockstep.cluster.signals import when_parent_dies
 from lockstep.errors import CheckpointError, ConfigError, DataError, HangError, LaunchError, LockstepError, ReaderLost
 from lockstep.launch.failures import ErrorReport
 from lockstep.launch.forkserver import LAUNCHER_ONLY
+from lockstep.open_files import explained
 
 STOP_FILE = "stop"
 
@@ -107,10 +107,11 @@ def report_path(folder: Path, rank: int, restart: int) -> Path:
 
 
 def _fail(file: IO[str], here: RankAssignment, error: BaseException) -> None:
+    error = explained(error)
     _report(file, here, error)
     _flush()
     # Not sys.exit: tearing down a process group whose peers are gone may hang.
-    os._exit(_exit_code(explained(error)))
+    os._exit(_exit_code(error))
 
 
 def _report(file: IO[str], here: RankAssignment, error: BaseException) -> None:
@@ -118,7 +119,6 @@ def _report(file: IO[str], here: RankAssignment, error: BaseException) -> None:
         return
     if file.closed:  # the first error stays: what follows it may be its consequence
         return
-    error = explained(error)
     ours = isinstance(error, LockstepError)
     # What was asked for, or lies on this one machine, is wrong for all of its ranks alike.
     is_everybodys = isinstance(error, (ConfigError, DataError, CheckpointError))

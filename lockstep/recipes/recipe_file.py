@@ -88,8 +88,8 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
     sys.modules[name] = module  # before it runs: its classes are looked up by this name when they are pickled
     try:
         exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
-    except Exception as error:
-        del sys.modules[name]
+    except (Exception, SystemExit) as error:  # a script may end with sys.exit()
+        sys.modules.pop(name, None)
         raise ConfigError(
             f"{short_path(path)} can't be imported: {type(error).__name__}",
             given=_line_of(error, path),
@@ -99,7 +99,7 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
     return module
 
 
-def _line_of(error: Exception, path: Path) -> str | None:
+def _line_of(error: BaseException, path: Path) -> str | None:
     """FILE:LINE of the person's file where the error came up."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{short_path(Path(error.filename))}:{error.lineno}"

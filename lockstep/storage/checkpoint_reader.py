@@ -26,7 +26,7 @@ from lockstep.storage.manifest import (
     manifest_of,
     read_state,
 )
-from lockstep.storage.tensor_file import TYPES
+from lockstep.storage.tensor_file import check_header, dtype_of
 
 Shape = tuple[torch.Size, torch.dtype]
 
@@ -75,16 +75,11 @@ def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Open
     shapes: dict[str, Shape] = {}
     try:
         for file_name in (WEIGHTS, OPTIMIZER):
+            check_header(path / file_name)
             with safe_open(path / file_name, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  # it is no mapping
-                    shapes[name] = _shape(name, opened.get_slice(name))
-    except (SafetensorError, MemoryError) as error:
-        raise CheckpointError(f"{path} can't be read as safetensors", reason=error) from None
+                    part = opened.get_slice(name)
+                    shapes[name] = torch.Size(part.get_shape()), dtype_of(part.get_dtype(), path / file_name)
+    except (SafetensorError, OSError, MemoryError) as error:
+        raise CheckpointError(f"{path} can't be read as safetensors", cause=str(error)[:500]) from None
     return Opened(path, read_state(path), shapes)
-
-
-def _shape(name: str, part: Any) -> Shape:
-    for dtype, known in TYPES.items():
-        if known == part.get_dtype():
-            return torch.Size(part.get_shape()), dtype
-    raise SafetensorError(f"{name} is of type {part.get_dtype()}, which no checkpoint has")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-import pickle
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lockstep.config.explain import wrapped
 from lockstep.errors import CheckpointError
-from lockstep.storage.torch_file import check_torch_file
-from lockstep.storage.weights import read
+from lockstep.storage.torch_file import FETCH, read_torch_file
+from lockstep.storage.weights import check_kinds, check_names, read
 
 # Under which a training script's checkpoint keeps the model's weights, the likeliest first. `best_state_dict` is
 # HRNet's; `model_ema` and `state_dict_ema` stay out: who wants those says so with the file that they export.
@@ -26,9 +24,9 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "best_state_dict", "net"
 _PREFIXES = ("module.", "_orig_mod.")
 # A zip, or the pickle of torch before 1.6. Of its protocols, torch reads no others without running code.
 _TORCH_STARTS = (b"PK", b"\x80\x02", b"\x80\x03")
-_FETCH = "copy or download it again, or name a file that torch.save or\nsafetensors wrote"
 _NAME_IT = "name the model or the preset that the file was made with"
 _SHOWN = 4
+_MAX_PREFIXES = 10
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
@@ -44,16 +42,17 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return _unprefixed(read(path))
     if start not in _TORCH_STARTS:
-        raise CheckpointError(f"{path} is not a file of weights, or is damaged", fix=_FETCH)
-    content = _read_torch(path)
+        raise CheckpointError(f"{path} is not a file of weights, or is damaged", fix=FETCH)
+    content = read_torch_file(path)
     found = _state_in(content)
     if found is None:
-        keys = ", ".join(map(str, list(content)[:8])) if isinstance(content, Mapping) else None
+        keys = _keys_of(content)
         raise CheckpointError(
             f"{path} holds no weights",
             found=f"a {type(content).__name__}" + (f" of {keys}" if keys else ""),
             allowed=f"a state_dict, or one under {', '.join(_WRAPPERS)}",
         )
+    check_names(found, path)
     return _unprefixed(found)
 
 
@@ -98,6 +97,7 @@ def load_pretrained(
     frozen = [name for name, own in model.named_parameters() if name in wanted and not own.requires_grad]
     if not set(fits).issuperset(frozen):
         raise _lacks_frozen(path, [name for name in frozen if name not in fits], len(frozen))
+    check_kinds({name: state[name] for name in fits}, path)
     with torch.no_grad():
         for name in fits:
             ours[name].copy_(state[name])
@@ -115,35 +115,6 @@ def load_pretrained(
         "not used": _some(_grouped(left_out), len(left_out)),
     }
     return {name: text for name, text in rows.items() if text}
-
-
-class _DType:
-    """Stands for numpy's own, whose way of being unpickled takes more than a name."""
-
-    def __init__(self, code: str, *_: Any) -> None:
-        self.code, self.order = code, "<"
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.order = ">" if state[1] == ">" else "<"
-
-
-def _number(dtype: _DType, data: bytes | str = b"") -> float:
-    """A numpy scalar, such as the best score so far, which training scripts keep beside the weights."""
-    kind = np.dtype(dtype.order + dtype.code)
-    if kind.kind not in "fiub":
-        raise pickle.UnpicklingError(f"GLOBAL numpy.{kind}")
-    return float(np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, kind)[0])
-
-
-# What training scripts put beside the weights besides plain values, and what it becomes here: nothing that acts.
-_HARMLESS: list[Any] = [
-    argparse.Namespace,
-    (PurePosixPath, "pathlib.PosixPath"),
-    (PurePosixPath, "pathlib._local.PosixPath"),
-    (_DType, "numpy.dtype"),
-    (_number, "numpy.core.multiarray.scalar"),
-    (_number, "numpy._core.multiarray.scalar"),
-]
 
 
 def load_strict(model: nn.Module, path: Path) -> None:
@@ -174,36 +145,14 @@ def _start_of(path: Path) -> bytes:
     except OSError as error:
         raise CheckpointError(f"{path} can't be read", reason=error.strerror or error) from None
     if not start:
-        raise CheckpointError(f"{path} is empty", fix=_FETCH)
+        raise CheckpointError(f"{path} is empty", fix=FETCH)
     return start
 
 
-def _read_torch(path: Path) -> Any:
-    try:
-        check_torch_file(path)
-        with torch.serialization.safe_globals(_HARMLESS):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} holds more than tensors and plain values, so reading it could run code from it",
-            found=_unknown_kind(str(error)),
-            fix="where you trust its source, write its weights alone to a new file:\n"
-            "held = torch.load(FILE, weights_only=False)\n"
-            "torch.save(held['state_dict'], NEW)\n"
-            "or, where it holds a whole model:\n"
-            "torch.save(held.state_dict(), NEW)",
-        ) from None
-    except Exception as error:  # of files that were cut off or altered, torch's reader raises whatever comes up
-        first = next(iter(str(error).splitlines()), "")
-        # One word is the key or the value that a reader stumbled over: `101`.
-        reason = first if " " in first else f"{type(error).__name__} {first}"
-        raise CheckpointError(f"{path} can't be read as weights", reason=wrapped(reason), fix=_FETCH) from None
-
-
-def _unknown_kind(text: str) -> str | None:
-    """The class that torch did not want to make, out of its long text."""
-    _, found, rest = text.partition("GLOBAL ")
-    return rest.split()[0].strip("`'\"") if found and rest.split() else None
+def _keys_of(content: Any) -> str:
+    """The first keys of a mapping that can be shown: a tuple or a tensor may stand for any number of values."""
+    keys = list(content)[:8] if isinstance(content, Mapping) else []
+    return ", ".join(str(key)[:60] if isinstance(key, (str, int)) else type(key).__name__ for key in keys)
 
 
 def _state_in(content: Any, depth: int = 2) -> dict[str, Tensor] | None:
@@ -225,10 +174,9 @@ def _state_in(content: Any, depth: int = 2) -> dict[str, Tensor] | None:
 def _unprefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Names as the bare module has them."""
     names = list(state)
-    while prefix := next((each for each in _PREFIXES if all(name.startswith(each) for name in names)), None):
+    for _ in range(_MAX_PREFIXES):
+        prefix = next((each for each in _PREFIXES if all(name.startswith(each) for name in names)), "")
         names = [name.removeprefix(prefix) for name in names]
-        if not names:
-            break
     return dict(zip(names, state.values(), strict=True))
 
 
@@ -240,7 +188,8 @@ def _fitting(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[st
 def _prefix_in_the_way(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
     """The shortest prefix of all names of a file, up to a dot, without which some fit; empty if some do with it."""
     first = next(iter(state), "")
-    for end in (0, *(place + 1 for place, letter in enumerate(first) if letter == ".")):
+    ends = (place + 1 for place, letter in enumerate(first) if letter == ".")
+    for end in (0, *islice(ends, _MAX_PREFIXES)):
         bare = {name[end:]: tensor for name, tensor in state.items() if name.startswith(first[:end])}
         if len(bare) == len(state) and _counted(_fitting(ours, bare)):
             return first[:end]

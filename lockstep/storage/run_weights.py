@@ -93,7 +93,8 @@ def _of_checkpoint(opened: Opened, model: nn.Module | None) -> dict[str, Tensor]
     names = {name.removeprefix(AVERAGE): name for name in opened.shapes if name.startswith(AVERAGE)}
     names = names or {name: name for name in opened.shapes if file_of(name) == WEIGHTS}
     if model is not None:
-        metas = {name: torch.empty(opened.shapes[full][0], device="meta") for name, full in names.items()}
+        shapes = {name: opened.shapes[full] for name, full in names.items()}
+        metas = {name: torch.empty(size, dtype=dtype, device="meta") for name, (size, dtype) in shapes.items()}
         check_fits(model, metas, opened.path)
     return {name: opened.tensor(full) for name, full in names.items()}
 

@@ -6,6 +6,7 @@ stand still. Here all that takes time (hashing, writing, flushing) goes on witho
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -15,12 +16,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lockstep.errors import CheckpointError
+
 # Names of the format, https://github.com/huggingface/safetensors.
 TYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
     torch.bool: "BOOL",
 }  # fmt: skip
+_TYPES_BY_NAME = {name: dtype for dtype, name in TYPES.items()}
+_MAX_HEADER_BYTES = 16 * 1024 * 1024  # some 150,000 tensors; the library reads up to 100 MB of them
 _PIECE_BYTES = 4 * 1024 * 1024  # hashed while it is in the processor's cache from being read
 
 
@@ -43,6 +48,29 @@ def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, order
+
+
+def check_header(path: Path) -> None:
+    """See that a file does not begin with more names than a model can have.
+
+    Raises:
+        OSError: It does, or it can't be read.
+    """
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if size > _MAX_HEADER_BYTES:
+        raise OSError(errno.EFBIG, f"its header has {size:,} bytes, and at most {_MAX_HEADER_BYTES:,} are read")
+
+
+def dtype_of(name: str, path: Path) -> torch.dtype:
+    """The type that a file's header gives a tensor.
+
+    Raises:
+        CheckpointError: Checkpoints have no tensors of this type.
+    """
+    if name not in _TYPES_BY_NAME:
+        raise CheckpointError(f"{path} has a tensor of type {name}", allowed=", ".join(_TYPES_BY_NAME))
+    return _TYPES_BY_NAME[name]
 
 
 def write_tensors(

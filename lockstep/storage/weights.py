@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from lockstep.errors import CheckpointError
 from lockstep.storage.manifest import OPTIMIZER, WEIGHTS, check_limit
 from lockstep.storage.run_folder import atomic_file
-from lockstep.storage.tensor_file import write_tensors
+from lockstep.storage.tensor_file import TYPES, check_header, dtype_of, write_tensors
+
+_MAX_NAME = 500  # characters
+_COPIED = frozenset({*TYPES, torch.float8_e4m3fn, torch.float8_e5m2})
 
 _MAX_HEADER_BYTES = 16 * 1024 * 1024  # names and shapes; 100 bytes for each tensor
 
@@ -56,14 +59,21 @@ def read(path: Path, model: nn.Module | None = None) -> dict[str, Tensor]:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
+        check_header(path)
         if model is not None:
             check_limit(path, status.st_size, file_limits(model)[WEIGHTS])
             check_fits(model, _described(path), path)
-        return load_file(path)
+        state = load_file(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
-    except (SafetensorError, OSError, MemoryError) as error:
-        raise CheckpointError(f"{path} can't be read as safetensors", reason=error) from None
+    except (SafetensorError, OSError, RuntimeError, MemoryError) as error:  # the last two: of torch, from mapping it
+        raise CheckpointError(f"{path} can't be read as safetensors", reason=_reason(error)) from None
+    check_names(state, path)
+    return state
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)[:_MAX_NAME]
 
 
 def file_limits(model: nn.Module) -> dict[str, int]:
@@ -82,15 +92,57 @@ def file_limits(model: nn.Module) -> dict[str, int]:
 def _described(path: Path) -> dict[str, Tensor]:
     """The file's tensors on the meta device: shapes without values."""
     with safe_open(path, "pt") as file:
-        names = list(file.keys())
-        return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in names}
+        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+        check_names(parts, path)
+        return {
+            name: torch.empty(part.get_shape(), dtype=dtype_of(part.get_dtype(), path), device="meta")
+            for name, part in parts.items()
+        }
+
+
+def check_names(names: Iterable[str], origin: Path) -> None:
+    """See that the names of a file's tensors can be shown and compared.
+
+    Raises:
+        CheckpointError: One is longer than any module's name.
+    """
+    for name in names:
+        if len(name) > _MAX_NAME:
+            raise CheckpointError(
+                f"{origin} has a tensor whose name has {len(name):,} characters",
+                allowed=f"at most {_MAX_NAME}",
+                cause="it is not a file of weights",
+            )
+
+
+def check_kinds(state: Mapping[str, Tensor], origin: Path) -> None:
+    """See that tensors hold numbers that can be copied into a model.
+
+    Raises:
+        CheckpointError: One is sparse, quantized, complex or without values.
+    """
+    for name, tensor in state.items():
+        if tensor.layout != torch.strided:
+            kind = str(tensor.layout).removeprefix("torch.")
+        elif tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+            kind = "quantized" if tensor.is_quantized else "without values (meta)" if tensor.is_meta else "nested"
+        elif tensor.dtype not in _COPIED:
+            kind = str(tensor.dtype).removeprefix("torch.")
+        else:
+            continue
+        raise CheckpointError(
+            f"the tensor {name} is {kind}, which can't be a model's weights",
+            where=origin,
+            allowed="dense tensors of real numbers",
+            fix="convert it, and save the weights again",
+        )
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
     """Give a model all weights of a state_dict.
 
     Raises:
-        CheckpointError: Names or shapes differ; the first few are named. The model is left as it was.
+        CheckpointError: Names, shapes or types differ; the first few are named. The model is left as it was.
     """
     check_fits(model, state, origin)
     model.load_state_dict(dict(state))
@@ -100,7 +152,7 @@ def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> N
     """See that a state_dict is one of this model.
 
     Raises:
-        CheckpointError: Names or shapes differ; the first few are named.
+        CheckpointError: Names, shapes or types differ; the first few are named.
     """
     ours = model.state_dict()
     missing = [f"{name} {tuple(ours[name].shape)}" for name in ours if name not in state]
@@ -110,11 +162,17 @@ def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> N
         for name in ours
         if name in state and state[name].shape != ours[name].shape
     ]
-    if missing or unknown or other:
+    types = [
+        f"{name}: {state[name].dtype} in the file, {own.dtype} in the model"
+        for name, own in ours.items()
+        if name in state and state[name].dtype != own.dtype
+    ]
+    if missing or unknown or other or types:
         raise CheckpointError(
             "the checkpoint is of another model",
             where=origin,
             shapes=_some(other),
+            types=_some(types),
             missing=_some(missing),
             unknown=_some(unknown),
             fix="use the configuration that it was trained with, or another run folder",

@@ -30,7 +30,6 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from lockstep.cluster.address import ReservedPort, address_towards
-from lockstep.cluster.limits import out_of_files
 from lockstep.cluster.process_range import RendezvousConfig
 from lockstep.cluster.rendezvous import ranks_text
 from lockstep.cluster.signed import SignedStore
@@ -40,6 +39,7 @@ from lockstep.errors import LaunchError
 from lockstep.launch.nodes import admission, auth, clocks, ranks
 from lockstep.launch.nodes.places import assign_node_ranks
 from lockstep.launch.nodes.state import StateInStore
+from lockstep.open_files import out_of_files
 
 T = TypeVar("T")
 

@@ -129,3 +129,11 @@ def test_what_is_written_is_read_back(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize("text", ["1e-3", "no", "010", "3", "null", "true", "", "1:30", "a: b", "#x", " x ", "1_000"])
 def test_text_that_looks_like_something_else_stays_text(text: str) -> None:
     assert parse(to_yaml({"a": text}), "x").values == {"a": text}
+
+
+@pytest.mark.parametrize("text", ["!{} b", "*{}", "? {}\n: !x y", "a: !<{}> b"])
+def test_a_name_of_a_million_letters_is_not_printed_whole(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text.format("k" * 900_000), "a.yaml")
+    assert len(str(caught.value)) < 20_000
+    assert len(caught.value.line) < 20_000

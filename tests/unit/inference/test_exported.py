@@ -20,7 +20,7 @@ from torch import nn
 from lockstep.cli.main import run as command
 from lockstep.cluster.world import alone
 from lockstep.config.load import load
-from lockstep.engine.build import build_parts
+from lockstep.engine.build import build_parts, input_shape
 from lockstep.engine.dataset_info import dataset_info_for
 from lockstep.engine.parts import Parts
 from lockstep.errors import CheckpointError, ConfigError
@@ -196,14 +196,14 @@ def test_a_recipe_that_names_no_input_shape_lends_that_of_a_held_out_sample() ->
     parts, settings = model_of("digits")
     found = find("digits")
     config = load(found.config_class, found.layers, settings).config
-    assert export_module._input_shape(replace(parts, input_shape=None), config) == (1, 8, 8)
+    assert input_shape(replace(parts, input_shape=None), config) == (1, 8, 8)
 
 
 def test_a_model_that_takes_a_dict_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     found = find(DOTS)
     config = load(found.config_class, found.layers, []).config
     with pytest.raises(ConfigError, match="one tensor of floats"):
-        export_module._input_shape(found.build(config, {"classes": ["dark", "bright"]}), config)
+        input_shape(found.build(config, {"classes": ["dark", "bright"]}), config)
 
 
 def test_the_command_says_what_was_checked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -242,6 +242,7 @@ def test_a_recipe_file_called_like_a_standard_module_leaves_that_alone(shelf: Pa
         ("x = 1\ndef build(config:\n", "bad.py can't be imported: SyntaxError", "bad.py:2"),
         ("\nimport not_there\n", "bad.py can't be imported: ModuleNotFoundError", "bad.py:2"),
         ("\n\n1 / 0\n", "bad.py can't be imported: ZeroDivisionError", "bad.py:3"),
+        ("\nimport sys\nsys.exit()\n", "bad.py can't be imported: SystemExit", "bad.py:3"),
     ],
 )
 def test_a_recipe_file_that_can_not_be_used_says_why(shelf: Path, text: str, what: str, given: str | None) -> None:

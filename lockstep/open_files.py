@@ -1,12 +1,17 @@
-"""Open files: the limit of this process, and whether it has run into it. Nothing here imports torch."""
+"""The limit on open files and connections of this process: raising it, and naming it as the cause of a failure.
+
+Whatever fails at the limit, a file, a socket or a library, reports something else each time. This module
+does not import torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+from typing import TypeVar
 
-from lockstep.errors import LaunchError, LockstepError, too_many_files
+from lockstep.errors import LaunchError, LockstepError
 
 try:
     import resource
@@ -19,6 +24,9 @@ _MOST = 1 << 20
 _FEWEST = 256
 # What a process needs for a moment when it reads a file or starts another process.
 _ROOM = 16
+_TEXT = "too many open files"
+
+E = TypeVar("E", bound=BaseException)
 
 
 def raise_open_files() -> None:
@@ -40,6 +48,27 @@ def raise_open_files() -> None:
         raise too_many_files()
 
 
+def too_many_files() -> LaunchError:
+    """The error of a process that may not open one more file or connection."""
+    given = ""
+    if resource is not None:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        given = f"this process may have {limit} open at a time, connections included"
+    return LaunchError("too many open files", given=given, fix="raise the limit before you start: ulimit -n 4096")
+
+
+def is_too_many_files(error: BaseException) -> bool:
+    """Whether an error, or what it came from, is that; torch's have it in their text alone."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if getattr(cause, "errno", None) in (errno.EMFILE, errno.ENFILE) or _TEXT in str(cause).lower():
+            return True
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
 def out_of_files() -> str:
     """That this process has as many files open as it may, as the cause of a failure; empty if it has not."""
     if resource is None:
@@ -57,14 +86,13 @@ def out_of_files() -> str:
     )
 
 
-def explained(error: BaseException) -> BaseException:
-    """An error with the limit of open files as its cause, where this process has run into it; else as it is.
-
-    Whatever fails then, a file, a socket or a library, says something else each time.
-    """
-    cause = out_of_files()
-    if not cause or not isinstance(error, Exception):
+def explained(error: E) -> E | LaunchError:
+    """An error with the limit of open files as its cause, where this process has run into it; else as it is."""
+    if not isinstance(error, Exception):
         return error
+    cause = out_of_files()
+    if not cause:
+        return too_many_files() if is_too_many_files(error) else error
     fix = "ss -tnp shows which program connects; ulimit -n 65536 before the run allows more"
     if isinstance(error, LockstepError):
         rest = {name: fact for name, fact in error.slots.items() if name not in ("cause", "fix")}
