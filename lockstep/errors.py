@@ -43,7 +43,7 @@ class LockstepError(Exception):
     kind: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, what: str, **facts: object) -> None:
+    def __init__(self, what: str, /, **facts: object) -> None:
         super().__init__(what)
         self.what = what
         self.facts = {name: str(value) for name, value in facts.items() if value is not None and str(value)}

@@ -81,8 +81,14 @@ def gave_up(missing: Sequence[int], limit_s: float, stopped: Sequence[Card], qui
     return LaunchError(what, where=where, **_BLAME_INTERFACE)
 
 
-def could_not_connect(card: Card, failure: BaseException) -> LaunchError:
-    """torch gave up, though all ranks are alive."""
+def could_not_connect(card: Card, failure: BaseException, strangers: str = "") -> LaunchError:
+    """torch gave up, though all ranks are alive.
+
+    Args:
+        card: Of the rank that could not connect.
+        failure: What torch raised.
+        strangers: That another program writes to the store; empty if none is known of.
+    """
     if is_too_many_files(failure):
         return too_many_files()
     reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
@@ -95,6 +101,8 @@ def could_not_connect(card: Card, failure: BaseException) -> LaunchError:
     what = f"{name(card)} met the others, but can't connect to them: {reason}"
     if files := out_of_files():
         return LaunchError(what, likely=files)
+    if strangers:
+        return LaunchError(what, likely=strangers, do="ss -tnp shows which programs are connected to the run's ports")
     return LaunchError(what, **_BLAME_INTERFACE)
 
 

@@ -6,13 +6,12 @@ whenever somebody is lost or comes. "Node" is torch's word for one launcher with
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -31,22 +30,17 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from lockstep.cluster import admission, auth, clocks, node_ranks
 from lockstep.cluster.address import KeptPort, address_towards
-from lockstep.cluster.asking import in_thread
-from lockstep.cluster.limits import out_of_files
-from lockstep.cluster.meeting import SAY_EVERY_S, clock, open_for_nodes, split_endpoint
+from lockstep.cluster.meeting import open_for_nodes, split_endpoint
 from lockstep.cluster.places import numbered
 from lockstep.cluster.rendezvous_state import StateInStore
 from lockstep.cluster.rollcall import ranks_text
 from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.size import Nodes
+from lockstep.cluster.store_calls import ANSWER_S, StoreCalls
 from lockstep.errors import LaunchError
-
-T = TypeVar("T")
 
 # Why all nodes start their processes anew though none has failed: a node goes, or one has come.
 Pause = Literal["leaves", "comes"]
-# How long a question to the store may take. Over a link that was cut there is never an answer.
-ANSWER_S = 5.0
 # How long the node that serves the store waits for the others to read how the run ended.
 LINGER_S = 8.0
 HEARTBEATS = 4
@@ -58,6 +52,14 @@ class EndedElsewhere(Exception):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code, self.text = code, text
+
+
+def ended_elsewhere(said: Any) -> EndedElsewhere:
+    """The end of a run as another node has left it in the store, which may be damaged."""
+    is_whole = isinstance(said, dict) and type(said.get("code")) is int and isinstance(said.get("text"), str)
+    if not is_whole or not 0 <= said["code"] <= 255:
+        return EndedElsewhere(4, "another node has ended the run")
+    return EndedElsewhere(said["code"], said["text"])
 
 
 class Meeting(RendezvousHandler):
@@ -74,10 +76,12 @@ class Meeting(RendezvousHandler):
     """
 
     def __init__(self, nodes: Nodes, check: Callable[[], None], say: Callable[[str], None]) -> None:
-        self.nodes, self._check, self._say = nodes, check, say
+        self.nodes, self._calls = nodes, StoreCalls(nodes, check, say)
         self.members: frozenset[Any] = frozenset()
-        self._store, self.serves = self._attend(lambda: open_for_nodes(nodes, say), nodes.join_timeout_s + ANSWER_S)
-        is_first = self._attend(lambda: admission.admit(self._store, nodes, self.serves), admission.LIMIT_S)
+        self._store, self.serves = self._calls.attend(
+            lambda: open_for_nodes(nodes, say), nodes.join_timeout_s + ANSWER_S
+        )
+        is_first = self._calls.attend(lambda: admission.admit(self._store, nodes, self.serves), admission.LIMIT_S)
         # Who has joined with us answers within moments, or is lost.
         self._store.set_timeout(timedelta(seconds=max(10.0, nodes.node_timeout_s)))
         self._key_file: auth.KeyFile | None = None
@@ -85,7 +89,7 @@ class Meeting(RendezvousHandler):
         self._run = SignedStore(PrefixStore(f"lockstep/{nodes.run_id}", self._store), auth.nodes_seal(self.key, nodes))
         if (rank := nodes.rank) is not None:
             try:
-                self._attend(lambda: node_ranks.claim(self._run, rank, nodes.size.most), ANSWER_S)
+                self._calls.attend(lambda: node_ranks.claim(self._run, rank, nodes.size.most), ANSWER_S)
             except BaseException:
                 self._drop_key()
                 raise
@@ -113,7 +117,7 @@ class Meeting(RendezvousHandler):
             key, self._key_file = auth.greet(run, self.nodes)
             return key
 
-        return self._attend(agree, auth.GREETING_S + ANSWER_S)
+        return self._calls.attend(agree, auth.GREETING_S + ANSWER_S)
 
     @property
     def round(self) -> int:
@@ -147,7 +151,7 @@ class Meeting(RendezvousHandler):
                 return self._numbered(self._inner.next_rendezvous())
 
         try:
-            info = self._attend(join, self.nodes.join_timeout_s + 2 * ANSWER_S, self._state)
+            info = self._calls.attend(join, self.nodes.join_timeout_s + 2 * ANSWER_S, self._state)
         except RendezvousClosedError:
             raise self._ended() from None
         except RendezvousTimeoutError:
@@ -160,7 +164,7 @@ class Meeting(RendezvousHandler):
         except dist.DistStoreError:
             raise  # an answer that did not come: a node was lost after it had joined
         except (RendezvousError, dist.DistError):
-            raise self._lost_store("the connection is broken") from None
+            raise self._calls.lost_store("the connection is broken") from None
         self.members = frozenset(self._inner._state_holder.state.participants)
         self._num_waiting = 0
         if not self._is_watched:
@@ -189,7 +193,7 @@ class Meeting(RendezvousHandler):
 
     def set_closed(self) -> None:
         """Let nobody join any more."""
-        self._ask(self._inner.set_closed)
+        self._calls.ask(self._inner.set_closed)
 
     def shutdown(self) -> bool:
         """Nothing: `end` does it, with a reason."""
@@ -198,16 +202,16 @@ class Meeting(RendezvousHandler):
     def announce(self, pause: Pause) -> None:
         """Tell the other nodes why all processes are about to save and stop."""
         if (store := self._round_store) is not None:
-            self._ask(lambda: store.put("pause", pause))
+            self._calls.ask(lambda: store.put("pause", pause))
 
     def is_pause(self) -> bool:
         """Whether the processes of this round were to stop only to be started anew."""
         store = self._round_store
-        return store is not None and self._ask(lambda: store.get("pause")) in get_args(Pause)
+        return store is not None and self._calls.ask(lambda: store.get("pause")) in get_args(Pause)
 
     def is_over(self) -> bool:
         """Whether a node has ended the run."""
-        return self._ask(lambda: self._run.get("ended")) is not None
+        return self._calls.ask(lambda: self._run.get("ended")) is not None
 
     def leave(self) -> None:
         """Let the others go on without this node at once, not only when it is missed."""
@@ -220,7 +224,7 @@ class Meeting(RendezvousHandler):
                 self._inner._stop_heartbeats()
                 self._inner._op_executor.run(_RendezvousExitOp(), time.monotonic() + ANSWER_S)
 
-        self._ask(leave)
+        self._calls.ask(leave)
 
     def end(self, code: int, text: str) -> None:
         """End the run on all nodes. The first to say so is heard.
@@ -240,9 +244,9 @@ class Meeting(RendezvousHandler):
             while self._run.count("told") < len(self.members):
                 time.sleep(0.05)
 
-        self._ask(close)
+        self._calls.ask(close)
         if self.serves:
-            self._ask(all_told, LINGER_S)
+            self._calls.ask(all_told, LINGER_S)
         self._drop_key()
 
     def _drop_key(self) -> None:
@@ -254,11 +258,8 @@ class Meeting(RendezvousHandler):
             self._run.store.add("told", 1)
             return self._run.get("ended")
 
-        said = self._ask(read)
-        is_whole = isinstance(said, dict) and isinstance(said.get("code"), int) and isinstance(said.get("text"), str)
-        if said is None or not is_whole:
-            return EndedElsewhere(4, "another node has ended the run")
-        return EndedElsewhere(said["code"], said["text"])
+        said = self._calls.ask(read)
+        return ended_elsewhere(said)
 
     def _count_waiting(self) -> None:
         while True:
@@ -280,35 +281,5 @@ class Meeting(RendezvousHandler):
         """Of nodes that people gave ranks, those that have never come."""
         if self.nodes.rank is None:
             return ""
-        absent = self._ask(lambda: node_ranks.absent(self._run, self.nodes.size.most))
+        absent = self._calls.ask(lambda: node_ranks.absent(self._run, self.nodes.size.most))
         return f"node {ranks_text(absent)}" if absent else ""
-
-    def _lost_store(self, reason: str) -> LaunchError:
-        return LaunchError(
-            f"node {socket.gethostname()} has lost the rendezvous at {self.nodes.endpoint}: {reason}",
-            likely=out_of_files() or "that machine or the network to it is down",
-            do="when it is back, start the same command on all machines, with --resume auto",
-        )
-
-    def _ask(self, question: Callable[[], T], limit_s: float = ANSWER_S) -> T | None:
-        """An answer of the store, or None where there is none."""
-        try:
-            return in_thread(question, limit_s, lambda waited_s: None)
-        except (RendezvousError, dist.DistError, TimeoutError):
-            return None
-
-    def _attend(self, call: Callable[[], T], limit_s: float, state: Callable[[], str] | None = None) -> T:
-        next_say = SAY_EVERY_S
-
-        def tick(waited_s: float) -> None:
-            nonlocal next_say
-            self._check()
-            if state is not None and waited_s >= next_say:
-                next_say += min(next_say, 60.0)
-                left = clock(self.nodes.join_timeout_s - waited_s)
-                self._say(f"{state()}, {waited_s:.0f} s\n  giving up in {left} (cluster.join_timeout_s)")
-
-        try:
-            return in_thread(call, limit_s, tick)
-        except TimeoutError:
-            raise self._lost_store(f"no answer for {limit_s:.0f} s") from None

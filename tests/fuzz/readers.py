@@ -6,6 +6,7 @@ Asked on stdin with a line of JSON, `{"kind": ..., "path": ...}`; answers on std
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -162,10 +163,76 @@ def records(path: Path) -> None:
     Records(path.parent, tensorboard=False).truncate_after(3)
 
 
+def store_key(path: Path) -> None:
+    """A value in a store, under the key of the file's name, read by all that read such a key; none of it is signed."""
+    from torch._C._distributed_c10d import HashStore
+
+    from lockstep.cluster import (
+        admission,
+        clocks,
+        collect,
+        connect_errors,
+        hang,
+        heartbeat,
+        node_ranks,
+        nodes,
+        rollcall,
+        seats,
+    )
+    from lockstep.cluster.rendezvous_state import StateInStore
+    from lockstep.cluster.signed import Seal, SignedStore
+    from lockstep.cluster.size import Nodes, Size
+    from lockstep.errors import LaunchError
+    from lockstep.scratch import is_running
+
+    raw, name = HashStore(), path.name
+    raw.set(name, path.read_bytes() or b" ")  # type: ignore[arg-type]  # bytes are taken too
+    store = SignedStore(raw, Seal())
+    run = Nodes(Size(2, 2), "127.0.0.1:1", "run", 1.0, 1.0, 10.0)
+    value = store.get(name)
+    if (card := rollcall._card(value)) is not None:
+        is_running(card.pid)
+        str(card)
+    rollcall._roll(value, 2)
+    str(rollcall._fault(value))
+    str(connect_errors.from_json(value)[0])
+    if heartbeat._is_sign(value):
+        never = {"silent_s": 1.0, "rank": 0, "host": "h", "pid": 1}
+        sign = hang.Sign(**{each: value[each] for each in ("doing", "waits", "step", "stalled_s")}, **never)
+        str(hang.explain(hang.find_culprits([sign], 0.0) or [sign], 2, 5.0, "stacks"))
+    if heartbeat._is_verdict(value, 2):
+        str(hang.explain([hang.Sign(**sign) for sign in value["culprits"]], 2, 5.0, "stacks"))
+    f"{nodes.ended_elsewhere(value)} {nodes.ended_elsewhere(value).code:d}"
+    seats.invited_to(value, 1)
+    collect._count(raw, name)
+    store.count(name)
+    if (record := admission._read(raw.get(name))) is not None:
+        admission.compare(record, admission._record(run), has_own_id=False)
+    host, seconds = clocks._read(raw.get(name))
+    str(clocks._differ(host, seconds, 0.0, 1.0))
+    if name == "rendezvous":
+        state = StateInStore(store)
+        state.get_state()
+        state.set_state(state.get_state()[0])  # type: ignore[index]  # there is one
+    if name == "node":
+        raw.set("node/0", path.read_bytes() or b" ")  # type: ignore[arg-type]  # bytes are taken too
+        with contextlib.suppress(LaunchError):
+            node_ranks.claim(store, 0, 2)
+
+
+def message(path: Path) -> None:
+    """What a rank has sent through the process group."""
+    from lockstep.cluster import codec
+
+    with contextlib.suppress(codec.MessageError):  # `collect` makes an error for users of it
+        codec.decode(path.read_bytes())
+
+
 READERS: dict[str, Callable[[Path], None]] = {
     reader.__name__: reader
     for reader in (
         picture, idx, labels, alphabet, csv, coco, zipped, packed, yaml, checkpoint, weights, run_json, records,
+        store_key, message,
     )
 }  # fmt: skip
 

@@ -74,7 +74,7 @@ def test_a_store_without_a_record_is_left_alone(
 
 def test_a_server_that_ends_meanwhile_is_an_error_with_a_text(tmp_path: Path) -> None:
     class Broken:
-        def check(self, keys: list[str]) -> bool:
+        def compare_set(self, *_: str) -> bytes:
             raise DistNetworkError("Connection reset by peer")
 
     with pytest.raises(LaunchError, match=r"lost the rendezvous at 127.0.0.1:1 while it joined"):
