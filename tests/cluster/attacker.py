@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import hostile
 import psutil
@@ -31,7 +30,6 @@ STORE_MAGIC = struct.pack("<BI", 0, 0x3C85F7CE)
 NUM_QUERIES = 20
 # How long an attack may take on a machine that is busy.
 MOST_S = 60.0
-HOST = socket.gethostname()
 BANNERS = (
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     b"SSH-2.0-OpenSSH_9.2p1\r\n",
@@ -99,24 +97,6 @@ def remember(store: TCPStore, target: Target, rng: random.Random) -> None:
             del kept[:-20]
 
 
-def forged(rng: random.Random, target: Target) -> bytes:
-    """A message of the right outer form."""
-    card: dict[str, Any] = {
-        "rank": rng.randrange(-1, 5), "world_size": rng.choice([1, 2, 3, 10**9]), "host": rng.choice(["h", HOST]),
-        "pid": rng.choice([1, -1, 10**30]), "device": "cpu",
-        "backend": "auto", "num_gpus": 0, "restart": rng.choice([0, 7]), "nonce": "n", "namespace": "", "network": "",
-    }  # fmt: skip
-    value: Any = rng.choice(
-        [
-            card, [card, card], None, True, 5, -1, 10**400, 1e308, "x" * 1000, [], {}, [None], ["h", 1], ["h", "x"],
-            {"what": "made up", "facts": {"self": 1}}, {"what": "made up", "facts": {"what": 1}, "num_lost": 1},
-            {"by": 0, "culprits": [{"rank": 0}]}, {"code": 0, "text": ""}, {"code": 10**9, "text": "\x1b[31m"},
-            {"number": 10**9, "state": {}}, {"beat": 1, "doing": "x"}, [1, [2, [3, {"a": "\ud800"}]]],
-        ]
-    )  # fmt: skip
-    return b"- " + json.dumps(value).encode()
-
-
 def content(rng: random.Random, target: Target) -> bytes:
     kind = rng.randrange(5)
     if kind == 0:
@@ -127,7 +107,7 @@ def content(rng: random.Random, target: Target) -> bytes:
         return rng.choice(NUMBERS)
     if kind == 3:
         return rng.randbytes(rng.randrange(200))
-    return forged(rng, target)
+    return hostile.forged(rng)
 
 
 def set_keys(port: int, target: Target, rng: random.Random) -> None:
