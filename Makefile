@@ -39,8 +39,9 @@ test-cluster: .venv/.installed-lab  ## real Slurm, MPI, ssh and hosts with links
 test-faults: .venv/.installed-dev  ## kill ranks at 20 random moments; FAULTS=100 for more, FAULTS_SEED=7 for the same again
 	@FAULTS="$${FAULTS:-20}" FAULTS_SEED="$${FAULTS_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/faults/test_kill.py $(PYTEST_ARGS)
 
-fuzz: .venv/.installed-dev  ## read 5,000 mutated files; FUZZ=50000 for more, FUZZ_SEED=7 for the same again
+fuzz: .venv/.installed-dev  ## read 5,000 mutated files, attack 20 runs; FUZZ=50000 ATTACKS=100 for more, FUZZ_SEED=7 for the same again
 	@FUZZ="$${FUZZ:-5000}" FUZZ_SEED="$${FUZZ_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/fuzz $(PYTEST_ARGS)
+	@ATTACKS="$${ATTACKS:-20}" ATTACKS_SEED="$${ATTACKS_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/cluster/test_random_attacks.py $(PYTEST_ARGS)
 
 check: .venv/.installed-dev  ## format, lint, types, import floors
 	@$(PY) -m ruff format --check --quiet $(SOURCES) || { echo "do: make format" >&2; exit 1; }

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cluster.env import ALONE, RankAssignment, placement
-from lockstep.cluster.process_range import ProcessRange, parse_range
 from lockstep.cluster.signals import StopSignal, when_parent_dies
 from lockstep.config.given import as_overrides, given_path
 from lockstep.config.load import Loaded, load
+from lockstep.config.process_range import ProcessRange, parse_range
 from lockstep.config.schema import RunConfig
 from lockstep.engine.run_spec import RunSpec, recipe_of
 from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError, LockstepError, TrainError

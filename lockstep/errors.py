@@ -45,7 +45,7 @@ class LockstepError(Exception):
     kind: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, what: str, **slots: object) -> None:
+    def __init__(self, what: str, /, **slots: object) -> None:
         super().__init__(_cut(what))
         self.what = _cut(what)
         self.slots = {name: _cut(str(value)) for name, value in slots.items() if value is not None and str(value)}

@@ -159,7 +159,7 @@ def is_running(pid: int) -> bool:
     """Whether there is such a process on this machine."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # the number may come from another program
         return False
     except PermissionError:
         return True

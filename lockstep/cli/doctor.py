@@ -10,7 +10,7 @@ import typer
 
 from lockstep.cli.options import Debug, Json, LocalRank, Overrides, path_of
 from lockstep.cli.train import Init, Rank, WorldSize
-from lockstep.cluster.process_range import MAX_PROCS
+from lockstep.config.process_range import MAX_PROCS
 from lockstep.errors import ConfigError
 from lockstep.launch.commands import LOCKSTEP
 
@@ -75,7 +75,7 @@ def doctor(
 
         return examine(*arguments, here or ALONE)
 
-    from lockstep.cluster.process_range import ProcessRange
+    from lockstep.config.process_range import ProcessRange
     from lockstep.launch import forkserver
     from lockstep.launch.start import PRELOAD, launch_here
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.options import Debug, Json, Overrides
-from lockstep.cluster.process_range import MAX_PROCS
+from lockstep.config.process_range import MAX_PROCS
 
 Model = Annotated[
     Path,

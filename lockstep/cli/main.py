@@ -15,6 +15,7 @@ import typer
 
 from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train, trust
 from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
+from lockstep.cluster import abort
 from lockstep.errors import ConfigError, LaunchError, LockstepError
 from lockstep.launch.ssh import stop_at_eof
 from lockstep.open_files import is_too_many_files, too_many_files
@@ -75,7 +76,7 @@ def main() -> None:
     _open_closed_streams()
     _write_any_text()
     stop_at_eof()
-    sys.exit(run(sys.argv[1:]))
+    abort.leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:

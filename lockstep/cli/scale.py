@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli.options import Debug, Overrides, path_of
-from lockstep.cluster.process_range import MAX_PROCS
+from lockstep.config.process_range import MAX_PROCS
 from lockstep.errors import ConfigError, LaunchError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def scale(
 def _measured(
     config: RunConfig, source: str, settings: list[str], name: str, size: int, steps: int, answer: Path
 ) -> dict[str, Any]:
-    from lockstep.cluster.process_range import ProcessRange
+    from lockstep.config.process_range import ProcessRange
     from lockstep.launch.start import launch_here
     from lockstep.launch.stopped import raise_if_stopped
     from lockstep.scaling.measure import WARM_STEPS, measure

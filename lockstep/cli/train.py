@@ -126,8 +126,8 @@ def train(
     `lockstep config SOURCE` shows every setting. Under torchrun the command joins the world that it started.
     """
     from lockstep.cluster.env import placement
-    from lockstep.cluster.process_range import MAX_NODES, MAX_PROCS, parse_range
     from lockstep.config.load import load
+    from lockstep.config.process_range import MAX_NODES, MAX_PROCS, parse_range
     from lockstep.recipes.catalog import command_arguments, find
     from lockstep.recipes.trust import trust_named
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
 from lockstep.errors import LockstepError
+
+# Threads that call torch's store, and may be there for ever. `asking.in_thread` and others name them so.
+_IN_STORE = {"rendezvous", "rendezvous-watch", "clock", "store-client", "connect-monitor"}
 
 _tell: Callable[[LockstepError], object] | None = None
 _record: Callable[[BaseException], object] | None = None
@@ -45,3 +50,18 @@ def abort(error: LockstepError) -> NoReturn:
         with suppress(OSError, ValueError):
             print(f"\n{error}", file=sys.stderr, flush=True)
     os._exit(error.exit_code)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with an exit code.
+
+    Where a thread still waits for a store, Python's own end would unwind it in the middle of C++, which aborts the
+    process with SIGABRT in place of the code.
+    """
+    if not any(thread.name in _IN_STORE for thread in threading.enumerate()):
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import Store
 
 from lockstep.cluster import codec
 from lockstep.cluster.rendezvous import ranks_text
+from lockstep.cluster.signed import counted
 from lockstep.cluster.world import World
 from lockstep.errors import LaunchError, LockstepError
 
@@ -179,6 +180,6 @@ def _turn(store: Store, rank: int) -> int:
 
 def _count(store: Store, name: str) -> int:
     try:
-        return int(store.get(name)) if store.check([name]) else 0
+        return counted(store, name)
     except ValueError:  # another program has written to the store
         return 0

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import Store
 
 from lockstep.cluster import peer_errors, stacks
 from lockstep.cluster.rendezvous import RankInfo
-from lockstep.cluster.signed import SignedStore
+from lockstep.cluster.signed import SignedStore, peek
 from lockstep.cluster.store import REPORT_EVERY_S
 from lockstep.cluster.timeout import call_with_timeout
 from lockstep.errors import LaunchError
@@ -216,7 +216,7 @@ class _Monitor:
                 self._decide(signed, self._gave_up(), num_lost=len(self._quiet()))
         elif self._failure is not None and self._alive.issuperset(self._not_done()):
             mine = self._cards[self._rank]
-            self._decide(signed, peer_errors.could_not_connect(mine, self._failure), num_lost=0)
+            self._decide(signed, peer_errors.could_not_connect(mine, self._failure, signed.strangers()), num_lost=0)
 
     def _others(self) -> list[int]:
         return [other for other in range(len(self._cards)) if other != self._rank]
@@ -245,8 +245,7 @@ class _Monitor:
         return card.host == mine.host and card.namespace == mine.namespace != ""
 
     def _listen(self, store: Store, other: int, passed_s: float) -> None:
-        key = f"{_ALIVE}/{other}"
-        report = store.get(key) if store.check([key]) else None
+        report = peek(store, f"{_ALIVE}/{other}")
         before = self._reported.get(other)
         if report is not None and report != before:
             self._silent_s[other], self._reported[other] = 0.0, report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from lockstep.cluster.env import RankAssignment
 from lockstep.cluster.signed import SignedStore
@@ -31,8 +32,7 @@ class Generations:
             self._world = self._store.store.add("worlds", 1)
             self.invite()
             return self._world
-        key = f"invitation/{self._mine}"
-        while not isinstance(number := self._store.get(key), int):
+        while (number := invited_to(self._store.get("invitation"), self._mine)) is None:
             if time.monotonic() > self._end + SLACK_S:
                 raise LaunchError(
                     f"rank {self._rank} waited {self._timeout_s:.0f} s for rank 0, which did not come",
@@ -44,6 +44,14 @@ class Generations:
     def invite(self) -> None:
         """Rank 0 asks in whoever has come since the last time."""
         num_seats = self._store.store.add("seats", 0)
-        for seat in range(self._num_invited + 1, num_seats + 1):
-            self._store.put(f"invitation/{seat}", self._world)
-        self._num_invited = num_seats
+        if num_seats != self._num_invited:
+            self._store.put("invitation", [self._world, num_seats])
+            self._num_invited = num_seats
+
+
+def invited_to(invitation: Any, seat: int) -> int | None:
+    """The world that a seat is invited to; None where it is not, or what was read is no invitation."""
+    if not isinstance(invitation, list) or [type(item) for item in invitation] != [int, int]:
+        return None
+    world, num_seats = invitation
+    return world if num_seats >= seat else None

@@ -105,8 +105,14 @@ def gave_up(
     return LaunchError(what, where=where, **_BLAME_INTERFACE)
 
 
-def could_not_connect(card: RankInfo, failure: BaseException) -> LaunchError:
-    """torch gave up, though all ranks are alive."""
+def could_not_connect(card: RankInfo, failure: BaseException, strangers: str = "") -> LaunchError:
+    """torch gave up, though all ranks are alive.
+
+    Args:
+        card: Of the rank that could not connect.
+        failure: What torch raised.
+        strangers: That another program writes to the store; empty if none is known of.
+    """
     if is_too_many_files(failure):
         return too_many_files()
     reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
@@ -117,6 +123,8 @@ def could_not_connect(card: RankInfo, failure: BaseException) -> LaunchError:
             cause="that process has ended; its own output says why",
         )
     what = f"{name(card)} met the others, but can't connect to them: {reason}"
+    if strangers:
+        return LaunchError(what, cause=strangers, fix="ss -tnp shows which programs are connected to the run's ports")
     return explained(LaunchError(what, **_BLAME_INTERFACE))
 
 

@@ -26,6 +26,8 @@ from lockstep.scratch import is_running
 
 # How long rank 0 keeps its store open after a fault, for the others to read it.
 LINGER_S = 8.0
+# Of ranks, process ids and counts.
+_LARGEST = 1 << 31
 # How often a process looks whether a stranger has overwritten its card.
 RANK_INFO_S = 1.0
 
@@ -268,6 +270,8 @@ def _rank_info(value: Any) -> RankInfo | None:
         return None
     if not all(type(item) is (int if name in names else str) for name, item in value.items()):
         return None
+    if not all(0 <= value[name] <= _LARGEST for name in names):
+        return None
     return RankInfo(**value)
 
 
@@ -284,4 +288,4 @@ def _fault(value: Any) -> LaunchError | None:
         or not isinstance(value.get("slots"), dict)
     ):
         return None
-    return LaunchError(value["what"], **{name: fact for name, fact in value["slots"].items() if name != "what"})
+    return LaunchError(value["what"], **value["slots"])

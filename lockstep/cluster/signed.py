@@ -22,7 +22,27 @@ LOGGER = logging.getLogger("lockstep")
 # The longest message: what 4,096 ranks say of themselves takes one megabyte.
 MAX_BYTES = 16 << 20
 _NO_MAC = "-"
+# What no process writes: stands for a key that is not there.
+_ABSENT = "?"
 _MAX_WARNINGS = 16
+
+
+def peek(store: Store, name: str) -> bytes | None:
+    """The value of a key, or None where there is none; never waits.
+
+    A `check` with a `get` behind it would wait for minutes where another program deletes the key in between.
+    """
+    found = bytes(store.compare_set(name, _ABSENT, _ABSENT))
+    return None if found == _ABSENT.encode() else found
+
+
+def counted(store: Store, name: str) -> int:
+    """The value of a counter; 0 where there is none.
+
+    Raises:
+        ValueError: Another program has written something else there.
+    """
+    return int(peek(store, name) or 0)
 
 
 class ForgedError(ValueError):
@@ -92,7 +112,9 @@ class SignedStore:
 
     def clone(self) -> SignedStore:
         """The same through a connection of its own."""
-        return SignedStore(self.store.clone(), self.seal)
+        copy = SignedStore(self.store.clone(), self.seal)
+        copy.refused = self.refused
+        return copy
 
     def put(self, name: str, value: object) -> None:
         """Leave a value."""
@@ -100,7 +122,8 @@ class SignedStore:
 
     def get(self, name: str) -> Any | None:
         """The value, or None where there is none of ours."""
-        return self._read(name, self.store.get(name)) if self.store.check([name]) else None
+        found = peek(self.store, name)
+        return self._read(name, found) if found is not None else None
 
     def get_all(self, names: Sequence[str]) -> list[Any | None]:
         """The values, in order, all of which somebody has left."""
@@ -130,7 +153,7 @@ class SignedStore:
     def count(self, name: str) -> int:
         """The value of a counter; 0 where there is none, or something else."""
         try:
-            return int(self.store.get(name)) if self.store.check([name]) else 0
+            return counted(self.store, name)
         except ValueError:
             self.refuse(name, "it is no number")
             return 0

@@ -23,11 +23,15 @@ from torch._C._distributed_c10d import Store, TCPStore
 from lockstep.cluster.address import is_ours, port_holder, store_address
 from lockstep.cluster.env import RankAssignment
 from lockstep.cluster.file_store import open_file_store
-from lockstep.cluster.process_range import RendezvousConfig
+from lockstep.cluster.signed import peek
+from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
 
 REPORT_EVERY_S = 5.0
 HANDSHAKE_S = 20.0
+# Rank 0 leaves this in the store that it serves. How long it may take from opening its port to that.
+SERVED = "lockstep/served"
+SERVED_S = 10.0
 # How long the store of several machines' launchers may be away from its own clients.
 SERVE_S = 60.0
 # A name server that is away for a moment.
@@ -38,7 +42,7 @@ def open_store(placement: RankAssignment, timeout_s: float, say: Callable[[str],
     """The store at the placement's address; waits for rank 0 to serve it.
 
     Raises:
-        LaunchError: It can't be served or reached; says why.
+        LaunchError: It can't be served or reached, or is another program's; says why.
     """
     parts = urlsplit(placement.init)
     if parts.scheme == "file":
@@ -47,11 +51,34 @@ def open_store(placement: RankAssignment, timeout_s: float, say: Callable[[str],
     addresses = resolve_host(host, port, placement.init)
     if placement.rank == 0 and not placement.agent_store:
         _check_here(host, addresses, placement.init, "rank 0", "--init")
-        return serve_store(host, port, placement.init, timeout_s)
+        mine = serve_store(host, port, placement.init, timeout_s)
+        mine.set(SERVED, "rank 0")
+        return mine
     wait_for_listener(
         host, port, placement.init, timeout_s, say, f"rank {placement.rank}", "rank 0", command_for(placement, 0)
     )
-    return connect(host, port, placement.init, timeout_s, "rank 0")
+    store = connect(host, port, placement.init, timeout_s, "rank 0")
+    if not placement.agent_store:
+        _check_ours(store, port, placement.init)
+    return store
+
+
+def _check_ours(store: Store, port: int, init: str) -> None:
+    """See that rank 0 of a run of Lockstep serves a store, before anything is written to it.
+
+    Raises:
+        LaunchError: Another program does.
+    """
+    end = time.monotonic() + SERVED_S
+    while peek(store, SERVED) is None:
+        if time.monotonic() > end:
+            raise LaunchError(
+                f"the store at {init} does not belong to a run of Lockstep",
+                given=port_holder(port),
+                cause="torchrun or another program meets there",
+                fix="choose another port, the same for all processes; or end that program",
+            )
+        time.sleep(0.01)
 
 
 def open_for_nodes(nodes: RendezvousConfig, say: Callable[[str], None]) -> tuple[Store, bool]:

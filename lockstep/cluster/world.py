@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -19,14 +19,18 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from lockstep.cluster import abort, connecting, rendezvous, stacks
 from lockstep.cluster.activity import Activity
 from lockstep.cluster.address import interface_towards
+from lockstep.cluster.backends import choose_backend
 from lockstep.cluster.env import ALONE, RankAssignment
 from lockstep.cluster.peer_errors import lost_peer
 from lockstep.cluster.rendezvous import RankInfo
 from lockstep.cluster.signed import SignedStore
+from lockstep.cluster.timeout import call_with_timeout
 from lockstep.errors import LaunchError
 from lockstep.open_files import out_of_files, raise_open_files
 
 GOODBYE_S = 10.0
+# How much longer than `cluster.join_timeout_s` the store may take, which tells by itself who is missing.
+UNANSWERED_S = 40.0
 
 
 @dataclass
@@ -129,7 +133,7 @@ def join(
         num_gpus,
         namespace=stacks.namespace(),
     )
-    store, cards = rendezvous.rendezvous(placement, mine, join_timeout_s, say)
+    store, cards = _hold(placement, mine, join_timeout_s, say)
     chosen, warning = choose_backend(cards)
     if warning and placement.rank == 0:
         say(warning)
@@ -151,11 +155,36 @@ def join(
                 cause=out_of_files() or "that process has ended; its own words say why",
             ) from error
         raise
-    if chosen != "mpi":
-        assert world.signed is not None
-        connecting.wait_for_all(world.signed.store, world.size, GOODBYE_S)
+    assert world.signed is not None
+    left = world.signed.store
+    # The run is over: a store that does not answer any more is no reason to stay.
+    with suppress(TimeoutError):
+        if chosen != "mpi":
+            call_with_timeout(
+                lambda: connecting.wait_for_all(left, world.size, GOODBYE_S), 2 * GOODBYE_S, lambda waited_s: None
+            )
     _end_group(world)
-    rendezvous.goodbye(placement, store, GOODBYE_S)
+    with suppress(TimeoutError):
+        call_with_timeout(lambda: rendezvous.goodbye(placement, store, GOODBYE_S), 2 * GOODBYE_S, lambda waited_s: None)
+
+
+def _hold(
+    placement: RankAssignment, mine: RankInfo, timeout_s: float, say: Callable[[str], None]
+) -> tuple[SignedStore, list[RankInfo]]:
+    """The roll call, in a thread: torch reads a file that another program has damaged for ever."""
+    try:
+        return call_with_timeout(
+            lambda: rendezvous.rendezvous(placement, mine, timeout_s, say),
+            timeout_s + UNANSWERED_S,
+            lambda waited_s: None,
+        )
+    except TimeoutError:
+        raise LaunchError(
+            f"rank {placement.rank} has had no answer of the store at {placement.init} "
+            f"for {timeout_s + UNANSWERED_S:.0f} s",
+            cause="rank 0 was stopped, or another program has written to that store",
+            fix="end all processes of the run, and start them with another --init",
+        ) from None
 
 
 def _world(
@@ -177,51 +206,6 @@ def _world(
         num_hosts=len({card.host for card in cards}),
         restart=max(card.restart for card in cards),
     )
-
-
-def choose_backend(cards: Sequence[RankInfo]) -> tuple[str, str]:
-    """The backend that all processes take, worked out by each from the same roll.
-
-    Args:
-        cards: Every process's, by rank.
-
-    Returns:
-        The backend, and a warning or an empty text.
-
-    Raises:
-        LaunchError: They don't compute on the same kind of device, or the backend can't be.
-    """
-    for name in ("device", "backend"):
-        groups: dict[str, list[int]] = {}
-        for card in cards:
-            groups.setdefault(getattr(card, name), []).append(card.rank)
-        if len(groups) > 1:
-            parts = [f"{value} on {rendezvous.ranks_text(ranks)}" for value, ranks in groups.items()]
-            raise LaunchError(
-                f"the processes don't agree on the {name}: {', '.join(parts)}",
-                fix="set device=cpu or device=cuda for all" if name == "device" else "set cluster.backend for all",
-            )
-    device, asked = cards[0].device, cards[0].backend
-    if asked == "mpi" and not dist.is_mpi_available():
-        raise LaunchError("cluster.backend is mpi, but this torch was built without MPI", allowed="auto, gloo, nccl")
-    if asked == "nccl" and device != "cuda":
-        raise LaunchError(
-            "cluster.backend is nccl, but the device is cpu", fix="set cluster.backend=gloo or device=cuda"
-        )
-    shared = [card.host for card in cards if sum(c.host == card.host for c in cards) > card.num_gpus]
-    if device == "cuda" and shared and asked != "mpi":
-        # NCCL refuses two ranks on one GPU.
-        count = sum(card.host == shared[0] for card in cards)
-        gpus = next(card.num_gpus for card in cards if card.host == shared[0])
-        if asked == "nccl":
-            raise LaunchError(
-                f"cluster.backend is nccl, but {count} processes share {gpus} GPU(s) on {shared[0]}",
-                fix=f"start at most {gpus} there, or set cluster.backend=gloo",
-            )
-        return "gloo", f"warning: {count} processes share {gpus} GPU(s) on {shared[0]}: gloo instead of nccl, slower"
-    if asked != "auto":
-        return asked, ""
-    return ("nccl" if device == "cuda" else "gloo"), ""
 
 
 def _device_kind(device: str) -> str:

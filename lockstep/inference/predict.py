@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.cluster.env import ALONE, RankAssignment, placement
-from lockstep.cluster.process_range import ProcessRange, parse_range
 from lockstep.config.given import as_overrides
+from lockstep.config.process_range import ProcessRange, parse_range
 from lockstep.errors import ConfigError, DataError, LaunchError
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch import forkserver

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 from pathlib import Path
 
 from lockstep import scratch
 
+# A terminal and a scheduler send these to every process of a job; only the launcher answers to them.
+LAUNCHER_ONLY = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 VARIABLE = "LOCKSTEP_TEMP"
 SAFE_PATH = "PYTHONSAFEPATH"
 SAFE_PATH_VALUE = "lockstep"  # any text but the empty one counts; this one tells that the launcher set it
@@ -33,6 +36,10 @@ if is_fork_server(sys.orig_argv):
     # What is forked from the fork server leaves without this.
     if folder := os.environ.pop(VARIABLE, ""):
         atexit.register(_sweep, Path(folder))
+    # They came blocked, as the launcher that started this process alone answers to them. Now they are ignored.
+    for number in LAUNCHER_ONLY:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_ONLY)
     # It was for this process. Scripts that a recipe starts find what is beside them, as always.
     if os.environ.get(SAFE_PATH) == SAFE_PATH_VALUE:
         del os.environ[SAFE_PATH]

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +20,7 @@ from lockstep import scratch
 from lockstep.launch import cleanup
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# A terminal and a scheduler send these to every process of a job; only the launcher answers to them.
-LAUNCHER_ONLY = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+LAUNCHER_ONLY = cleanup.LAUNCHER_ONLY
 
 # Of the 104 to 108 bytes that systems allow for a socket's path; multiprocessing and torch add up to 45.
 LONGEST_TMPDIR = 58
@@ -118,6 +116,9 @@ def _start() -> None:
     # The order of a set of strings follows from it, and is then the same in all workers of all runs.
     hash_seed = os.environ.get("PYTHONHASHSEED", "0")
     with _start_variables(), _variable("PYTHONHASHSEED", hash_seed):
+        resource_tracker.ensure_running()
+    # Again, as the tracker's start ends with SIGINT and SIGTERM not blocked.
+    with _start_variables(), _variable("PYTHONHASHSEED", hash_seed):
         forkserver.ensure_running()
 
 
@@ -127,22 +128,21 @@ def _start_variables() -> Iterator[None]:
     # The tracker frees what a killed launcher leaves behind; nobody needs a warning that it had to. And -c would put
     # the current folder first on sys.path, where a torch.py of a stranger may lie. The fork server drops the variable.
     safe_path = _variable(cleanup.SAFE_PATH, os.environ.get(cleanup.SAFE_PATH) or cleanup.SAFE_PATH_VALUE)
-    with _ignored(LAUNCHER_ONLY), _variable("PYTHONWARNINGS", _warnings()), safe_path:
+    with _blocked(LAUNCHER_ONLY), _variable("PYTHONWARNINGS", _warnings()), safe_path:
         yield
 
 
 @contextmanager
-def _ignored(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """A program that is started while a signal is ignored ignores it too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+def _blocked(signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """A program that is started while a signal is blocked does not get it either; this one gets it at the end.
+
+    To ignore it meanwhile would lose a Ctrl-C of that moment. `sweep` has the fork server ignore what it inherits.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

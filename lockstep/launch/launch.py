@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-from lockstep.cluster.process_range import RendezvousConfig
+from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError, no_shared_memory
 from lockstep.launch import forkserver
 from lockstep.launch.agent import LOCAL, Agent, LocalRendezvous

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cluster.env import RankAssignment, placement
-from lockstep.cluster.process_range import MAX_NODES, ProcessRange, RendezvousConfig, parse_range
 from lockstep.config.given import given_path
+from lockstep.config.process_range import MAX_NODES, ProcessRange, RendezvousConfig, parse_range
 from lockstep.config.schema import RunConfig
 from lockstep.cores import num_cores
 from lockstep.errors import ConfigError

@@ -59,6 +59,8 @@ def run_worker(
     for number in LAUNCHER_ONLY:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Blocked where the fork server has not imported `sweep`.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_ONLY)
     # A stop from before the line above went unheard.
     if (folder / STOP_FILE).exists():
         return WorkerResult(0, True)

@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,8 @@ from lockstep.watchdog.hang import RankStatus, explain, find_stalled_ranks, is_s
 
 LOGGER = logging.getLogger("lockstep")
 VERDICT = "watch/verdict"
+# How long an answer of the store may take.
+ANSWER_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -104,18 +107,16 @@ class HangDetector:
         world = self._world
         assert world.signed is not None
         keys = [f"watch/{rank}" for rank in range(world.size)]
-        is_complete = False
         try:
             # One of its own: in the main thread's a call may wait for long.
             store = world.signed.clone()
+            store.store.set_timeout(timedelta(seconds=ANSWER_S))
             while not self._is_over.wait(self._period_s):
                 store.put(keys[world.rank], self._mine())
                 # The others listen only once they stand still themselves.
                 if not world.is_main and self._stalled_s < (self._timeout_s or 1e9) / 2:
                     continue
-                is_complete = is_complete or store.store.check(keys)
-                if is_complete:
-                    self._hear(store)
+                self._hear(store, keys)
                 verdict = self._verdict
                 found = store.get(VERDICT) if verdict is None else store.put_first(VERDICT, verdict)
                 self._verdict = found if _is_verdict(found, world.size) else verdict
@@ -123,11 +124,12 @@ class HangDetector:
             # The store is gone with rank 0: whoever waits for it sees that too.
             LOGGER.info("heartbeat: %s", str(error).splitlines()[:1])
 
-    def _hear(self, store: SignedStore) -> None:
-        names = [f"watch/{rank}" for rank in range(self._world.size)]
+    def _hear(self, store: SignedStore, names: list[str]) -> None:
+        # One question for all, but not where one is missing: not all have come, or another program has deleted it.
+        found = store.get_all(names) if store.store.check(names) else [store.get(name) for name in names]
         before: list[Any] = [*self._heard] or [None] * self._world.size
         heard: list[Any] = []
-        for rank, (old, new) in enumerate(zip(before, store.get_all(names), strict=True)):
+        for rank, (old, new) in enumerate(zip(before, found, strict=True)):
             if new is not None and not _is_status(new):
                 store.refuse(names[rank], "it has another form than a rank's heartbeat")
                 new = None
@@ -227,15 +229,20 @@ class HangDetector:
         return False
 
 
+def _is_number(value: Any, *kinds: type) -> bool:
+    """Whether it is a number that can be computed with and shown: no NaN, and none of hundreds of digits."""
+    return type(value) in (kinds or (int, float)) and abs(value) < 1e15
+
+
 def _is_status(value: Any) -> bool:
     """Whether what was read from the store can be a rank's heartbeat."""
     return (
         isinstance(value, dict)
         and isinstance(value.get("doing"), str)
         and isinstance(value.get("waits"), bool)
-        and (value.get("step") is None or isinstance(value["step"], int))
-        and all(isinstance(value.get(name), int | float) for name in ("beat", "stalled_s", "work_s"))
-        and all(isinstance(value.get(name), int) for name in ("num_steps", "num_micro_batches"))
+        and (value.get("step") is None or _is_number(value["step"], int))
+        and all(_is_number(value.get(name)) for name in ("beat", "stalled_s", "work_s"))
+        and all(_is_number(value.get(name), int) for name in ("num_steps", "num_micro_batches"))
     )
 
 
@@ -252,7 +259,7 @@ def _is_verdict(value: Any, size: int) -> bool:
         and 0 <= sign.rank < size
         and isinstance(sign.host, str)
         and isinstance(sign.doing, str)
-        and (sign.step is None or isinstance(sign.step, int))
-        and all(isinstance(value, int | float) for value in (sign.pid, sign.stalled_s, sign.silent_s))
+        and (sign.step is None or _is_number(sign.step, int))
+        and all(_is_number(value) for value in (sign.pid, sign.stalled_s, sign.silent_s))
         for sign in signs
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import socket
 import subprocess
 from datetime import timedelta
@@ -41,6 +42,25 @@ def garbage(canary: Path) -> list[bytes]:
         b"- [1, null]",
         b"x" * 3_000_000,
     ]
+
+
+def forged(rng: random.Random) -> bytes:
+    """A message of the right outer form."""
+    card: dict[str, Any] = {
+        "rank": rng.randrange(-1, 5), "world_size": rng.choice([1, 2, 3, 10**9]),
+        "host": rng.choice(["h", socket.gethostname()]),
+        "pid": rng.choice([1, -1, 10**30]), "device": "cpu",
+        "backend": "auto", "num_gpus": 0, "restart": rng.choice([0, 7]), "nonce": "n", "namespace": "", "network": "",
+    }  # fmt: skip
+    value: Any = rng.choice(
+        [
+            card, [card, card], None, True, 5, -1, 10**400, 1e308, "x" * 1000, [], {}, [None], ["h", 1], ["h", "x"],
+            {"what": "made up", "facts": {"self": 1}}, {"what": "made up", "facts": {"what": 1}, "num_lost": 1},
+            {"by": 0, "culprits": [{"rank": 0}]}, {"code": 0, "text": ""}, {"code": 10**9, "text": "\x1b[31m"},
+            {"number": 10**9, "state": {}}, {"beat": 1, "doing": "x"}, [1, [2, [3, {"a": "\ud800"}]]],
+        ]
+    )  # fmt: skip
+    return b"- " + json.dumps(value).encode()
 
 
 def connect(port: int) -> TCPStore:

@@ -14,7 +14,7 @@ if __name__ == "__main__":
     from lockstep.launch import forkserver
 
     forkserver.prepare(["lockstep.launch.worker", "lockstep.cluster.world", "lockstep.cluster.collectives"])
-    from lockstep.cluster.process_range import ProcessRange, RendezvousConfig
+    from lockstep.config.process_range import ProcessRange, RendezvousConfig
     from lockstep.launch.launch import launch
 
     scenario, num_procs, max_restarts, stop_timeout_s, folder, *endpoint = sys.argv[1:]

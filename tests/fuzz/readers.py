@@ -6,6 +6,7 @@ Asked on stdin with a line of JSON, `{"kind": ..., "path": ...}`; answers on std
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -162,10 +163,68 @@ def records(path: Path) -> None:
     Records(path.parent, tensorboard=False).truncate_after(3)
 
 
+def store_key(path: Path) -> None:
+    """A value in a store, under the key of the file's name, read by all that read such a key; none of it is signed."""
+    from torch._C._distributed_c10d import HashStore
+
+    from lockstep.cluster import collectives, generations, peer_errors, rendezvous
+    from lockstep.cluster.signed import Seal, SignedStore
+    from lockstep.config.process_range import ProcessRange, RendezvousConfig
+    from lockstep.errors import LaunchError
+    from lockstep.launch.nodes import admission, clocks, ranks
+    from lockstep.launch.nodes import rendezvous as node_rendezvous
+    from lockstep.launch.nodes.state import StateInStore
+    from lockstep.scratch import is_running
+    from lockstep.watchdog import detector, hang
+
+    raw, name = HashStore(), path.name
+    raw.set(name, path.read_bytes() or b" ")  # type: ignore[arg-type]  # bytes are taken too
+    store = SignedStore(raw, Seal())
+    run = RendezvousConfig(ProcessRange(2, 2), "127.0.0.1:1", "run", 1.0, 1.0, 10.0)
+    value = store.get(name)
+    if (card := rendezvous._rank_info(value)) is not None:
+        is_running(card.pid)
+        str(card)
+    rendezvous._rank_infos(value, 2)
+    str(rendezvous._fault(value))
+    str(peer_errors.from_json(value)[0])
+    if detector._is_status(value):
+        never = {"silent_s": 1.0, "rank": 0, "host": "h", "pid": 1}
+        sign = hang.RankStatus(**{each: value[each] for each in ("doing", "waits", "step", "stalled_s")}, **never)
+        str(hang.explain(hang.find_stalled_ranks([sign], 0.0) or [sign], 2, 5.0, "stacks"))
+    if detector._is_verdict(value, 2):
+        str(hang.explain([hang.RankStatus(**sign) for sign in value["culprits"]], 2, 5.0, "stacks"))
+    f"{node_rendezvous.ended_elsewhere(value)} {node_rendezvous.ended_elsewhere(value).code:d}"
+    generations.invited_to(value, 1)
+    collectives._count(raw, name)
+    store.count(name)
+    if (record := admission._read(raw.get(name))) is not None:
+        admission.compare(record, admission._record(run), has_own_id=False)
+    host, seconds = clocks._read(raw.get(name))
+    str(clocks._differ(host, seconds, 0.0, 1.0))
+    if name == "rendezvous":
+        state = StateInStore(store)
+        state.get_state()
+        state.set_state(state.get_state()[0])  # type: ignore[index]  # there is one
+    if name == "node":
+        raw.set("node/0", path.read_bytes() or b" ")  # type: ignore[arg-type]  # bytes are taken too
+        with contextlib.suppress(LaunchError):
+            ranks.claim(store, 0, 2)
+
+
+def message(path: Path) -> None:
+    """What a rank has sent through the process group."""
+    from lockstep.cluster import codec
+
+    with contextlib.suppress(codec.MessageError):  # `collect` makes an error for users of it
+        codec.decode(path.read_bytes())
+
+
 READERS: dict[str, Callable[[Path], None]] = {
     reader.__name__: reader
     for reader in (
         picture, idx, labels, alphabet, csv, coco, zipped, packed, yaml, checkpoint, weights, run_json, records,
+        store_key, message,
     )
 }  # fmt: skip
 

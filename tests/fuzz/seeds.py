@@ -176,6 +176,48 @@ def checkpoint_files() -> list[Seed]:
     return [Seed("checkpoint", name, content, files) for name, content in sorted(files.items())]
 
 
+def store_values() -> list[Seed]:
+    """What processes leave for each other in a store, by key; as in a world without a key."""
+    from dataclasses import asdict
+    from datetime import UTC, datetime
+
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
+
+    from lockstep.cluster.rendezvous import RankInfo
+    from lockstep.cluster.signed import Seal
+    from lockstep.launch.nodes.state import to_plain
+    from lockstep.watchdog.hang import RankStatus
+
+    cards = [asdict(RankInfo(rank, 2, "host", 7, "cpu", "auto", 0, nonce="n", network="x")) for rank in (0, 1)]
+    state, node = _RendezvousState(), _NodeDesc("10.0.0.1", 7, 0)
+    state.participants, state.last_heartbeats = {node: 0}, {node: datetime(2026, 1, 1, tzinfo=UTC)}
+    state.deadline = datetime(2026, 1, 1, tzinfo=UTC)
+    sign = {"doing": "x", "waits": False, "step": 3, "stalled_s": 2.5}
+    signed = {
+        "card": cards[0], "roll": cards, "fault": {"what": "it failed", "facts": {"where": "here", "do": "that"}},
+        "verdict": {"by": 1, "culprits": [asdict(RankStatus(0, "host", 7, **sign))]},  # type: ignore[arg-type]  # of all types
+        "connect verdict": {"what": "lost rank 1", "facts": {"likely": "x"}, "num_lost": 1},
+        "watch": {**sign, "beat": 1.5, "work_s": 2.5, "num_steps": 3, "num_micro_batches": 6},
+        "ended": {"code": 4, "text": "it failed"}, "invitation": [1, 2], "pause": "leaves", "node": ["host", 7],
+        "rendezvous": {"number": 3, "state": to_plain(state)},
+    }  # fmt: skip
+    record = {"run": "run", "host": "h", "pid": 7, "user": "u", "folder": "/x", "inode": 5, "shared": {"torch": "2"}}
+    plain = {"owner": record, "clock": {"host": "h", "time": 1.5, "beat": 2.5}, "came": 2}
+    return [
+        *(Seed("store_key", name, Seal().write(name, value).encode()) for name, value in signed.items()),
+        *(Seed("store_key", name, json.dumps(value).encode()) for name, value in plain.items()),
+    ]
+
+
+def messages() -> list[Seed]:
+    from lockstep.cluster import codec
+    from lockstep.errors import LaunchError
+
+    values = [torch.ones(2, 3), np.arange(6).reshape(2, 3), np.float32(1.5), (1, {2}, b"x", Path("a"), {1: None})]
+    content = codec.encode([*values, torch.float16, torch.Size([1]), LaunchError("x", fix="y"), {"a": 1.5}])
+    return [Seed("message", "message", content)]
+
+
 @cache
 def all_seeds() -> tuple[Seed, ...]:
     """Seeds of every kind."""
@@ -185,5 +227,5 @@ def all_seeds() -> tuple[Seed, ...]:
         *pictures(), *idx_files(), *text_files(), Seed("coco", "a.json", annotations()),
         Seed("zipped", "a.zip", zip_file()), *packed_entries(), Seed("yaml", "a.yaml", YAML),
         *weights_files(), *checkpoint_files(), Seed("run_json", "dataset_info.json", json.dumps(facts).encode()),
-        Seed("records", "metrics.jsonl", lines.encode()),
+        Seed("records", "metrics.jsonl", lines.encode()), *store_values(), *messages(),
     )  # fmt: skip

@@ -24,8 +24,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from lockstep.cluster.address import port_holder
-from lockstep.cluster.process_range import RendezvousConfig
+from lockstep.cluster.signed import peek
 from lockstep.cluster.store import split_endpoint
+from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError, cannot_make
 from lockstep.launch.nodes import clocks
 
@@ -155,7 +156,7 @@ def _record(nodes: RendezvousConfig) -> dict[str, Any]:
 
 def _owner(store: Store, nodes: RendezvousConfig) -> dict[str, Any]:
     end = time.monotonic() + RECORD_S
-    while not store.check([OWNER]):
+    while (text := peek(store, OWNER)) is None:
         if time.monotonic() > end:
             holder = port_holder(split_endpoint(nodes.endpoint)[1])
             raise LaunchError(
@@ -165,7 +166,7 @@ def _owner(store: Store, nodes: RendezvousConfig) -> dict[str, Any]:
                 fix="choose another port, the same on all machines; or end that program",
             )
         time.sleep(0.02)
-    found = _read(store.get(OWNER))
+    found = _read(text)
     if found is None:
         raise LaunchError(
             f"the record of the run that meets at {nodes.endpoint} is damaged",
@@ -182,7 +183,7 @@ def _read(text: bytes) -> dict[str, Any] | None:
         shared = {str(name): str(value) for name, value in found["shared"].items()}
         named = {name: _printable(str(found[name])) for name in ("run", "host", "pid", "user", "folder")}
         return {**named, "inode": int(found["inode"]), "shared": shared}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 

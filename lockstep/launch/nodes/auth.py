@@ -19,8 +19,8 @@ from pathlib import Path
 from torch._C._distributed_c10d import Store
 
 from lockstep.cluster.env import KEY, SHORTEST_KEY, run_key
-from lockstep.cluster.process_range import RendezvousConfig
-from lockstep.cluster.signed import ForgedError, Seal
+from lockstep.cluster.signed import ForgedError, Seal, peek
+from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError, cannot_make
 
 FILE_NAME = ".rendezvous-key"
@@ -122,13 +122,13 @@ def find_key(store: Store, nodes: RendezvousConfig) -> str:
     end = time.monotonic() + GREETING_S
     key, problem = None, "the store there has no greeting of a launcher of this run"
     while time.monotonic() < end:
-        if store.check([_GREETING]):
+        if (greeting := peek(store, _GREETING)) is not None:
             key = given or (read_key(nodes.folder) if nodes.folder is not None else "")
             if key is None:
                 problem = f"{nodes.folder / FILE_NAME if nodes.folder else FILE_NAME} is not on this machine"
             else:
                 try:
-                    nodes_seal(key, nodes).read(_GREETING, store.get(_GREETING))
+                    nodes_seal(key, nodes).read(_GREETING, greeting)
                     return key
                 except ForgedError as error:
                     problem = f"the greeting was refused: {error}"

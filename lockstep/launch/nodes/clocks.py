@@ -15,7 +15,8 @@ from contextlib import suppress
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from lockstep.cluster.process_range import RendezvousConfig
+from lockstep.cluster.signed import peek
+from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
 
 CLOCK = "lockstep/clock"
@@ -58,23 +59,24 @@ def check(store: Store, nodes: RendezvousConfig) -> None:
     """
     limit = limit_s(nodes.node_timeout_s)
     end = time.monotonic() + FRESH_S
-    if not store.check([CLOCK]):
-        return
-    first = text = store.get(CLOCK)
-    while True:
+    first = text = peek(store, CLOCK)
+    while text is not None:
         host, theirs = _read(text)
         mine = time.time()
         is_fresh = text != first
         if abs(theirs - mine) <= limit:
             return
         # A time that was there already may be old, as the server was busy or suspended.
-        if is_fresh or time.monotonic() > end:
-            break
+        if is_fresh:
+            raise _differ(host, theirs, mine, limit)
+        if time.monotonic() > end:
+            return  # the server does not answer, which has an error of its own
         time.sleep(0.02)
-        text = store.get(CLOCK)
-    if not is_fresh:
-        return  # the server does not answer, which has an error of its own
-    raise LaunchError(
+        text = peek(store, CLOCK)
+
+
+def _differ(host: str, theirs: float, mine: float, limit: float) -> LaunchError:
+    return LaunchError(
         f"the clocks of {host} and {socket.gethostname()} differ by {abs(theirs - mine):,.1f} s",
         where=f"{host}: {_utc(theirs)}\n{socket.gethostname()}: {_utc(mine)}",
         allowed=f"{limit:g} s, a quarter of cluster.node_timeout_s: a machine seems lost to the others otherwise",
@@ -107,7 +109,7 @@ def _read(text: bytes) -> tuple[str, float]:
         said = json.loads(text)
         host = "".join(char for char in str(said["host"])[:100] if char.isprintable())
         return host, float(said["time"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return "the rendezvous", time.time()  # another check refuses a store that is damaged
 
 

@@ -6,13 +6,12 @@ whenever somebody is lost or comes. "Node" is torch's word for one launcher with
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -30,23 +29,18 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from lockstep.cluster.address import ReservedPort, address_towards
-from lockstep.cluster.process_range import RendezvousConfig
 from lockstep.cluster.rendezvous import ranks_text
 from lockstep.cluster.signed import SignedStore
-from lockstep.cluster.store import REPORT_EVERY_S, as_clock, open_for_nodes, split_endpoint
-from lockstep.cluster.timeout import call_with_timeout
+from lockstep.cluster.store import open_for_nodes, split_endpoint
+from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
 from lockstep.launch.nodes import admission, auth, clocks, ranks
 from lockstep.launch.nodes.places import assign_node_ranks
 from lockstep.launch.nodes.state import StateInStore
-from lockstep.open_files import out_of_files
-
-T = TypeVar("T")
+from lockstep.launch.nodes.store_calls import ANSWER_S, StoreCalls
 
 # Why all nodes start their processes anew though none has failed: a node goes, or one has come.
 Pause = Literal["leaves", "comes"]
-# How long a question to the store may take. Over a link that was cut there is never an answer.
-ANSWER_S = 5.0
 # How long the node that serves the store waits for the others to read how the run ended.
 LINGER_S = 8.0
 HEARTBEATS = 4
@@ -58,6 +52,14 @@ class EndedOnOtherNode(Exception):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code, self.text = code, text
+
+
+def ended_elsewhere(said: Any) -> EndedOnOtherNode:
+    """The end of a run as another node has left it in the store, which may be damaged."""
+    is_whole = isinstance(said, dict) and type(said.get("code")) is int and isinstance(said.get("text"), str)
+    if not is_whole or not 0 <= said["code"] <= 255:
+        return EndedOnOtherNode(4, "another node has ended the run")
+    return EndedOnOtherNode(said["code"], said["text"])
 
 
 class NodeRendezvous(RendezvousHandler):
@@ -74,20 +76,22 @@ class NodeRendezvous(RendezvousHandler):
     """
 
     def __init__(self, nodes: RendezvousConfig, check: Callable[[], None], say: Callable[[str], None]) -> None:
-        self.nodes, self._check, self._say = nodes, check, say
+        self.nodes, self._calls = nodes, StoreCalls(nodes, check, say)
         self.members: frozenset[Any] = frozenset()
-        self._store, self.serves = self._attend(lambda: open_for_nodes(nodes, say), nodes.join_timeout_s + ANSWER_S)
+        self._store, self.serves = self._calls.attend(
+            lambda: open_for_nodes(nodes, say), nodes.join_timeout_s + ANSWER_S
+        )
         self._key_file: auth.KeyFile | None = None
         self._makes_folder = self.serves and nodes.folder is not None and not nodes.folder.exists()
         try:
-            is_first = self._attend(lambda: admission.admit(self._store, nodes, self.serves), admission.LIMIT_S)
+            is_first = self._calls.attend(lambda: admission.admit(self._store, nodes, self.serves), admission.LIMIT_S)
             # Who has joined with us answers within moments, or is lost.
             self._store.set_timeout(timedelta(seconds=max(10.0, nodes.node_timeout_s)))
             run = PrefixStore(f"lockstep/{nodes.run_id}", self._store)
             self.key = self._agree_on_key(run, is_first)
             self._run = SignedStore(run, auth.nodes_seal(self.key, nodes))
             if (rank := nodes.rank) is not None:
-                self._attend(lambda: ranks.claim(self._run, rank, nodes.size.most), ANSWER_S)
+                self._calls.attend(lambda: ranks.claim(self._run, rank, nodes.size.most), ANSWER_S)
         except BaseException:
             self._leave_nothing()
             raise
@@ -115,7 +119,7 @@ class NodeRendezvous(RendezvousHandler):
             key, self._key_file = auth.exchange_key(run, self.nodes)
             return key
 
-        return self._attend(agree, auth.GREETING_S + ANSWER_S)
+        return self._calls.attend(agree, auth.GREETING_S + ANSWER_S)
 
     @property
     def round(self) -> int:
@@ -149,7 +153,7 @@ class NodeRendezvous(RendezvousHandler):
                 return self._numbered(self._inner.next_rendezvous())
 
         try:
-            info = self._attend(join, self.nodes.join_timeout_s + 2 * ANSWER_S, self._state)
+            info = self._calls.attend(join, self.nodes.join_timeout_s + 2 * ANSWER_S, self._state)
         except RendezvousClosedError:
             raise self._ended() from None
         except RendezvousTimeoutError:
@@ -162,7 +166,7 @@ class NodeRendezvous(RendezvousHandler):
         except dist.DistStoreError:
             raise  # an answer that did not come: a node was lost after it had joined
         except (RendezvousError, dist.DistError):
-            raise self._lost_store("the connection is broken") from None
+            raise self._calls.lost_store("the connection is broken") from None
         self.members = frozenset(self._inner._state_holder.state.participants)
         self._num_waiting = 0
         if not self._is_watched:
@@ -191,7 +195,7 @@ class NodeRendezvous(RendezvousHandler):
 
     def set_closed(self) -> None:
         """Let nobody join any more."""
-        self._ask(self._inner.set_closed)
+        self._calls.ask(self._inner.set_closed)
 
     def shutdown(self) -> bool:
         """Nothing: `end` does it, with a reason."""
@@ -200,16 +204,16 @@ class NodeRendezvous(RendezvousHandler):
     def announce(self, pause: Pause) -> None:
         """Tell the other nodes why all processes are about to save and stop."""
         if (store := self._round_store) is not None:
-            self._ask(lambda: store.put("pause", pause))
+            self._calls.ask(lambda: store.put("pause", pause))
 
     def is_pause(self) -> bool:
         """Whether the processes of this round were to stop only to be started anew."""
         store = self._round_store
-        return store is not None and self._ask(lambda: store.get("pause")) in get_args(Pause)
+        return store is not None and self._calls.ask(lambda: store.get("pause")) in get_args(Pause)
 
     def is_over(self) -> bool:
         """Whether a node has ended the run."""
-        return self._ask(lambda: self._run.get("ended")) is not None
+        return self._calls.ask(lambda: self._run.get("ended")) is not None
 
     def leave(self) -> None:
         """Let the others go on without this node at once, not only when it is missed."""
@@ -222,7 +226,7 @@ class NodeRendezvous(RendezvousHandler):
                 self._inner._stop_heartbeats()
                 self._inner._op_executor.run(_RendezvousExitOp(), time.monotonic() + ANSWER_S)
 
-        self._ask(leave)
+        self._calls.ask(leave)
 
     def end(self, code: int, text: str) -> None:
         """End the run on all nodes. The first to say so is heard.
@@ -242,9 +246,9 @@ class NodeRendezvous(RendezvousHandler):
             while self._run.count("told") < len(self.members):
                 time.sleep(0.05)
 
-        self._ask(close)
+        self._calls.ask(close)
         if self.serves:
-            self._ask(all_told, LINGER_S)
+            self._calls.ask(all_told, LINGER_S)
         self._leave_nothing()
 
     def _leave_nothing(self) -> None:
@@ -260,11 +264,8 @@ class NodeRendezvous(RendezvousHandler):
             self._run.store.add("told", 1)
             return self._run.get("ended")
 
-        said = self._ask(read)
-        is_whole = isinstance(said, dict) and isinstance(said.get("code"), int) and isinstance(said.get("text"), str)
-        if said is None or not is_whole:
-            return EndedOnOtherNode(4, "another node has ended the run")
-        return EndedOnOtherNode(said["code"], said["text"])
+        said = self._calls.ask(read)
+        return ended_elsewhere(said)
 
     def _count_waiting(self) -> None:
         while True:
@@ -286,35 +287,5 @@ class NodeRendezvous(RendezvousHandler):
         """Of nodes that people gave ranks, those that have never come."""
         if self.nodes.rank is None:
             return ""
-        absent = self._ask(lambda: ranks.absent(self._run, self.nodes.size.most))
+        absent = self._calls.ask(lambda: ranks.absent(self._run, self.nodes.size.most))
         return f"node {ranks_text(absent)}" if absent else ""
-
-    def _lost_store(self, reason: str) -> LaunchError:
-        return LaunchError(
-            f"node {socket.gethostname()} has lost the rendezvous at {self.nodes.endpoint}: {reason}",
-            cause=out_of_files() or "that machine or the network to it is down",
-            fix="when it is back, start the same command on all machines, with --resume auto",
-        )
-
-    def _ask(self, question: Callable[[], T], limit_s: float = ANSWER_S) -> T | None:
-        """An answer of the store, or None where there is none."""
-        try:
-            return call_with_timeout(question, limit_s, lambda waited_s: None)
-        except (RendezvousError, dist.DistError, TimeoutError):
-            return None
-
-    def _attend(self, call: Callable[[], T], limit_s: float, state: Callable[[], str] | None = None) -> T:
-        next_say = REPORT_EVERY_S
-
-        def tick(waited_s: float) -> None:
-            nonlocal next_say
-            self._check()
-            if state is not None and waited_s >= next_say:
-                next_say += min(next_say, 60.0)
-                left = as_clock(self.nodes.join_timeout_s - waited_s)
-                self._say(f"{state()}, {waited_s:.0f} s\n  giving up in {left} (cluster.join_timeout_s)")
-
-        try:
-            return call_with_timeout(call, limit_s, tick)
-        except TimeoutError:
-            raise self._lost_store(f"no answer for {limit_s:.0f} s") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,26 @@ def test_a_file_in_which_others_meet_is_taken(tmp_path: Path) -> None:
     meet(tmp_path / "meet")
     assert (tmp_path / "meet").stat().st_size
     meet(tmp_path / "meet")
+
+
+def length(number: int) -> bytes:
+    return struct.pack("@I", number)
+
+
+OTHER_KEY = length(6) + b"/other" + length(1) + b"1"
+
+
+@pytest.mark.parametrize("tail", [OTHER_KEY, b"x", length(1 << 30) + b"x", length(5) + b"/lock", bytes(1000)])
+def test_a_store_that_is_damaged_or_another_program_s_is_left_alone(tmp_path: Path, tail: bytes) -> None:
+    meet(tmp_path / "meet")
+    content = (tmp_path / "meet").read_bytes() + tail
+    (tmp_path / "theirs").write_bytes(content)
+    with pytest.raises(LaunchError, match="a file that no run has made"):
+        meet(tmp_path / "theirs")
+    assert (tmp_path / "theirs").read_bytes() == content
+
+
+def test_a_pipe_is_no_store(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "meet")
+    with pytest.raises(LaunchError, match="a file that no run has made"):
+        meet(tmp_path / "meet")

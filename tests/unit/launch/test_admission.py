@@ -11,7 +11,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import DistNetworkError
 
-from lockstep.cluster.process_range import ProcessRange, RendezvousConfig
+from lockstep.config.process_range import ProcessRange, RendezvousConfig
 from lockstep.errors import LaunchError
 from lockstep.launch.nodes import admission, clocks
 from lockstep.launch.nodes.rendezvous import NodeRendezvous
@@ -78,7 +78,7 @@ def test_a_store_without_a_record_is_left_alone(
 
 def test_a_server_that_ends_meanwhile_is_an_error_with_a_text(tmp_path: Path) -> None:
     class Broken:
-        def check(self, keys: list[str]) -> bool:
+        def compare_set(self, *_: str) -> bytes:
             raise DistNetworkError("Connection reset by peer")
 
     with pytest.raises(LaunchError, match=r"lost the rendezvous at 127.0.0.1:1 while it joined"):

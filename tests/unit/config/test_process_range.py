@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.cluster.process_range import MAX_NODES, ProcessRange, parse_range
+from lockstep.config.process_range import MAX_NODES, ProcessRange, parse_range
 from lockstep.errors import ConfigError
 
 

@@ -1,0 +1,32 @@
+"""The end of a process while a thread of it is in a call that does not come back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.runs import LONG_S, environment
+
+SCRIPT = """
+import atexit, threading, time
+from lockstep.cluster import ending
+
+atexit.register(print, "cleaned up")
+print("unflushed", end=" ")
+threading.Thread(target=time.sleep, args=(1000,), name={name!r}, daemon=True).start()
+ending.leave(4)
+"""
+
+
+@pytest.mark.parametrize("name", ["rendezvous", "another"])
+def test_a_thread_in_the_store_changes_nothing_about_the_end(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(name=name)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (4, "unflushed cleaned up\n", "")
