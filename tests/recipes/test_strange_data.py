@@ -73,8 +73,8 @@ def _with_head(form: str) -> bytes:
     whole = _encoded("GIF" if form.startswith("GIF") else "JPEG")
     if form.startswith("GIF"):
         at = 13 + (3 << (whole[10] & 7) + 1 if whole[10] & 0x80 else 0)
-        more = b"\x21\xfe" + b"\x01x" * 500_000 + b"\0" if form == "GIF comment" else b"\x21\xf9\0" * 500_000
-        return whole[:at] + more + whole[at:]
+        blocks = b"\x21\xfe" + b"\x01x" * 500_000 + b"\0" if form == "GIF comment" else b"\x21\xf9\0" * 500_000
+        return whole[:at] + blocks + whole[at:]
     more = {"JPEG fill": b"\xff" * 3_000_000, "JPEG comments": b"\xff\xfe\0\2" * 500_000, "JPEG junk": b"a" * 3_000_000}
     return whole[:2] + b"\xff\xe0\0\2" + more[form] + whole[2:]
 
