@@ -20,6 +20,9 @@ from lockstep.data.keyed import KeyArray, uniforms
 from lockstep.data.opencv import cv2
 
 _NUM_TRIES = 10
+# Of a picture that is longer than so many times its shorter side, the middle alone is resized: all of a picture of one
+# pixel by millions, brought to 256 by what follows, would take terabytes.
+_LONGEST = 16
 
 
 class Box(NamedTuple):
@@ -146,10 +149,20 @@ def _with_colours_first(image: Tensor) -> Tensor:
     return image.unsqueeze(0).permute(0, 3, 1, 2)
 
 
-def resized_shorter(pixels: ByteArray, shorter_px: int) -> Tensor:
-    """All of a picture with its shorter side at a length, as torchvision's Resize: (H, W, 3) bytes."""
+def resized_shorter(pixels: ByteArray, shorter_px: int, middle_px: int = 0) -> Tensor:
+    """A picture with its shorter side at a length, as torchvision's Resize: (H, W, 3) bytes.
+
+    Args:
+        pixels: (H, W, 3) bytes.
+        shorter_px: The length.
+        middle_px: How much of the middle is needed of the longer side. Of very long pictures the rest is left out.
+    """
     height, width = pixels.shape[:2]
     shorter = min(height, width)
+    longest = shorter * max(_LONGEST, 2 * -(-middle_px // shorter_px))
+    top, left = max(0, height - longest) // 2, max(0, width - longest) // 2
+    pixels = pixels[top : height - top, left : width - left]
+    height, width = pixels.shape[:2]
     return resized(pixels, None, int(shorter_px * height / shorter), int(shorter_px * width / shorter))
 
 

@@ -19,6 +19,7 @@ from PIL import Image, ImageFile, ImageOps
 from lockstep.data.picture_file import (
     BASELINE_BYTES_PER_PIXEL,
     MAX_PIXELS,
+    MAX_SEGMENTS,
     PROGRESSIVE_BYTES_PER_PIXEL,
     check_memory,
     check_scans,
@@ -208,7 +209,9 @@ class JpegHead(NamedTuple):
         if content[:2] != b"\xff\xd8":
             return None
         place, end, is_plain = 2, len(content) - 9, True
-        while place < end and content[place] == 0xFF:
+        for _ in range(MAX_SEGMENTS):
+            if place >= end or content[place] != 0xFF:
+                return None
             marker = content[place + 1]
             if marker in (0xC0, 0xC1, 0xC2):
                 precision, height, width, num_colours = struct.unpack_from(">BHHB", content, place + 4)

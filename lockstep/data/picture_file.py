@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import stat
 import warnings
 from pathlib import Path
@@ -52,6 +53,14 @@ BASELINE_BYTES_PER_PIXEL, PROGRESSIVE_BYTES_PER_PIXEL = 3, 9
 # picture, even if it takes a few bytes.
 _MAX_SCANNED_PIXELS, _MANY_SCANS = 2_000_000_000, 100
 
+# Pillow goes through the heads of files in Python, a segment or a byte at a time. Usual ones have some ten segments.
+MAX_SEGMENTS, _MAX_JUNK_BYTES = 10_000, 1 << 20
+_MAX_CHUNKS = 100_000  # of a PNG file: its pixels are in chunks of some 8 KB
+_MAX_PLAIN_BYTES = 1 << 23  # of a PPM file whose pixels are digits, which are read one by one
+_MARKER = re.compile(rb"[^\xff]*\xff+(.)", re.DOTALL)
+_MARKERS_ALONE = frozenset((0x00, *range(0xD0, 0xDA)))  # without a length
+_START_OF_SCAN = 0xDA
+
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # TIFF tags
 
 
@@ -93,6 +102,12 @@ def open_image(content: bytes | bytearray, name: Path | str) -> Image.Image:
     Raises:
         DataError: It is no picture of these formats, is damaged, or claims to be enormous.
     """
+    if _is_long_winded(content):
+        raise DataError(
+            f"the picture {name} is in so many parts that reading it would take long",
+            cause="made to waste time, or a damaged file",
+            fix="save it anew, or take it out",
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS is our limit
@@ -149,6 +164,62 @@ def check_scans(name: Path | str, content: bytes, size: tuple[int, int]) -> None
             cause="made to waste time, or a damaged file",
             fix="save it anew, or take it out",
         )
+
+
+def _is_long_winded(content: bytes | bytearray) -> bool:
+    """Whether a file has so many parts before its pixels that Pillow would take long to go through them."""
+    if content[:3] == b"\xff\xd8\xff":
+        return _has_many_segments(content)
+    if content[:8] == b"\x89PNG\r\n\x1a\n":
+        return _has_many_chunks(content)
+    if content[:4] == b"GIF8":
+        return _has_many_blocks(content)
+    return content[:1] == b"P" and content[1:2] in b"123" and len(content) > _MAX_PLAIN_BYTES
+
+
+def _has_many_segments(content: bytes | bytearray) -> bool:
+    place, num_junk = 2, 0
+    for _ in range(MAX_SEGMENTS):
+        found = _MARKER.match(content, place)
+        num_junk += (len(content) if found is None else found.end()) - place
+        if num_junk > _MAX_JUNK_BYTES:
+            return True
+        if found is None or found[1][0] == _START_OF_SCAN:
+            return False
+        place = found.end()
+        if found[1][0] not in _MARKERS_ALONE:
+            place += max(2, int.from_bytes(content[place : place + 2], "big"))
+    return True
+
+
+def _has_many_chunks(content: bytes | bytearray) -> bool:
+    place = 8
+    for _ in range(_MAX_CHUNKS):
+        if place >= len(content):
+            return False
+        place += 12 + int.from_bytes(content[place : place + 4], "big")
+    return True
+
+
+def _has_many_blocks(content: bytes | bytearray) -> bool:
+    """Whether comments and the like before a GIF file's first picture have many blocks of up to 255 bytes."""
+    colours = content[10:11] or b"\0"
+    place = 13 + (3 << (colours[0] & 7) + 1 if colours[0] & 0x80 else 0)
+    for _ in range(MAX_SEGMENTS):
+        if content[place : place + 1] in (b"", b"\x2c"):
+            return False
+        if content[place : place + 1] != b"\x21":
+            place += 1  # Pillow skips what it does not know
+            continue
+        place += 2
+        for _ in range(MAX_SEGMENTS):
+            length = (content[place : place + 1] or b"\0")[0]
+            place += 1 + length
+            if not length:
+                break
+        else:
+            return True
+    return True
 
 
 def _tiles_are_small(image: Image.Image) -> bool:

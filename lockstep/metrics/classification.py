@@ -50,7 +50,8 @@ class Accuracy:
         labels = batch.targets.to("cpu")
         chosen = logits.argmax(dim=1)
         cells = labels * self._num_classes + chosen
-        self._confusion += torch.bincount(cells, minlength=self._num_classes**2).view_as(self._confusion)
+        # In place: with many classes, a table of this batch alone would be as large as that of all.
+        self._confusion.view(-1).index_add_(0, cells, torch.ones_like(cells))
         if self._num_top > 1:
             # A class counts as likelier where its logit is larger, or equal and before it: as argmax has it.
             own = logits.gather(1, labels[:, None])

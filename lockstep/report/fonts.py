@@ -18,6 +18,7 @@ _PLACES = (
 # A code point that will never be a character: what a font draws for it, it draws for all that it lacks.
 _NOTHING = "\uffff"
 _LOOK_PX = 24
+_MAX_TIMES = 8  # its size that a character or a line may be high or wide; a font's own numbers allow 100,000
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -41,8 +42,8 @@ def load_font(path: str, size_px: int) -> ImageFont.FreeTypeFont:
 @functools.lru_cache(maxsize=512)
 def covered(path: str, characters: str) -> str:
     """Those of some characters that a font can draw, blank ones left out."""
-    font = load_font(path, _LOOK_PX)
     try:
+        font = load_font(path, _LOOK_PX)
         nothing = _ink(font, _NOTHING)
         inks = {character: _ink(font, character) for character in characters}
     except (OSError, ValueError):  # a damaged font
@@ -72,15 +73,24 @@ def _system_files() -> list[str]:
 
 
 def family_of(file: Path) -> str | None:
-    """Such as "DejaVu Sans"; None for a damaged file, or one with nothing but pictures of a fixed size."""
+    """Such as "DejaVu Sans"; None for a damaged file, enormous lines, or nothing but pictures of a fixed size."""
     try:
-        return str(load_font(str(file), _LOOK_PX).getname()[0])
+        font = load_font(str(file), _LOOK_PX)
+        if sum(font.getmetrics()) > _MAX_TIMES * _LOOK_PX:
+            return None
+        return str(font.getname()[0])
     except (OSError, ValueError):
         return None
 
 
 def _ink(font: ImageFont.FreeTypeFont, character: str) -> tuple[tuple[int, int], bytes]:
-    """Size of a character's picture, and its bytes if there is any ink."""
+    """Size of a character's picture, and its bytes if there is any ink.
+
+    Raises:
+        ValueError: It is far larger than the font.
+    """
+    if max(*map(abs, font.getbbox(character)), font.getlength(character)) > _MAX_TIMES * _LOOK_PX:
+        raise ValueError("a character is far larger than the font")
     mask = font.getmask(character)
     content = bytes(mask)
     return mask.size, content if any(content) else b""

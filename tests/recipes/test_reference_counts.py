@@ -1,10 +1,11 @@
-"""Parameter counts, names and shapes of all networks are the references', in every clone."""
+"""Counts, names and shapes of all networks, and decoding of text, are the references', in every clone."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,10 +14,12 @@ from lockstep.recipes.classify.config import ModelConfig as ClassifyModel
 from lockstep.recipes.classify.model import build_model
 from lockstep.recipes.pose.config import ModelConfig as PoseModel
 from lockstep.recipes.pose.model import HigherHRNet
+from lockstep.recipes.text.alphabet import Alphabet
 from lockstep.recipes.text.model import crnn
 from tests.fixtures.make import digest
 
-KNOWN = json.loads((Path(__file__).parents[1] / "fixtures" / "parity" / "models.json").read_text())
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "parity"
+KNOWN = json.loads((FIXTURES / "models.json").read_text())
 CRNN = {"alphabet6736": (6736, 256), "char_std5991": (5991, 256), "small40": (40, 32)}
 
 
@@ -39,3 +42,25 @@ def test_a_network_has_the_reference_s_tensors(name: str) -> None:
         model = _network(name)
     assert sum(parameter.numel() for parameter in model.parameters()) == KNOWN[name]["params"]
     assert digest({key: list(value.shape) for key, value in model.state_dict().items()}) == KNOWN[name]["state_sha256"]
+
+
+def test_labels_are_encoded_and_decoded_as_the_reference_does_in_every_clone() -> None:
+    """Characters of our own stand at the places of the reference's."""
+    known = json.loads((FIXTURES / "crnn_paths.json").read_text())
+    alphabet = Alphabet("".join(map(chr, range(0x4E00, 0x4E00 + known["alphabet_len"]))))
+    assert alphabet.num_classes == known["num_classes"]
+    assert len(known["decode"]) == 24
+    for case in known["decode"]:
+        lengths = np.array([len(path) for path in case["paths"]])
+        paths = np.zeros((len(lengths), lengths.max()), np.int64)
+        for row, path in zip(paths, case["paths"], strict=True):
+            row[: len(path)] = path
+        texts = ["".join(chr(0x4E00 + step - 1) if step else "-" for step in text) for text in case["classes"]]
+        if case["raw"]:
+            assert [text[:length] for text, length in zip(alphabet.show_paths(paths), lengths, strict=True)] == texts
+        else:
+            assert alphabet.decode_paths(paths, lengths) == texts
+            assert [alphabet.encode(text).tolist() for text in texts] == case["classes"]
+    toy = Alphabet(known["toy"]["alphabet"])
+    encoded = [step for text in known["toy"]["list"] for step in toy.encode(text).tolist()]
+    assert encoded == known["toy"]["list_encoded"][0]

@@ -136,9 +136,18 @@ class PictureFiles:
         path = self.files[index]
         if self._decoded is None:
             return (picture or Picture(path)).pixels(scale, bottom_px=bottom_px)
-        pixels = self._decoded.read(path, scale)
+        whole = self._heads[index].size
+        size = (-(-whole[0] // scale), -(-whole[1] // scale))
+        pixels = self._decoded.read(path, scale, size)
         if pixels is None:
             pixels = (picture or Picture(path)).pixels(scale)
+            if pixels.shape[1::-1] != size:
+                raise DataError(
+                    f"the picture {path} has another size than when this run first read it",
+                    given=f"{pixels.shape[1]}x{pixels.shape[0]}",
+                    allowed=f"{size[0]}x{size[1]}",
+                    fix="put the picture back, and change no data while a run reads it",
+                )
             self._decoded.keep(path, scale, pixels)
         return pixels
 
@@ -177,7 +186,7 @@ def resize_px(config: DataConfig) -> int:
 
 def middle(pixels: ByteArray, config: DataConfig) -> Tensor:
     """What evaluation sees of a whole picture, (H, W, 3) bytes: (S, S, 3) bytes."""
-    return centre_square(resized_shorter(pixels, resize_px(config)), config.size_px)
+    return centre_square(resized_shorter(pixels, resize_px(config), config.size_px), config.size_px)
 
 
 def preprocess(path: Path, config: DataConfig) -> Tensor:

@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +18,16 @@ from lockstep.config.plain_file import read_plain
 from lockstep.data.names import first_outside, outside
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
+from lockstep.recipes.classify.folders import ENDINGS, check_names, is_picture, walk
 
-ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 # What people call the parts of a split to train and to evaluate on; of several, the first is taken.
 _HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
 
 _CSV_COLUMNS = "a picture's path, a comma, its class;\na first line that names columns is path,label"
 
 _MAX_CSV_BYTES = 1 << 30
+# An evaluation counts which class is taken for which: the square of the number of classes, 8 bytes each.
+MAX_CLASSES = 12_000
 IMAGES_CURE = "correct the line, or give a folder that all pictures are in as data.images"
 
 # Class -> files, relative to the folder in which they were listed.
@@ -138,7 +140,7 @@ def list_folder(folder: Path, setting: str) -> Files:
             f"the folder {root} can't be read: {error.strerror or error}", given=f"{setting}={folder}"
         ) from error
     if not names:
-        num_pictures = sum(_is_picture(name) for name in os.listdir(root))
+        num_pictures = sum(is_picture(name) for name in os.listdir(root))
         raise DataError(
             f"{root} holds no class folders",
             found=f"{num_pictures:,} pictures, but no folder says what they are" if num_pictures else "no folders",
@@ -149,11 +151,13 @@ def list_folder(folder: Path, setting: str) -> Files:
             f"the folders in {root} look like parts of a split, not like classes: {', '.join(names)}",
             fix=_settings_of_halves(root, names),
         )
-    files = {name: sorted(_walk(root, name)) for name in names}
-    _check_names(root, [*names, *(file for found in files.values() for file in found)])
+    check_names(root, names)
     _check_classes(root, names)
-    for name, found in files.items():
-        if not found:
+    files: Files = {}
+    for name in names:
+        files[name] = sorted(walk(root, name))
+        check_names(root, files[name])
+        if not files[name]:
             raise DataError(
                 f"the class folder {root / name} holds no pictures",
                 allowed=f"files that end in {', '.join(ENDINGS)}",
@@ -185,9 +189,9 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
                     allowed=_CSV_COLUMNS,
                 )
             name, label = (cell.strip() for cell in row)
-            if first_outside([name], folder, folder) is not None:
+            if (".." in name or name.startswith(os.sep)) and first_outside([name], folder, folder) is not None:
                 raise outside(name, folder, where=where, fix=IMAGES_CURE)
-            if not os.path.isfile(folder / name):
+            if not os.path.isfile(os.path.join(folder, name)):
                 raise DataError(
                     f"{where} names a picture that is not there: {folder / name[:200]}",
                     allowed=_CSV_COLUMNS if reader.line_num == 1 else None,
@@ -263,36 +267,10 @@ def _settings_of_halves(root: Path, names: Sequence[str]) -> str | None:
     return None if train is None or held_out is None else f"data.train={root / train} data.eval={root / held_out}"
 
 
-def _check_names(root: Path, names: Iterable[str]) -> None:
-    """Refuse names that are not text: a run keeps them, and prints them."""
-    for name in names:
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            shown = os.fsencode(name).decode("utf-8", "backslashreplace")
-            raise DataError(f"a name in {root} is not UTF-8: {shown}", fix="rename it") from None
-
-
-def _check_classes(place: Path, names: Iterable[str]) -> None:
-    """Refuse names of several lines: tables and pictures have one for a class."""
+def _check_classes(place: Path, names: Collection[str]) -> None:
+    """Refuse too many classes, and names of several lines: tables and pictures have one for a class."""
+    if len(names) > MAX_CLASSES:
+        raise DataError(f"{place} has {len(names):,} classes", allowed=f"up to {MAX_CLASSES:,}")
     for name in names:
         if name.splitlines() != [name]:
             raise DataError(f"the name of a class in {place} has a line break in it: {name!r}", fix="rename it")
-
-
-def _walk(root: Path, name: str) -> list[str]:
-    found, seen = [], set()
-    for folder, inner, files in os.walk(root / name, followlinks=True):
-        status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:  # a link leads back to where we were
-            inner.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        inner.sort()  # of several ways to a folder, always the same one is taken
-        inside = Path(folder).relative_to(root).as_posix()
-        found += [f"{inside}/{file}" for file in files if _is_picture(file)]
-    return found
-
-
-def _is_picture(name: str) -> bool:
-    return name.lower().endswith(ENDINGS) and not name.startswith(".")

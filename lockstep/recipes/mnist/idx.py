@@ -7,8 +7,6 @@ description on MNIST's own page (LeCun, Cortes and Burges).
 
 from __future__ import annotations
 
-import gzip
-import io
 import lzma
 import math
 import struct
@@ -22,6 +20,8 @@ from lockstep.config.plain_file import read_plain
 from lockstep.errors import DataError
 
 ByteArray = npt.NDArray[np.uint8]
+_GZIP_BITS = 31  # zlib's number for gzip's own head
+_MAX_MEMBERS = 100  # gzip files may be several, one after another
 ENDINGS = ("", ".gz", ".xz")
 # More than the largest published set of digits (EMNIST's, 188 MB). A megabyte of gzip can unpack to a gigabyte.
 MAX_BYTES = 1 << 28
@@ -94,8 +94,7 @@ def _unpacked(path: Path, packed: bytes, num_bytes: int) -> bytes:
         return b""
     try:
         if path.suffix == ".gz":
-            with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
-                return file.read(num_bytes)
+            return _gunzipped(packed, num_bytes)
         if path.suffix == ".xz":
             unpacker = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
             content = unpacker.decompress(packed, num_bytes)
@@ -110,3 +109,19 @@ def _unpacked(path: Path, packed: bytes, num_bytes: int) -> bytes:
             fix="delete the file and fetch it again",
         ) from error
     return packed[:num_bytes]
+
+
+def _gunzipped(packed: bytes, num_bytes: int) -> bytes:
+    """As gzip.GzipFile, which reads a name in the head, of any length, byte by byte."""
+    content = b""
+    for _ in range(_MAX_MEMBERS):
+        unpacker = zlib.decompressobj(_GZIP_BITS)
+        content += unpacker.decompress(packed, num_bytes - len(content))
+        if len(content) >= num_bytes:
+            break
+        if not unpacker.eof:
+            raise EOFError("its end is missing")
+        packed = unpacker.unused_data.lstrip(b"\0")
+        if not packed:
+            break
+    return content

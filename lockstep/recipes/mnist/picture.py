@@ -66,7 +66,7 @@ def _grey(image: Image.Image) -> GreyArray:
     """(H, W) brightness in 0 ... 1, whatever the mode."""
     if image.mode[0] in "IF":
         # 16 and 32 bits: a conversion to "L" would cut off everything above 255. The brightest pixel counts as white.
-        wide = np.asarray(image, dtype=np.float32)
+        wide = np.nan_to_num(np.asarray(image, dtype=np.float32))  # floats of a file can be infinite, or no numbers
         bright: GreyArray = np.clip(wide / max(float(wide.max()), 1.0), 0, 1, dtype=np.float32)
         return bright
     image = image.convert("RGBA")

@@ -24,7 +24,7 @@ from lockstep.recipes.pose.assign import SCORE, Y
 from lockstep.recipes.pose.config import Config
 from lockstep.recipes.pose.group import Grouping
 from lockstep.recipes.pose.normalise import normalise
-from lockstep.recipes.pose.view import View, view
+from lockstep.recipes.pose.view import View, check_shape, view
 
 # COCO's and CrowdPose's number of the category "person".
 PERSON = 1
@@ -55,8 +55,15 @@ def read_picture(path: Path) -> dict[str, Any]:
     Raises:
         DataError: It can't be read.
     """
-    digits = re.search(r"\d+$", path.stem)
-    return {"rgb": prepare(read_rgb(path)), "image_id": int(digits.group()) if digits else path.stem}
+    rgb = read_rgb(path)
+    check_shape(path, rgb.shape[1], rgb.shape[0])
+    return {"rgb": prepare(rgb), "image_id": _number_of(path.stem)}
+
+
+def _number_of(stem: str) -> int | str:
+    # A name can be made of more digits than Python makes a number of, or than a picture's number has.
+    digits = re.search(r"[0-9]{1,18}$", stem)
+    return int(digits.group()) if digits else stem
 
 
 def prepare(rgb: npt.NDArray[np.uint8]) -> Tensor:
@@ -92,6 +99,7 @@ def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Found]]:
         numbers = pictures["image_id"] if is_named else [0] * len(images)
         found = []
         for picture, number in zip(images, numbers, strict=True):
+            check_shape(f"picture {number}", picture.shape[-1], picture.shape[-2])
             views, base = views_of(picture, size_px, test.scales)
             heat, tags = look(model, picture, views, base if test.project else None, mirrored=mirrored)
             people, scores = grouping.people(heat, tags)

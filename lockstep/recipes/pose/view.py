@@ -16,8 +16,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lockstep.errors import DataError
+
 # Sides of views at the smallest scale are multiples of this.
 STEP_PX = 64
+# The network sees a picture's short side at a fixed size: of one pixel by a million it would see 262 billion.
+MAX_RATIO = 16
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,20 @@ class View:
             first, end = (round(maps.shape[axis] / 2 + (edge - centre) / factor) for edge in (0, size))
             ranges.append(slice(max(0, first), max(first + 1, end)))
         return maps[:, ranges[0], ranges[1]]
+
+
+def check_shape(name: object, width: int, height: int) -> None:
+    """Refuse a picture that is so long that looking at it would take all memory.
+
+    Raises:
+        DataError: It is.
+    """
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise DataError(
+            f"{name} is {width}x{height}, too long to look for people in",
+            allowed=f"a long side of up to {MAX_RATIO} times the short one",
+            fix="cut it into parts, or take it out",
+        )
 
 
 def view(width: int, height: int, *, size_px: int, scale: float, min_scale: float) -> View:

@@ -18,6 +18,7 @@ from lockstep.errors import DataError
 
 BLANK = 0
 UNKNOWN = -1
+MAX_CHARACTERS = 100_000  # more than Unicode has Han characters; the network's last layer has a row for each
 MAX_ALPHABET_BYTES = 1 << 24  # Unicode has a million characters of up to four bytes
 
 CodeArray = npt.NDArray[np.uint32]
@@ -36,6 +37,8 @@ class Alphabet:
     def __init__(self, characters: str) -> None:
         if not characters:
             raise DataError("the alphabet is empty", allowed="at least one character")
+        if len(characters) > MAX_CHARACTERS:
+            raise DataError(f"the alphabet has {len(characters):,} characters", allowed=f"up to {MAX_CHARACTERS:,}")
         seen: set[str] = set()
         for place, character in enumerate(characters):
             if character in seen:

@@ -25,6 +25,7 @@ _TURNED = 2  # times as sure has an answer to a picture turned round to be: near
 _TALL = 1.5  # height over width from which on a picture is taken for a line on its side
 _SHADES = 8  # of 256; a picture with fewer between its darkest and its lightest shows nothing
 _TEXT_PX, _MARGIN_PX = 24, 12
+_MAX_DRAWN_PX = (8000, 4000)
 
 
 def read_line(path: Path, config: Config) -> Tensor:
@@ -63,6 +64,7 @@ def answer(logits: Tensor, alphabet: Alphabet, config: DecodeConfig) -> Mapping[
 def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
     """The picture with its text below."""
     picture = Image.fromarray(read_rgb(path))
+    picture.thumbnail(_MAX_DRAWN_PX)  # a line of one pixel by millions would make a sheet of gigabytes
     caption = f"{prediction['text'] or '(nothing)'}   {prediction['confidence']:.1%}"
     font = font_for(caption, _TEXT_PX)
     left, top, right, bottom = font.getbbox(caption)

@@ -51,7 +51,12 @@ def find_fonts(folder: Path | None, characters: str) -> list[Font]:
         family = family_of(file)
         can = covered(str(file), characters) if family is not None else ""
         if family is not None and 2 * len(can) >= len(characters):
-            fonts.append(Font(str(file), family, _sha256(file)))
+            try:
+                fonts.append(Font(str(file), family, _sha256(file)))
+            except OSError as error:
+                raise DataError(
+                    f"the font {file} can't be read: {error.strerror or error}", fix="take it out"
+                ) from error
             drawn |= set(can)
     where = ", ".join(map(str, places))
     if not fonts:

@@ -6,30 +6,21 @@ Millions of lines are held as a few arrays, which processes share, in place of m
 from __future__ import annotations
 
 import functools
-import io
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from lockstep.config.load import short_path
-from lockstep.config.plain_file import read_plain
 from lockstep.data.keyed import IntArray
 from lockstep.errors import DataError
 from lockstep.recipes.text import packed_lmdb
 from lockstep.recipes.text.alphabet import CodeArray, codes_of, normalised, read_chars, text_of
 from lockstep.recipes.text.config import DataConfig
+from lockstep.recipes.text.label_lines import FORMS, Rows, read_chunks
 
-_CHUNK_LINES = 100_000
 _MAX_DIGITS = 18  # of a number that fits 64 bits
-MAX_LABEL_BYTES = 1 << 30  # ten times as much as three million lines
-_FORMS = {
-    "tsv": "path<TAB>text",
-    "words": "path text",
-    "index": "path number number ...",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +92,6 @@ def read_labels(path: Path, config: DataConfig, chars: Path | None = None) -> La
     return _read(path, (stamp.st_mtime_ns, stamp.st_size), config.form, chars, config.encoding, config.normalise)
 
 
-Rows = list[tuple[int, str]]  # numbers of lines, from 1, and the lines
-
-
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, stamp: tuple[int, int], form: str, chars: Path | None, encoding: str, normalise: str) -> Labels:
     if path.is_dir():
@@ -111,7 +99,7 @@ def _read(path: Path, stamp: tuple[int, int], form: str, chars: Path | None, enc
         return _joined(path, [_pack([], texts, range(1, len(texts) + 1), normalise)])
     table: list[str] = []
     pieces: list[_Piece] = []
-    for rows in _chunks(path, encoding):
+    for rows in read_chunks(path, encoding):
         if not pieces:
             form = _form_of(path, form, rows, chars)
             table = read_chars(chars) if form == "index" and chars is not None else []
@@ -121,30 +109,8 @@ def _read(path: Path, stamp: tuple[int, int], form: str, chars: Path | None, enc
             names, texts = _split(path, rows, "\t" if form == "tsv" else None)
             pieces.append(_pack(names, texts, [number for number, _ in rows], normalise))
     if not pieces:
-        raise DataError(f"{path} has no labels", allowed=f"lines of {' or '.join(_FORMS.values())}")
+        raise DataError(f"{path} has no labels", allowed=f"lines of {' or '.join(FORMS.values())}")
     return _joined(path, pieces)
-
-
-def _chunks(path: Path, encoding: str) -> Iterator[Rows]:
-    """The lines of a file that aren't empty, some at a time: as strings they take ten times the room."""
-    content = _content(path)
-    name = _encoding_of(path, content, encoding)
-    lines = io.BytesIO(content)
-    number = 0
-    while chunk := list(itertools.islice(lines, _CHUNK_LINES)):
-        # No character's bytes have a line break among them, in none of these encodings.
-        texts = b"".join(chunk).decode(name).removeprefix("\ufeff").split("\n")
-        rows = [(place, line) for place, line in enumerate(texts, start=number + 1) if line.strip()]
-        number += len(chunk)
-        if rows:
-            yield rows
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return read_plain(path, MAX_LABEL_BYTES)
-    except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}", allowed="a file with labels") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +166,7 @@ def _split(path: Path, rows: Rows, separator: str | None) -> tuple[list[str], li
     if short is not None:
         number, line = rows[short]
         raise DataError(
-            f"{short_path(path)}:{number} is not {_FORMS['tsv' if separator else 'words']}",
+            f"{short_path(path)}:{number} is not {FORMS['tsv' if separator else 'words']}",
             given=line[:60],
             fix="correct the line, or say data.form",
         )
@@ -263,19 +229,3 @@ def _bad_number(path: Path, rows: Rows, num_chars: int) -> DataError:
                     fix="data.form=words if labels are texts, or give the right data.chars",
                 )
     raise AssertionError("every number is one of a character")
-
-
-def _encoding_of(path: Path, content: bytes, encoding: str) -> str:
-    names = {"auto": ("utf-8", "gb18030"), "utf-8": ("utf-8",), "gbk": ("gb18030",)}[encoding]
-    for name in names:
-        try:
-            content.decode(name)
-            return name
-        except UnicodeDecodeError as error:
-            line = content.count(b"\n", 0, error.start) + 1
-    raise DataError(
-        f"{path}:{line} can't be decoded",
-        given=f"data.encoding={encoding}",
-        allowed="UTF-8 or GBK",
-        fix="save it as UTF-8",
-    )

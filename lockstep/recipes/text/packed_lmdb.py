@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lockstep.data.picture_file import MAX_FILE_BYTES, too_large
 from lockstep.errors import DataError
+from lockstep.recipes.text.lmdb_pages import check_pages
 
 _MAX_DIGITS = 9  # as many as the names of entries have
 _MAX_LABEL_BYTES = 1 << 20
@@ -19,7 +22,7 @@ def read_texts(folder: Path) -> list[str]:
     Raises:
         DataError: It is no such set, or a label is missing or not UTF-8.
     """
-    with _environment(folder).begin() as transaction:
+    with _reading(folder), _environment(folder).begin() as transaction:
         count = transaction.get(b"num-samples")
         if count is None or not count.isdigit() or len(count) > _MAX_DIGITS:
             raise DataError(f"{folder} is not a set of text lines", allowed="an entry num-samples with their number")
@@ -48,7 +51,7 @@ def read_picture(folder: Path, number: int) -> bytes:
         DataError: There is none.
     """
     # As a view: its size is looked at before it is copied.
-    with _environment(folder).begin(buffers=True) as transaction:
+    with _reading(folder), _environment(folder).begin(buffers=True) as transaction:
         content = transaction.get(b"image-%09d" % number)
         if content is None:
             raise DataError(f"{folder} has no image-{number:09d}")
@@ -58,6 +61,8 @@ def read_picture(folder: Path, number: int) -> bytes:
 
 
 _open: dict[Path, Any] = {}
+# Files whose pages were looked at, with their time and size: loader workers, which are forked, need not do so again.
+_checked: set[tuple[Path, int, int]] = set()
 
 
 def _close_all() -> None:
@@ -77,27 +82,38 @@ def _environment(folder: Path) -> Any:
     return _open[folder]
 
 
-def _opened(folder: Path) -> Any:
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """What the library finds wrong, as an error for the user."""
     try:
         import lmdb
     except ImportError:
         raise DataError(
             f"{folder} is a folder, and to read LMDB sets the package lmdb is needed", fix="pip install lmdb"
         ) from None
+    try:
+        yield
+    except (lmdb.Error, OSError, ValueError) as error:
+        raise DataError(
+            f"{folder} can't be read as an LMDB set: {error}",
+            cause="damaged, or not whole",
+            fix="copy or download it again",
+        ) from error
+
+
+def _opened(folder: Path) -> Any:
+    import lmdb
+
     if not (folder / "data.mdb").is_file():
         raise DataError(f"{folder} is a folder without data.mdb", allowed="an LMDB set, or a file with labels")
-    try:
-        opened = lmdb.open(str(folder), readonly=True, lock=False, readahead=False, meminit=False, max_readers=1)
-        num_bytes = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
-    except lmdb.Error as error:
-        raise DataError(f"{folder} can't be read as an LMDB set: {error}") from error
-    # The file is mapped into memory: to read what is missing would end the process.
-    size = (folder / "data.mdb").stat().st_size
-    if size < num_bytes:
-        opened.close()
-        raise DataError(
-            f"{folder / 'data.mdb'} is cut off: {size:,} bytes",
-            allowed=f"{num_bytes:,} bytes",
-            fix="copy or download it again",
-        )
-    return opened
+    _check(folder / "data.mdb")
+    return lmdb.open(str(folder), readonly=True, lock=False, readahead=False, meminit=False, max_readers=1)
+
+
+def _check(path: Path) -> None:
+    """See that reading the file can't end the process: it is mapped into memory, and the library trusts its pages."""
+    status = path.stat()
+    stamp = (path, status.st_mtime_ns, status.st_size)
+    if stamp not in _checked:
+        check_pages(path)
+        _checked.add(stamp)

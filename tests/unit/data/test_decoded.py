@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -170,3 +172,65 @@ def test_partial_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
     left.touch()
     DecodedPictures(tmp_path, 10**6)
     assert list(left.parent.iterdir()) == [left]
+
+
+def _link(name: str) -> Callable[[Path], object]:
+    return lambda folder: (
+        (folder.parent / "elsewhere").mkdir() or (folder / name).symlink_to(folder.parent / "elsewhere")
+    )
+
+
+def _hard_link(folder: Path) -> None:
+    (folder.parent / "mine").write_text("12")
+    (folder / "used").hardlink_to(folder.parent / "mine")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [
+        (lambda folder: os.mkfifo(folder / "used"), "something called used"),
+        (_hard_link, "something called used"),
+        (_link("partial"), "partial in it is a link"),
+        (_link("0a"), "0a in it is a link"),
+        (lambda folder: folder.chmod(0o777), "every user may write in it"),
+    ],
+    ids=["FIFO", "hard link", "link for partial files", "link for pictures", "open to all"],
+)
+def test_a_strangers_folder_is_refused_and_nothing_is_written_elsewhere(
+    tmp_path: Path, prepare: Callable[[Path], object], reason: str
+) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    prepare(folder)
+    with pytest.raises(DataError, match=reason):
+        DecodedPictures(folder, 10**6)
+    assert not (tmp_path / "elsewhere").is_dir() or not list((tmp_path / "elsewhere").iterdir())
+    assert not (tmp_path / "mine").exists() or (tmp_path / "mine").read_text() == "12"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, 12345)
+    with pytest.raises(DataError, match="belongs to another user"):
+        DecodedPictures(tmp_path, 10**6)
+
+
+@pytest.mark.parametrize("stranger", ["FIFO", "link", "device", "other size", "no pixels"])
+def test_a_strangers_file_in_the_place_of_a_picture_is_not_used(tmp_path: Path, stranger: str) -> None:
+    pixels = picture(tmp_path / "a.png")
+    kept = DecodedPictures(tmp_path / "kept", 10**6)
+    kept.keep(tmp_path / "a.png", 1, pixels)
+    (file,) = (tmp_path / "kept").glob("??/*")
+    content = file.read_bytes()
+    file.unlink()
+    if stranger == "FIFO":
+        os.mkfifo(file)
+    elif stranger in ("link", "device"):
+        file.symlink_to("/dev/zero" if stranger == "device" else file.with_name("x"))
+        file.with_name("x").write_bytes(content)
+    elif stranger == "other size":
+        file.write_bytes(content[:8] + struct.pack("<II", 40, 30) + content[16:])
+    else:
+        file.write_bytes(content[:8] + struct.pack("<II", 0, 5) + content[16:36])
+    assert kept.read(tmp_path / "a.png", 1, (40, 30)) is None
+    kept.keep(tmp_path / "a.png", 1, pixels)
