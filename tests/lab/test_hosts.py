@@ -261,8 +261,9 @@ def test_training_with_another_lockstep_on_one_rank_ends_on_all_with_one_text(
         said = [process.communicate(timeout=LONG_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [4, 4], said
     for text in said:
-        assert "launch error: rank 1 differs from rank 0 in 1 thing" in text
+        assert "launch error: rank 1 differs from rank 0 in 2 things" in text
         assert "lockstep: 0.0.9 on rank 1" in text
+        assert "code of lockstep: " in text
 
 
 def test_the_doctor_names_the_rank_with_another_lockstep(
