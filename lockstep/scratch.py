@@ -39,7 +39,8 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
         OSError: It can't be made.
     """
     sweep(parent)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    # From Python 3.12 on mkdtemp gives an absolute path, also in a parent that is named by a relative one.
+    folder = parent / Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)).name
     try:
         claim(folder)
         yield folder

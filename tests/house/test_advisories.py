@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -122,13 +123,45 @@ _ACCEPTED = _FAULT | {"id": "PYSEC-2025-1", "aliases": ["CVE-2025-3000"]}
 def test_the_audit_tells_a_clean_answer_from_none(
     repo: Path, copied: Path, answer: dict[str, object], code: int, says: str
 ) -> None:
+    done = _audit(repo, copied, answer)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert says in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("faults", "code", "says"),
+    [
+        ([], 2, "pinned: asked about 1 of 1 packages"),
+        ([{**_FAULT, "fixed_in": ["99"], "withdrawn": None}], 1, "CVE-2099-1 PYSEC-2099-1, fixed in 99"),
+        ([{**_FAULT, "fixed_in": ["99"], "withdrawn": "2099-01-01"}], 2, "pinned: asked about 1 of 1 packages"),
+    ],
+    ids=["none", "one", "a withdrawn one"],
+)
+def test_the_page_of_the_latest_release_answers_for_a_version_without_one(
+    repo: Path, copied: Path, faults: list[dict[str, object]], code: int, says: str
+) -> None:
+    page = copied / "index" / "torch" / "json"
+    page.parent.mkdir(parents=True)
+    page.write_text(json.dumps({"info": {"version": str(_pins(copied)["torch"])}, "vulnerabilities": faults}))
+    done = _audit(repo, copied, {"skip_reason": "Dependency not found on PyPI"})
+    assert done.returncode == code, done.stdout + done.stderr
+    assert says in done.stdout
+
+
+def _audit(repo: Path, copied: Path, answer: dict[str, object]) -> subprocess.CompletedProcess[str]:
+    """Run .ci/audit with this answer of pip-audit for torch, and with pages of releases in copied/index."""
     shutil.copytree(repo / ".ci", copied / ".ci")
     tools = copied / ".venv/audit/bin"
     tools.mkdir(parents=True)
+    (tools.parent / "lowest.txt").write_text("")
     answers = json.dumps({"dependencies": [{"name": "torch", **answer}]})
     for name, text in (("uv", ""), ("pip-audit", answers)):
         (tools / name).write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
         (tools / name).chmod(0o755)
-    done = subprocess.run([sys.executable, copied / ".ci/audit"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert says in done.stdout + done.stderr
+    return subprocess.run(
+        [sys.executable, copied / ".ci/audit"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "AUDIT_INDEX": (copied / "index").as_uri()},
+    )

@@ -8,77 +8,79 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import rules
+from tests.house import code_rules, file_rules, safety_rules
 
+# Each takes the root of a checkout and returns what breaks it.
 Rule = Callable[[Path], list[str]]
+RULES: tuple[Rule, ...] = (*file_rules.ALL, *code_rules.ALL, *safety_rules.ALL)
 
 # rule -> (file, text that breaks it, what the report has to say)
 BROKEN: dict[Rule, list[tuple[str, str, str]]] = {
-    rules.long_files: [("lockstep/data/x.py", "x = 1\n" * 401, "x.py: 401 lines")],
-    rules.long_functions: [
+    file_rules.long_files: [("lockstep/data/x.py", "x = 1\n" * 401, "x.py: 401 lines")],
+    file_rules.long_functions: [
         ("tests/test_x.py", "def test_x():\n" + "    x = 1\n" * 60, "test_x has 61 lines"),
         ("lockstep/x.py", "class A:\n    async def go(self):\n" + "        x = 1\n" * 70, "go has 71 lines"),
     ],
-    rules.long_pages: [
+    file_rules.long_pages: [
         ("lockstep/engine/loop.py", "x = 1\n" * 81, "loop.py: 81 lines of code"),
         ("lockstep/other.py", "", "step.py: not there"),
     ],
-    rules.full_inits: [("lockstep/data/__init__.py", "from lockstep.data.order import Order\n", "not empty")],
-    rules.nameless_places: [
+    file_rules.full_inits: [("lockstep/data/__init__.py", "from lockstep.data.order import Order\n", "not empty")],
+    file_rules.nameless_places: [
         ("lockstep/utils/x.py", "", "utils says nothing"),
         ("lockstep/data/helpers.py", "", "helpers says nothing"),
     ],
-    rules.ranks_asked_for: [
+    code_rules.ranks_asked_for: [
         ("lockstep/engine/x.py", "import torch.distributed as dist\nr = dist.get_rank()\n", "x.py:2: asks"),
         ("lockstep/data/x.py", "from torch.distributed import get_world_size\n", "x.py:1: asks"),
     ],
-    rules.ranks_read_from_environment: [
+    code_rules.ranks_read_from_environment: [
         ("lockstep/engine/x.py", "import os\nr = os.environ['RANK']\n", "reads RANK"),
         ("lockstep/engine/x.py", "import os\nr = os.environ.get('LOCAL_RANK', 0)\n", "reads LOCAL_RANK"),
         ("lockstep/cluster/world.py", "import os\nr = os.getenv('SLURM_PROCID')\n", "reads SLURM_PROCID"),
         ("lockstep/cli/x.py", "import os\nr = 'WORLD_SIZE' in os.environ\n", "reads WORLD_SIZE"),
     ],
-    rules.stray_speech: [
+    code_rules.stray_speech: [
         ("lockstep/engine/x.py", "print('hello')\n", "x.py:1: speaks"),
         ("lockstep/data/x.py", "import sys\nsys.stderr.write('hello')\n", "x.py:2: speaks"),
     ],
-    rules.borrowed_names: [
+    code_rules.borrowed_names: [
         ("lockstep/engine/x.py", "from lockstep.errors import ClassVar\n", "does not define ClassVar"),
         ("tests/test_x.py", "from lockstep.gone import Thing\n", "does not define Thing"),
     ],
-    rules.missing_docstrings: [
+    code_rules.missing_docstrings: [
         ("lockstep/x.py", "x = 1\n", "the module has no docstring"),
         ("lockstep/x.py", '"""X."""\ndef f(): ...\n', "x.py:2: f has no docstring"),
         ("lockstep/x.py", '"""X."""\nclass A:\n    """A."""\n    def f(self): ...\n', "x.py:4: f has no docstring"),
     ],
-    rules.old_words: [
+    code_rules.old_words: [
         ("lockstep/x.py", "max_iter = 1\n", "max_iter; say step"),
         ("lockstep/x.py", "def train(num_iterations): ...\n", "num_iterations; say step"),
     ],
-    rules.machine_paths: [
+    file_rules.machine_paths: [
         ("lockstep/x.py", f"x = '/{'home'}/anna/data'\n", f"/{'home'}/anna/data is a path"),
         ("docs/x.md", f"see /{'tmp'}/x\n", "docs/x.md:1"),
         ("notes.txt", f"/{'root'}/x\n", "notes.txt:1"),
     ],
-    rules.recursive_deletes: [
+    safety_rules.recursive_deletes: [
         ("lockstep/cli/x.py", "import shutil\nshutil.rmtree(out)\n", "x.py:2: shutil.rmtree deletes"),
         ("lockstep/cli/x.py", "from shutil import rmtree\nrmtree(out)\n", "x.py:2: rmtree deletes"),
     ],
-    rules.sudden_ends: [
+    safety_rules.sudden_ends: [
         ("lockstep/cli/x.py", "import os\nos._exit(0)\n", "x.py:2: os._exit may hide"),
         ("lockstep/engine/x.py", "import atexit\natexit.register(f)\n", "x.py:2: atexit.register may hide"),
     ],
-    rules.unsafe_starts: [
+    safety_rules.unsafe_starts: [
         ("lockstep/cli/x.py", "import sys\nwords = [sys.executable, '-m', 'lockstep']\n", "x.py:2: starts Python"),
     ],
-    rules.unnamed_encodings: [
+    safety_rules.unnamed_encodings: [
         ("lockstep/x.py", "text = path.read_text()\n", "x.py:1: path.read_text without"),
         ("lockstep/x.py", "file = path.open('a')\n", "x.py:1: path.open without"),
         ("lockstep/x.py", "file = open(path)\n", "x.py:1: open without"),
         ("lockstep/x.py", "subprocess.run(words, text=True)\n", "x.py:1: subprocess.run without"),
     ],
-    rules.twin_tests: [("tests/e2e/test_x.py", "", "tests/e2e/test_x.py tests/unit/test_x.py")],
-    rules.pickles: [
+    file_rules.twin_tests: [("tests/e2e/test_x.py", "", "tests/e2e/test_x.py tests/unit/test_x.py")],
+    safety_rules.pickles: [
         ("lockstep/x.py", "import pickle\nx = pickle.loads(b'')\n", "x.py:2: pickle.loads pickles"),
         ("lockstep/x.py", "from pickle import loads\n", "x.py:1: imports from pickle"),
         ("lockstep/x.py", "dist.all_gather_object([], 1)\n", "dist.all_gather_object pickles"),
@@ -90,45 +92,50 @@ BROKEN: dict[Rule, list[tuple[str, str, str]]] = {
 
 # What looks like a breach and is none.
 ALLOWED: dict[Rule, list[tuple[str, str]]] = {
-    rules.recursive_deletes: [("lockstep/scratch.py", '"""S."""\nimport shutil\nshutil.rmtree(folder)\n')],
-    rules.sudden_ends: [("lockstep/launch/worker.py", '"""W."""\nimport os\nos._exit(0)\n')],
-    rules.unsafe_starts: [("lockstep/x.py", "import sys\nwords = (sys.executable, '-P', '-m', 'lockstep')\n")],
-    rules.unnamed_encodings: [
+    safety_rules.recursive_deletes: [("lockstep/scratch.py", '"""S."""\nimport shutil\nshutil.rmtree(folder)\n')],
+    safety_rules.sudden_ends: [("lockstep/launch/worker.py", '"""W."""\nimport os\nos._exit(0)\n')],
+    safety_rules.unsafe_starts: [("lockstep/x.py", "import sys\nwords = (sys.executable, '-P', '-m', 'lockstep')\n")],
+    safety_rules.unnamed_encodings: [
         ("lockstep/x.py", "text = path.read_text(encoding='utf-8')\nfile = path.open('rb')\n"),
         ("lockstep/x.py", "handle = os.open(path, os.O_RDONLY)\nfolder.open()\n"),
     ],
-    rules.long_functions: [("lockstep/x.py", 'def f():\n    """Why.\n' + "    more\n" * 80 + '    """\n')],
-    rules.full_inits: [("lockstep/__init__.py", "x = 1\n")],
-    rules.ranks_asked_for: [("lockstep/cluster/world.py", "import torch.distributed as dist\nr = dist.get_rank()\n")],
-    rules.ranks_read_from_environment: [
+    file_rules.long_functions: [("lockstep/x.py", 'def f():\n    """Why.\n' + "    more\n" * 80 + '    """\n')],
+    file_rules.full_inits: [("lockstep/__init__.py", "x = 1\n")],
+    code_rules.ranks_asked_for: [
+        ("lockstep/cluster/world.py", "import torch.distributed as dist\nr = dist.get_rank()\n")
+    ],
+    code_rules.ranks_read_from_environment: [
         ("lockstep/cluster/env.py", "import os\nr = os.environ['RANK']\n"),
         ("lockstep/launch/launch.py", "import os\nos.environ['RANK'] = '1'\n"),
         ("lockstep/cli/x.py", "import os\nr = os.environ.get('LOCKSTEP_DEBUG')\n"),
     ],
-    rules.stray_speech: [("lockstep/report/x.py", "print('hello')\n"), ("tests/test_x.py", "print('hello')\n")],
-    rules.borrowed_names: [
+    code_rules.stray_speech: [("lockstep/report/x.py", "print('hello')\n"), ("tests/test_x.py", "print('hello')\n")],
+    code_rules.borrowed_names: [
         ("lockstep/x.py", "from lockstep.errors import LockstepError\nfrom lockstep import errors\n")
     ],
-    rules.missing_docstrings: [("lockstep/x.py", '"""X."""\ndef _f(): ...\n'), ("tests/test_x.py", "def f(): ...\n")],
-    rules.old_words: [("lockstep/x.py", "class A:\n    def __iter__(self): return iter([])\n")],
-    rules.pickles: [
+    code_rules.missing_docstrings: [
+        ("lockstep/x.py", '"""X."""\ndef _f(): ...\n'),
+        ("tests/test_x.py", "def f(): ...\n"),
+    ],
+    code_rules.old_words: [("lockstep/x.py", "class A:\n    def __iter__(self): return iter([])\n")],
+    safety_rules.pickles: [
         ("lockstep/x.py", "import torch\nimport pickle\ntorch.load('x', weights_only=True)\n"),
         ("lockstep/x.py", "import pickle\nraise pickle.UnpicklingError('x')\n"),
         ("tests/test_x.py", "import pickle\nx = pickle.loads(b'')\n"),
     ],
-    rules.machine_paths: [("docs/x.md", f"https://x.org/{'home'}/a and file:///{'tmp'}/store and ~/{'work'}/a\n")],
+    file_rules.machine_paths: [("docs/x.md", f"https://x.org/{'home'}/a and file:///{'tmp'}/store and ~/{'work'}/a\n")],
 }
 
 
-@pytest.mark.parametrize("rule", rules.ALL, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_checkout_keeps_the_rule(repo: Path, rule: Rule) -> None:
     assert rule(repo) == []
 
 
 def test_files_are_short_enough_to_read(repo: Path) -> None:
-    for problem in rules.long_files(repo, limit=rules.SOFT_LIMIT_LINES):
-        warnings.warn(f"{problem} (hard limit {rules.HARD_LIMIT_LINES})", stacklevel=1)
-    over = len(rules.long_files(repo, limit=rules.SOFT_LIMIT_LINES))
+    for problem in file_rules.long_files(repo, limit=file_rules.SOFT_LIMIT_LINES):
+        warnings.warn(f"{problem} (hard limit {file_rules.HARD_LIMIT_LINES})", stacklevel=1)
+    over = len(file_rules.long_files(repo, limit=file_rules.SOFT_LIMIT_LINES))
     assert over <= 3, "files over 300 lines are the exception: split some"
 
 
@@ -149,7 +156,7 @@ def house(tmp_path: Path) -> Path:
         "tests/unit/test_x.py": "",
     }.items():
         _write(tmp_path / name, text)
-    for rule in rules.ALL:
+    for rule in RULES:
         assert rule(tmp_path) == [], rule.__name__
     return tmp_path
 
@@ -175,4 +182,4 @@ def test_what_only_looks_like_a_breach_is_let_be(house: Path, rule: Rule, name: 
 
 
 def test_every_rule_is_broken_on_purpose() -> None:
-    assert set(BROKEN) == set(rules.ALL)
+    assert set(BROKEN) == set(RULES)

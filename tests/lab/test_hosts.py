@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,9 +31,19 @@ def _running(*processes: subprocess.Popen[str]) -> Iterator[list[subprocess.Pope
 
 def _ended(processes: list[subprocess.Popen[str]], timeout_s: float = LONG_S) -> list[str]:
     """What each has said, once all have ended well."""
-    said = [process.communicate(timeout=timeout_s)[0] or "" for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(said)
+    said = []
+    for process in processes:
+        said.append(process.communicate(timeout=timeout_s)[0] or "")
+        assert process.returncode == 0, "\n".join(said)  # the others may wait for this one
     return said
+
+
+def _with_own_disk(host: Host, tmp_path: Path, command: Sequence[str]) -> list[str]:
+    """The same command on each machine, whose run folder is on a disk of the machine's own: in tmp_path/NAME/run."""
+    for folder in (tmp_path / host.name / "run", tmp_path / "run"):
+        folder.mkdir(parents=True, exist_ok=True)
+    mount = f'mount --bind {tmp_path}/{host.name}/run {tmp_path}/run && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", mount, "sh", *command]
 
 
 def test_three_hosts_by_rank_over_tcp(
@@ -64,11 +74,9 @@ def test_nodes_meet_at_the_one_that_is_named_and_the_run_is_kept_there(
 ) -> None:
     started = []
     for host in three:
-        # Each machine has a disk of its own; the last one is where they meet.
-        (tmp_path / host.name).mkdir()
+        # The last one is where they meet.
         train = command("--nodes", 3, "--procs", 1, "--rdzv-endpoint", "n3:29519")
-        train[train.index("--run-dir") + 1] = str(tmp_path / host.name / "run")
-        started.append(host.start(*train, env=environ | KEY, cwd=tmp_path))
+        started.append(host.start(*_with_own_disk(host, tmp_path, train), env=environ | KEY, cwd=tmp_path))
     with _running(*started) as processes:
         said = _ended(processes)
     assert "3 processes on 3 hosts" in said[2]
@@ -82,8 +90,7 @@ def test_machines_that_were_given_ranks_meet_at_the_master(
     started = []
     for rank, host in enumerate(reversed(three)):  # not the order of their addresses
         train = command("--nodes", 3, "--procs", 1, "--node-rank", rank, "--master-addr", "n3", "--master-port", 29520)
-        train[train.index("--run-dir") + 1] = str(tmp_path / host.name / "run")
-        started.append(host.start(*train, env=environ | KEY, cwd=tmp_path))
+        started.append(host.start(*_with_own_disk(host, tmp_path, train), env=environ | KEY, cwd=tmp_path))
     with _running(*started) as processes:
         said = _ended(processes)
     assert "3 processes on 3 hosts" in said[0]
@@ -254,8 +261,9 @@ def test_training_with_another_lockstep_on_one_rank_ends_on_all_with_one_text(
         said = [process.communicate(timeout=LONG_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [4, 4], said
     for text in said:
-        assert "launch error: rank 1 differs from rank 0 in 1 thing" in text
+        assert "launch error: rank 1 differs from rank 0 in 2 things" in text
         assert "lockstep: 0.0.9 on rank 1" in text
+        assert "code of lockstep: " in text
 
 
 def test_the_doctor_names_the_rank_with_another_lockstep(

@@ -1,0 +1,168 @@
+"""Who reads ranks or prints, and how names and docstrings are. `test_rules.py` holds the checkout to these rules."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.house.source import sources
+
+RANK_CALLS = {"get_rank", "get_world_size", "get_node_local_rank", "get_global_rank"}
+RANK_VARIABLES = re.compile(
+    r"(LOCAL_|GROUP_|NODE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(SLURM|OMPI|PMIX?|TORCHELASTIC)_.*"
+)
+SPEAKERS = (
+    "lockstep/cli/",
+    "lockstep/doctor/",
+    "lockstep/report/",
+    "lockstep/cluster/",
+    "lockstep/launch/",
+    "lockstep/watchdog/",
+    "lockstep/__main__.py",
+)
+
+
+def ranks_asked_for(root: Path) -> list[str]:
+    """Who asks torch for its rank, where a World is to be handed in."""
+    problems = []
+    for name, path in sources(root, "lockstep"):
+        if name.startswith(("lockstep/cluster/", "lockstep/launch/", "lockstep/watchdog/")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = isinstance(node, ast.Attribute) and node.attr in RANK_CALLS
+            imported = isinstance(node, ast.ImportFrom) and any(item.name in RANK_CALLS for item in node.names)
+            if called or imported:
+                problems.append(f"{name}:{node.lineno}: asks torch for the rank; take a World")
+    return problems
+
+
+def ranks_read_from_environment(root: Path) -> list[str]:
+    """Who reads RANK and its like besides cluster/env.py."""
+    problems = []
+    for name, path in sources(root, "lockstep"):
+        if name in ("lockstep/cluster/env.py", "lockstep/cluster/schedulers.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            variable = _variable_read(node)
+            if variable and RANK_VARIABLES.fullmatch(variable):
+                problems.append(f"{name}:{node.lineno}: reads {variable}; only cluster/env.py does")
+    return problems
+
+
+def stray_speech(root: Path) -> list[str]:
+    """Who writes to the console but those whose work it is."""
+    problems = []
+    for name, path in sources(root, "lockstep"):
+        if name.startswith(SPEAKERS):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "print",
+                "sys.stdout.write",
+                "sys.stderr.write",
+            ):
+                problems.append(f"{name}:{node.lineno}: speaks; hand it to report or cli")
+    return problems
+
+
+def borrowed_names(root: Path) -> list[str]:
+    """`from lockstep.x import Name` where x itself has Name from somewhere else."""
+    problems = []
+    for name, path in sources(root):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("lockstep."):
+                continue
+            target = root / node.module.replace(".", "/")
+            if target.is_dir():
+                known = {item.stem for item in target.iterdir()}
+            elif target.with_suffix(".py").exists():
+                known = _defined(target.with_suffix(".py"))
+            else:
+                known = set()
+            problems += [
+                f"{name}:{node.lineno}: {node.module} does not define {item.name}"
+                for item in node.names
+                if item.name not in known
+            ]
+    return problems
+
+
+def missing_docstrings(root: Path) -> list[str]:
+    """Public modules, classes, functions and methods of the package that nobody explained."""
+    problems = []
+    for name, path in sources(root, "lockstep"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if tree.body and not ast.get_docstring(tree):
+            problems.append(f"{name}:1: the module has no docstring")
+        problems += [f"{name}:{node.lineno}: {node.name} has no docstring" for node in _public(tree)]
+    return problems
+
+
+def old_words(root: Path) -> list[str]:
+    """Names with "iter": it means a step to some and a micro-batch to others."""
+    problems = []
+    for name, path in sources(root, "lockstep"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            word = _named(node)
+            if (
+                word
+                and {"iter", "iters", "iteration", "iterations"} & set(word.strip("_").split("_"))
+                and word != "__iter__"
+            ):
+                problems.append(f"{name}:{node.lineno}: {word}; say step, micro_batch or epoch")
+    return problems
+
+
+def _variable_read(node: ast.AST) -> str | None:
+    """The name of the environment variable that this expression reads, if it does."""
+    key: ast.AST | None = None
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and "environ" in ast.unparse(node.value):
+        key = node.slice
+    elif isinstance(node, ast.Call) and re.search(r"environ\.(get|pop)$|getenv$", ast.unparse(node.func)) and node.args:
+        key = node.args[0]
+    elif isinstance(node, ast.Compare) and "environ" in ast.unparse(node.comparators[-1]):
+        key = node.left
+    return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
+
+
+def _defined(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def _public(tree: ast.Module | ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        written_twice = any(ast.unparse(mark).endswith(("overload", ".setter")) for mark in node.decorator_list)
+        if not ast.get_docstring(node) and not written_twice:
+            yield node
+        if isinstance(node, ast.ClassDef):
+            yield from _public(node)
+
+
+def _named(node: ast.AST) -> str | None:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return node.name
+    if isinstance(node, ast.arg):
+        return node.arg
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    return None
+
+
+ALL = (
+    ranks_asked_for,
+    ranks_read_from_environment,
+    stray_speech,
+    borrowed_names,
+    missing_docstrings,
+    old_words,
+)

@@ -1,0 +1,96 @@
+"""How long files are, what they are called and where they lie. `test_rules.py` holds the checkout to these rules."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from tests.house.source import code_lines, docstring_lines, sources, texts
+
+HARD_LIMIT_LINES = 400
+SOFT_LIMIT_LINES = 300
+FUNCTION_LINES = 60
+PAGE_LINES = 80
+PAGES = ("lockstep/engine/loop.py", "lockstep/engine/step.py")
+NAMELESS = {"util", "utils", "common", "misc", "helper", "helpers", "tools", "core"}
+MACHINE_PATH = re.compile(r"(?<![\w.:/~}])/(home|root|Users|mnt|media|work|scratch|opt|tmp|farm)/\w[\w./-]*")
+
+
+def long_files(root: Path, limit: int = HARD_LIMIT_LINES) -> list[str]:
+    """Files that nobody reads to the end."""
+    counts = ((name, len(path.read_text().splitlines())) for name, path in sources(root))
+    return [f"{name}: {count} lines, {limit} at most" for name, count in counts if count > limit]
+
+
+def long_functions(root: Path) -> list[str]:
+    """Functions longer than a screen; their docstring does not count."""
+    problems = []
+    for name, path in sources(root):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = node.end_lineno - node.lineno + 1 - len(docstring_lines(node))
+                if lines > FUNCTION_LINES:
+                    problems.append(f"{name}:{node.lineno}: {node.name} has {lines} lines, {FUNCTION_LINES} at most")
+    return problems
+
+
+def long_pages(root: Path) -> list[str]:
+    """The step and the loop, each longer than a page of code (blank lines, comments and docstrings don't count)."""
+    problems = []
+    for name in PAGES:
+        path = root / name
+        if not path.exists():
+            problems.append(f"{name}: not there")
+        elif (count := code_lines(path)) > PAGE_LINES:
+            problems.append(f"{name}: {count} lines of code, a page has {PAGE_LINES}")
+    return problems
+
+
+def full_inits(root: Path) -> list[str]:
+    """Anything in an `__init__.py` but the root's: re-exports make import circles."""
+    return [
+        f"{name}: not empty"
+        for name, path in sources(root)
+        if path.name == "__init__.py" and name != "lockstep/__init__.py" and path.read_text().strip()
+    ]
+
+
+def nameless_places(root: Path) -> list[str]:
+    """Folders and files that say nothing of what they hold."""
+    return [
+        f"{name}: {part} says nothing of what it holds"
+        for name, path in sources(root)
+        for part in path.relative_to(root).with_suffix("").parts
+        if part in NAMELESS
+    ]
+
+
+def machine_paths(root: Path) -> list[str]:
+    """Paths that are there on one machine only."""
+    problems = []
+    for path in texts(root):
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
+            if found := MACHINE_PATH.search(line):
+                problems.append(f"{path.relative_to(root)}:{number}: {found.group()} is a path of one machine")
+    return problems
+
+
+def twin_tests(root: Path) -> list[str]:
+    """Files of tests with one name, which pytest can't collect in one run."""
+    places: dict[str, list[str]] = {}
+    for name, path in sources(root, "tests"):
+        if path.name.startswith("test_"):
+            places.setdefault(path.name, []).append(name)
+    return [f"one name for two: {' '.join(names)}" for names in places.values() if len(names) > 1]
+
+
+ALL = (
+    long_files,
+    long_functions,
+    long_pages,
+    full_inits,
+    nameless_places,
+    machine_paths,
+    twin_tests,
+)
