@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ from lockstep.engine.same_run import check_came_from, check_ranks_agree, check_s
 from lockstep.engine.saving import Saver
 from lockstep.engine.stopping import StopFlag
 from lockstep.engine.summary import finish, head
-from lockstep.errors import ConfigError, DataError
+from lockstep.errors import ConfigError, DataError, LockstepError
 from lockstep.optim.build import optimizer
 from lockstep.parallel.compress import Compression
 from lockstep.parallel.data_parallel import on_all_gpus
@@ -91,7 +92,7 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
         check_same_run(folder, config, "auto" if request.is_restart else request.resume)
         if origin is not None and origin != folder.path:
             check_came_from(RunFolder(origin), config)
-    with said_if_slow("getting ready: data and model" if world.is_main else ""):
+    with said_if_slow("opening the data and building the model" if world.is_main else ""):
         facts = facts_for(recipe, config, world, origin)
         job = make_job(config, lambda: recipe.build(config, facts), world, is_restart=request.is_restart)
         job.identity = identity(config, facts)
@@ -101,6 +102,7 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
         restored = request.is_restart and saver.restore(job, "auto", passed_over.append)
         if not restored and request.resume != "never":
             restored = saver.restore(job, request.resume, passed_over.append)
+        request = _as_named_before(request, origin) if restored else request
         started = {} if restored else _start(job, lambda: recipe.build(config, facts))
         if job.resumed_from is not None:
             before = job.resumed_from
@@ -115,7 +117,9 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
                 write_whole(folder.config, to_yaml(plain_settings(config)).encode())
                 keep_facts(folder, facts)
                 keep_recipe(folder, config.recipe)
-            folder.write_json("environment.json", {**environment(world), "worlds": job.progress.worlds})
+            folder.write_json(
+                "environment.json", {"name": request.name, **environment(world), "worlds": job.progress.worlds}
+            )
         reports.block(*head(request, job, started))
         for note in [*passed_over, *job.warnings]:
             reports.say(note)
@@ -130,7 +134,7 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
                     saver.restore(job, "auto", reports.say)
         if not is_complete:
             reports.say(
-                f"stopped after step {job.progress.step:,} and saved; go on with\n"
+                f"stopped after step {job.progress.step:,} and saved; resume with\n"
                 f"  lockstep train --run-dir {shlex.quote(str(folder.path))} --resume auto"
             )
             return stop.exit_code or 143
@@ -145,14 +149,14 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
 
 @contextmanager
 def in_another_terminal(folder: Path, world: World) -> Iterator[Callable[[str], None]]:
-    """Let a rank that a person has started by hand beside rank 0's say that it has joined, and how it ended."""
+    """Print on the terminal of a rank that the user started by hand that it has joined, and how it ended."""
     if world.is_main or world.placement.started_by != "command line":
         yield lambda _: None
         return
     console = Console(sys.stdout)
     me = f"rank {world.rank} of {world.size}"
     where = world.placement.init
-    console.say(f"{me} joined at {where}; rank 0 tells how it goes, and {log_path(folder, world.rank)} has the rest")
+    console.say(f"{me} joined at {where}; rank 0 prints the progress, this rank logs to {log_path(folder, world.rank)}")
     yield lambda end: console.say(f"{me}: {end}")
 
 
@@ -162,6 +166,16 @@ def _origin(request: Request, folder: RunFolder) -> Path | None:
         return Path(request.resume).absolute().parent.parent
     goes_on = request.is_restart or request.resume == "auto"
     return folder.path if goes_on and steps(folder.checkpoints) else None
+
+
+def _as_named_before(request: Request, origin: Path | None) -> Request:
+    """A resumed run keeps its name: the source of the command may be its run folder."""
+    if origin is None:
+        return request
+    with suppress(LockstepError):
+        name = RunFolder(origin).read_json("environment.json").get("name")
+        return replace(request, name=name) if isinstance(name, str) and name else request
+    return request
 
 
 def _start(job: Job, build: Callable[[], Parts]) -> Mapping[str, str]:

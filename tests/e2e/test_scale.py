@@ -73,4 +73,4 @@ def test_ctrl_c_promises_no_checkpoint_where_none_is_made(tmp_path: Path) -> Non
     finally:
         kill_session(process)
     assert process.returncode == 130
-    assert said.strip() == "SIGINT: stopping; once more to end at once"
+    assert said == "SIGINT: stopping; press Ctrl-C again to exit at once\n"

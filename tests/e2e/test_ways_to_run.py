@@ -191,7 +191,7 @@ def test_ctrl_c_in_a_script_saves_and_ends_without_a_traceback(tmp_path: Path) -
         for pid in processes_with(str(tmp_path)):
             os.kill(pid, signal.SIGKILL)
     assert (script.returncode, errors) == (130, "")
-    assert "and saved; go on with" in out
+    assert "and saved; resume with" in out
     assert out.splitlines()[-1] == "caught"
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 

@@ -63,7 +63,7 @@ def answer(logits: Tensor, alphabet: Alphabet, config: DecodeConfig) -> Mapping[
 def draw_answer(path: Path, facts: Mapping[str, Any]) -> Image.Image:
     """The picture with its text below."""
     picture = Image.fromarray(read_rgb(path))
-    caption = f"{facts['text'] or '(nothing)'}   {facts['confidence']:.1%}"
+    caption = f"{facts['text'] or '(empty)'}   {facts['confidence']:.1%}"
     font = font_for(caption, _TEXT_PX)
     left, top, right, bottom = font.getbbox(caption)
     width = max(picture.width, math.ceil(right - left)) + 2 * _MARGIN_PX
