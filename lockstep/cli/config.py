@@ -20,6 +20,7 @@ SourceName = Annotated[str | None, typer.Argument(metavar="SOURCE", help="A reci
 AsSchema = Annotated[bool, typer.Option("--schema", help="Print JSON Schema of a YAML file, for editors.")]
 
 _VALUE_WIDTH = 12
+_MIN_TEXT = 20
 _FIRM_SPACE = "\N{NO-BREAK SPACE}"
 
 
@@ -104,6 +105,8 @@ def _setting_lines(
 
 def hanging(head: str, text: str, width: int) -> list[str]:
     """Wrap `text` behind `head`, with further lines indented to its start."""
-    lines = textwrap.wrap(text, max(width - len(head), 20), break_long_words=False, break_on_hyphens=False) or [""]
+    if width - len(head) < _MIN_TEXT:  # a narrow terminal: the text below the head
+        return [head.rstrip(), *hanging(" " * 4, text, max(width, _MIN_TEXT + 4))]
+    lines = textwrap.wrap(text, width - len(head), break_long_words=False, break_on_hyphens=False) or [""]
     lines = [line.replace(_FIRM_SPACE, " ") for line in lines]
     return [f"{head if number == 0 else ' ' * len(head)}{line}".rstrip() for number, line in enumerate(lines)]

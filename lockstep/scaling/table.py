@@ -13,7 +13,7 @@ Figures = Mapping[str, Mapping[int, Mapping[str, Any]]]
 NOTABLE_SHARE, NOTABLE_GAIN = 0.2, 0.05
 
 FOOTNOTE = """\
-efficiency  samples/s per process, relative to the first row of the same name
+efficiency  samples/s per process, relative to the first row of that name
 data        share of a step waiting for data
 comm        share of a step in communication that the backward pass does not hide
 wait        share of a step waiting for the slowest process
