@@ -13,9 +13,9 @@ Figures = Mapping[str, Mapping[int, Mapping[str, Any]]]
 NOTABLE_SHARE, NOTABLE_GAIN = 0.2, 0.05
 
 FOOTNOTE = """\
-efficiency  samples/s per process, relative to the first row of that name
+efficiency  samples/s per process, relative to the first row of the same name
 data        share of a step waiting for data
-comm        share of a step in communication that the backward pass does not hide
+comm        share of a step in communication not hidden by the backward pass
 wait        share of a step waiting for the slowest process
 compute     the rest; torch's DDP reports none of the three"""
 
