@@ -135,7 +135,7 @@ class Reports:
                 self._draw(job, metric, self._records)
 
     def close(self) -> None:
-        """Write out all that is left."""
+        """Flush and close the records, and remove the progress line."""
         if self._console is not None:
             self._console.close()
         if self._records is not None:

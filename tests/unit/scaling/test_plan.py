@@ -126,7 +126,7 @@ class AskingForValues(nn.Module):
 
 
 def test_a_model_that_asks_for_values_is_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match="can't be planned without values"):
+    with pytest.raises(ConfigError, match="cannot be planned, since it reads values"):
         planned(config(), AskingForValues)
 
 
