@@ -80,8 +80,8 @@ def scale(
     console = Console(sys.stdout, strict=True)
     jobs = [(name, size) for size in sizes for name in names]
     console.say(
-        f"{len(jobs)} measurement{'s' if len(jobs) > 1 else ''} of {steps} steps, about 10 s or more each, "
-        "as each starts new processes"
+        f"{len(jobs)} measurement{'s' if len(jobs) > 1 else ''} of {steps} steps, "
+        "each in new processes, 10 s or more each"
     )
     if is_busy:
         console.say(f"{other_load}: stop them, or the figures are not reliable")

@@ -17,7 +17,7 @@ efficiency  samples/s per process, relative to the first row of the same name
 data        share of a step waiting for data
 comm        share of a step in communication not hidden by the backward pass
 wait        share of a step waiting for the slowest process
-compute     the rest; torch's DDP reports none of the three"""
+compute     the rest; torch's DDP does not report comm, wait and compute"""
 
 
 def table(figures: Figures) -> Table:
