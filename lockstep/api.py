@@ -49,19 +49,23 @@ _CALLER = "LOCKSTEP_CALLER"  # the process in which `train` was called
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is complete.
+    """A complete run.
 
     Attributes:
-        folder: All of it.
-        metrics: Of the last evaluation, by name.
-        weights_sha256: One hash of the final weights.
-        result: All of `result.json`.
+        folder: The run folder.
+        metrics: Metrics of the last validation, by name.
+        weights_sha256: SHA-256 of the final weights.
+        result: The content of `result.json`.
     """
 
     folder: Path
     metrics: dict[str, float]
     weights_sha256: str
     result: dict[str, Any]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value:.4g}" for name, value in self.metrics.items() if "/" not in name)
+        return f"Run({str(self.folder)!r}, {shown}, weights_sha256='{self.weights_sha256[:8]}…')"
 
 
 def train(
@@ -155,18 +159,15 @@ def _end_with_caller() -> None:
 
 
 def warn_before(folder: Path, config: RunConfig) -> None:
-    """The doctor's short form: what will go wrong on this machine, before it does. Costs milliseconds."""
+    """Print the warnings of the quick checks of `lockstep doctor`. Costs milliseconds."""
     from lockstep.doctor.finding import table
     from lockstep.doctor.machine import short
 
     needs_shared_memory = isinstance(config.loader.num_workers, int) and config.loader.num_workers > 0
-    found = [
-        finding
-        for finding in short(folder, needs_shared_memory=needs_shared_memory)
-        if finding.verdict in ("warning", "problem")
-    ]
-    if found:
-        Console(sys.stderr).say("\n".join([*table(found), "lockstep doctor says more"]))
+    findings = short(folder, needs_shared_memory=needs_shared_memory)
+    if found := [finding for finding in findings if finding.verdict in ("warning", "problem")]:
+        Console(sys.stderr).table(table(found))
+        Console(sys.stderr).say("For all checks: lockstep doctor")
 
 
 def _error_of(text: str, code: int) -> LockstepError:

@@ -1,8 +1,13 @@
-"""How many CPU cores this process may use."""
+"""How many CPU cores this process may use, and how many of them other programs keep busy."""
 
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
+
+# Other load from which measurements are not reliable, as a share of the cores.
+NOTABLE_LOAD = 0.25
 
 
 def num_cores() -> int:
@@ -14,3 +19,36 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def describe_other_load(seconds: float = 0.5) -> tuple[str, bool]:
+    """Measure how busy this process's cores are with other programs.
+
+    Args:
+        seconds: Duration of the measurement.
+
+    Returns:
+        A text such as "other programs use 1.4 of 2 cores", empty where the system does not count (no /proc/stat); and
+        whether that is notable.
+    """
+    own, before = time.process_time(), _busy_seconds()
+    time.sleep(seconds)
+    after, own = _busy_seconds(), time.process_time() - own
+    if before is None or after is None:
+        return "", False
+    total = num_cores()
+    busy = min(max((after - before - own) / seconds, 0.0), total)
+    return f"other programs use {busy:.1f} of {total} core{'s' if total > 1 else ''}", busy > NOTABLE_LOAD * total
+
+
+def _busy_seconds() -> float | None:
+    """Seconds that this process's cores were not idle since the system started."""
+    try:
+        lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
+        names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        rows = [line.split()[1:] for line in lines if line.split()[0] in names]
+        # user, nice, system, idle, iowait, irq, softirq, steal
+        ticks = sum(sum(map(int, row[:8])) - int(row[3]) - int(row[4]) for row in rows)
+        return ticks / os.sysconf("SC_CLK_TCK") if rows else None
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None

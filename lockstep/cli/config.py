@@ -1,9 +1,8 @@
-"""`lockstep config`: what there is to train, and every setting of it."""
+"""`lockstep config`: the recipes and presets, and all settings of one."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,15 +20,19 @@ SourceName = Annotated[str | None, typer.Argument(metavar="SOURCE", help="A reci
 AsSchema = Annotated[bool, typer.Option("--schema", help="Print JSON Schema of a YAML file, for editors.")]
 
 _VALUE_WIDTH = 12
+_MIN_TEXT = 20
 _FIRM_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def config(
     source: SourceName = None, overrides: Overrides = None, schema: AsSchema = False, debug: Debug = False
 ) -> None:
-    """Show every setting: its meaning, type and value. Without SOURCE: what there is to train."""
+    """Show all settings: value, meaning and type. Without SOURCE: all recipes and presets."""
     if source is None:
-        print("\n".join(_catalog_lines(terminal_width())))
+        from lockstep.report.console import Console
+
+        console = Console(sys.stdout, strict=True)
+        console.say("\n".join(_catalog_lines(console.width)))
         return
     from lockstep.config import describe
     from lockstep.config.load import preview
@@ -41,12 +44,10 @@ def config(
         print(json.dumps(describe.schema(found.config_class, values, f"lockstep {found.name}"), indent=2))
         return
     rows = describe.table(found.config_class, values)
-    print("\n".join(_setting_lines(source, found, rows, changed, terminal_width())))
+    from lockstep.report.console import Console
 
-
-def terminal_width() -> int:
-    """Columns to fill: the terminal's, within what is readable; 80 in a file."""
-    return min(max(shutil.get_terminal_size().columns, 60), 110) if sys.stdout.isatty() else 80
+    console = Console(sys.stdout, strict=True)
+    console.say("\n".join(_setting_lines(source, found, rows, changed, console.width)))
 
 
 def _catalog_lines(width: int) -> Iterator[str]:
@@ -62,7 +63,7 @@ def _catalog_lines(width: int) -> Iterator[str]:
         yield from hanging(head, preset.meaning, width)
         last = recipe
     yield ""
-    yield "lockstep config NAME shows every setting; lockstep train NAME trains."
+    yield "All settings of one: lockstep config NAME    Train it: lockstep train NAME"
 
 
 def _setting_lines(
@@ -74,7 +75,7 @@ def _setting_lines(
 
     key_width = max(len(row.key) for row in rows)
     base = found.recipe if found.preset_name is None else f"{found.recipe}/{found.preset_name}"
-    yield from hanging("", f"{source}: every setting, its value, and what it may be. Starts from {base}.", width)
+    yield from hanging("", f"{source}: all settings with their values, meanings and types. Based on {base}.", width)
     any_changed = False
     yield ""
     for row in rows:
@@ -86,7 +87,7 @@ def _setting_lines(
             continue
         is_changed = describe.at(changed, row.key.split(".")) is not PydanticUndefined
         any_changed = any_changed or is_changed
-        value = ("*" if is_changed else " ") + (row.default or "(needed)")
+        value = ("*" if is_changed else " ") + (row.default or "(required)")
         head = f"{row.key:<{key_width}} {value:<{_VALUE_WIDTH + 1}}  "
         # Kept in one piece, if it is short, by spaces that don't break.
         kind = row.type.replace(" ", _FIRM_SPACE) if len(row.type) <= 24 else row.type
@@ -103,7 +104,9 @@ def _setting_lines(
 
 
 def hanging(head: str, text: str, width: int) -> list[str]:
-    """`text` after `head`, its further lines indented to where it began."""
+    """Wrap `text` behind `head`, with further lines indented to its start."""
+    if width - len(head) < _MIN_TEXT:  # a narrow terminal: the text below the head
+        return [head.rstrip(), *hanging(" " * 4, text, max(width, _MIN_TEXT + 4))]
     lines = textwrap.wrap(text, width - len(head), break_long_words=False, break_on_hyphens=False) or [""]
     lines = [line.replace(_FIRM_SPACE, " ") for line in lines]
     return [f"{head if number == 0 else ' ' * len(head)}{line}".rstrip() for number, line in enumerate(lines)]

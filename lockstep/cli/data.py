@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,7 +56,10 @@ def make(context: typer.Context, recipe: RecipeName, out: Out = None, debug: Deb
     except ConfigError as error:
         raise ConfigError(error.what, **error.slots, all=f"lockstep data make {maker.recipe}") from None
     if out is None:
-        print("\n".join(_settings_lines(maker)))
+        from lockstep.report.console import Console
+
+        console = Console(sys.stdout, strict=True)
+        console.say("\n".join(_settings_lines(maker, console.width)))
         return ConfigError.exit_code
     with _new_folder(out) as folder:
         said = maker.make(config, folder)
@@ -63,8 +67,8 @@ def make(context: typer.Context, recipe: RecipeName, out: Out = None, debug: Deb
     return 0
 
 
-def _settings_lines(maker: Maker) -> Iterator[str]:
-    from lockstep.cli.config import hanging, terminal_width
+def _settings_lines(maker: Maker, width: int) -> Iterator[str]:
+    from lockstep.cli.config import hanging
     from lockstep.config import describe
 
     rows = describe.table(maker.config_class, describe.defaults(maker.config_class))
@@ -72,8 +76,8 @@ def _settings_lines(maker: Maker) -> Iterator[str]:
     yield ""
     first, second = (max(map(len, texts)) for texts in zip(*((row.key, row.default) for row in rows), strict=True))
     for row in rows:
-        head = f"{row.key:<{first}}  {row.default or '(needed)':<{second}}  "
-        yield from hanging(head, f"{row.meaning} ({row.type})", terminal_width())
+        head = f"{row.key:<{first}}  {row.default or '(required)':<{second}}  "
+        yield from hanging(head, f"{row.meaning} ({row.type})", width)
 
 
 def overrides_of(arguments: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`lockstep doctor`: what is wrong with this machine, or with a world of them, before a run finds out."""
+"""`lockstep doctor`: checks of this machine, or of all machines of a world, before a run."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from lockstep.launch.commands import LOCKSTEP
 
 SourceName = Annotated[
     str | None,
-    typer.Argument(metavar="SOURCE", help="A recipe or file as for train: its settings and data are compared too."),
+    typer.Argument(metavar="SOURCE", help="A recipe or file as for train: compares its settings and data too."),
 ]
 Procs = Annotated[
     int | None,
-    typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes to start on this machine; 1 if left out."),
+    typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes to start on this machine; default 1."),
 ]
 Hosts = Annotated[
     str | None,
     typer.Option(
         metavar="A,B",
-        help="On these machines, by ssh from here, a process on each. Folder and Python at the same place on each.",
+        help="Check these machines, one process each, started by ssh. Needs the same paths on each.",
         show_default=False,
     ),
 ]
 RunDir = Annotated[
     Path,
-    typer.Option(parser=path_of("--run-dir"), metavar="DIR", help="Where runs will be kept: its disk is looked at."),
+    typer.Option(parser=path_of("--run-dir"), metavar="DIR", help="Folder of the runs, whose disk is checked."),
 ]
 
 
@@ -49,9 +49,9 @@ def doctor(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Look at this machine; inside any world (torchrun, srun, --init) at all of its machines and the network.
+    """Check this machine; in a world (torchrun, srun, --init), all of its machines and the network.
 
-    Exit code 1 if something is wrong that training can't work with.
+    The exit code is 1 if training cannot work.
     """
     from lockstep.config.load import load
     from lockstep.config.schema import RunConfig
@@ -63,9 +63,7 @@ def doctor(
         load(found.config_class, found.layers, overrides or [])
     if hosts is not None:
         if procs is not None or init is not None:
-            raise ConfigError(
-                "--hosts starts the machines itself, a process on each", fix="leave --procs and --init out"
-            )
+            raise ConfigError("--hosts starts one process on each machine", fix="leave out --procs and --init")
         return _on_hosts(hosts, source, overrides or [], run_dir, as_json)
     here = rank_assignment(procs, init, rank, world_size)
     arguments = (source, list(overrides or []), run_dir, as_json)

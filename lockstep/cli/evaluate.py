@@ -41,15 +41,19 @@ def evaluate(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure a model on the held-out samples, each once."""
+    """Evaluate a model on the validation set, each sample once."""
     from lockstep.inference import predict
 
     figures = predict.evaluate(run, overrides or [], procs, checkpoint, preset=preset)
-    if not figures:  # another rank of a world that somebody else has started: rank 0 speaks
+    if not figures:  # only rank 0 prints
         return
     if as_json:
         print(json.dumps(figures))
         return
+    from lockstep.report.format import metric_value
+
     width = max((len(name) for name in figures), default=0)
     for name, value in figures.items():
-        print(f"{name:<{width}}  {int(value) if value.is_integer() else f'{value:.6g}'}")
+        is_none = metric_value(name, value) == "none"  # an average over no ground truth
+        figure = "none" if is_none else int(value) if value.is_integer() else f"{value:.6g}"
+        print(f"{name:<{width}}  {figure}")

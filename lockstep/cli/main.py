@@ -132,12 +132,13 @@ def _print_error(error: LockstepError) -> None:
     if os.environ.get(DEBUG_VARIABLE) == "1":
         traceback.print_exception(error)
         return
-    text = str(error)
-    if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
-        kind, colon, rest = text.partition(":")
-        text = f"\x1b[1;31m{kind}{colon}\x1b[0m{rest}"
     try:
-        print(text, file=sys.stderr)
+        if sys.stderr.isatty():
+            from lockstep.report.console import Console
+
+            Console(sys.stderr, strict=True).error(error)
+        else:
+            print(error, file=sys.stderr)
     except OSError:
         _drop(sys.stderr)
 

@@ -1,8 +1,9 @@
-"""`lockstep plan`: what a run would take in memory, arithmetic and sending, before it is started."""
+"""`lockstep plan`: memory, FLOPs and communication of a run, before it starts."""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ from lockstep.errors import DataError
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Procs = Annotated[int, typer.Option(min=1, metavar="N", help="Processes, one a GPU.")]
 MemoryGb = Annotated[
-    float | None, typer.Option(min=0.1, metavar="G", help="Memory of each process, GB: what would fit?")
+    float | None, typer.Option(min=0.1, metavar="G", help="Memory of each process, GB: print what fits.")
 ]
 
 
@@ -25,28 +26,32 @@ def plan(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say what a run would take: memory by part, FLOPs and bytes sent a step. Nothing is trained."""
+    """Estimate memory by part, FLOPs and bytes sent per step of a run, without running it."""
     from lockstep.config.load import load
     from lockstep.recipes.catalog import find
 
     found = find(source)
     config = load(found.config_class, found.layers, list(overrides or [])).config
     from lockstep.engine.dataset_info import find_dataset_info
-    from lockstep.scaling.plan_table import figures, table
+    from lockstep.report.console import Console
+    from lockstep.scaling.plan_table import figures, show
 
     try:
         dataset_info = find_dataset_info(found, config)
     except DataError as error:
         raise DataError(error.what, **error.slots, plan=_why_data(found.recipe)) from error
     planned = figures(config, lambda: found.build(config, dataset_info), procs, memory_gb)
-    print(json.dumps(planned) if as_json else "\n".join(table(found.name, planned)))
+    if as_json:
+        print(json.dumps(planned))
+    else:
+        show(Console(sys.stdout, strict=True), found.name, planned)
 
 
 def _why_data(recipe: str) -> str:
-    """Why a plan looks at data, and what to plan with where there is none."""
+    """Explain why a plan reads data, and how to plan without."""
     from lockstep.recipes.makers import makers
 
-    why = "the model's size follows from the data (its classes, say)"
+    why = "the size of the model depends on the data, such as its number of classes"
     if recipe not in (maker.recipe for maker in makers()):
         return why
-    return f"{why}\nmade-up data will do: lockstep data make {recipe} --out DIR"
+    return f"{why}\nsynthetic data is enough: lockstep data make {recipe} --out DIR"

@@ -1,4 +1,4 @@
-"""`lockstep predict`: what a model says of a person's files. Needs only the run folder, or a file of weights."""
+"""`lockstep predict`: predictions for the user's files. Needs only the run folder, or a file of weights."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Draw = Annotated[
     typer.Option(
         parser=path_of("--draw"),
         metavar="PATH",
-        help="Draw what was found: into a file, or a folder for several.",
+        help="Draw the predictions: into a file, or into a folder for several.",
         show_default=False,
     ),
 ]
 
 _SHARES = ("probability", "confidence", "share")
 _MOST_ROWS = 10  # of a table
-_MOST_TABLES = 10  # with more files, a line for each says more
+_MOST_TABLES = 10  # with more files, one line each is easier to read
 _WIDEST_NAME = 40
 
 
@@ -43,14 +43,14 @@ def predict(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Ask a model about files. A file that can't be read is named, and the others are answered."""
+    """Predict for files. A file that cannot be read is named, and the others are processed."""
     from lockstep.inference import predict
     from lockstep.inference.trained_model import TrainedModel
 
     paths = [Path(file) for file in files if not _is_setting(file)]
     settings = [file for file in files if _is_setting(file)]
     if not paths:
-        raise DataError("no file to look at was named", fix=f"lockstep predict {shlex.quote(str(run))} FILE")
+        raise DataError("no file was given", fix=f"lockstep predict {shlex.quote(str(run))} FILE")
     files_asked = predict.expand(paths)
     width = min(max(len(str(file)) for file in files_asked), _WIDEST_NAME)
     num_bad = 0
@@ -75,9 +75,9 @@ def _is_setting(text: str) -> bool:
 
 
 def answer_lines(file: str, prediction: Mapping[str, Any], *, tables: bool) -> Iterator[str]:
-    """An answer for people: plain prediction on the file's line, lists of records as tables below, if wanted.
+    """Format a prediction: plain values on the file's line, lists of records as tables below it.
 
-    What lies deeper than that is for programs; here it is only counted.
+    Deeper values are for programs (--json); here they are only counted.
     """
     plain = [f"{name} {_figure(name, value)}" for name, value in prediction.items() if _is_plain(value)]
     deep = [
@@ -98,7 +98,7 @@ def _table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         cells = zip(row, widths, numbers, strict=True)
         yield f"    {'  '.join(f'{c:>{width}}' if is_number else f'{c:<{width}}' for c, width, is_number in cells)}"
     if len(records) > _MOST_ROWS:
-        yield f"    and {len(records) - _MOST_ROWS} more: --json"
+        yield f"    and {len(records) - _MOST_ROWS} more (see --json)"
 
 
 def _figure(name: str, value: Any) -> str:

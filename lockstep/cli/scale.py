@@ -1,12 +1,15 @@
-"""`lockstep scale`: the curve that the tutorials show for 1, 2, 4 and 8 GPUs, for one's own job."""
+"""`lockstep scale`: throughput of a job on 1, 2, 4 ... processes."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
+import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,23 +17,25 @@ import typer
 
 from lockstep.cli.options import Debug, Overrides, path_of
 from lockstep.config.process_range import MAX_PROCS
+from lockstep.cores import describe_other_load, num_cores
 from lockstep.errors import ConfigError, LaunchError
 
 if TYPE_CHECKING:
     from lockstep.config.schema import RunConfig
+    from lockstep.report.console import Console
 
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Procs = Annotated[str, typer.Option(metavar="1,2,4", help="Numbers of processes on this machine.")]
 Compare = Annotated[
     str,
     typer.Option(
-        metavar="NAMES", help="Any of exact, fast, sync, bf16, compile, bf16-sums, powersgd, ddp (torch's own)."
+        metavar="NAMES", help="Variants: exact, fast, sync, bf16, compile, bf16-sums, powersgd, ddp (torch's own)."
     ),
 ]
-Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps that count, of each.")]
+Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps to time per measurement, after 3 warm-up steps.")]
 Out = Annotated[Path, typer.Option(parser=path_of("--out"), metavar="DIR", help="Folder for scale.json and scale.png.")]
 
-# What each name means in settings; ddp trains through torch's own DistributedDataParallel.
+# The settings of each variant; ddp trains through torch's own DistributedDataParallel.
 VARIANTS: Mapping[str, tuple[str, ...]] = {
     "exact": ("mode=exact",),
     "fast": ("mode=fast",),
@@ -52,7 +57,10 @@ def scale(
     out: Out = Path("scale"),
     debug: Debug = False,
 ) -> None:
-    """Measure how fast a job is on 1, 2, 4 … processes: a table, a picture and a JSON file."""
+    """Measure the throughput of a job on 1, 2, 4 … processes: a table, a chart and a JSON file.
+
+    Takes minutes: each measurement starts new processes.
+    """
     from lockstep.config.load import load
     from lockstep.launch import forkserver
     from lockstep.launch.start import PRELOAD
@@ -65,27 +73,75 @@ def scale(
     config = load(found.config_class, found.layers, given).config
     for name in names:
         load(found.config_class, found.layers, [*given, *VARIANTS[name]])
+    other_load, is_busy = describe_other_load()  # before any process of this command starts
     forkserver.prepare([*PRELOAD, "lockstep.scaling.measure"], config.num_threads)
-    from lockstep.scaling.table import table
+    from lockstep.report.console import Console
 
-    num_micro_batches = -(-config.global_batch // config.micro_batch)
-    figures: dict[str, dict[int, dict[str, Any]]] = {}
-    with tempfile.TemporaryDirectory() as work:
-        for size in sizes:
-            for name in names:
-                if name == "ddp" and size > num_micro_batches:
-                    print(f"ddp on {size} is left out: a step has no micro-batch for each, only {num_micro_batches}")
-                    continue
-                answer = Path(work) / f"{name}-{size}.json"
-                settings = [*given, *VARIANTS[name]]
-                measured = _measured(config, source, settings, name, size, steps, answer)
-                figures.setdefault(name, {})[size] = measured
-                print(f"{name} on {size}: {measured['samples_per_s']:,.0f} samples/s", flush=True)
+    console = Console(sys.stdout, strict=True)
+    jobs = [(name, size) for size in sizes for name in names]
+    console.say(
+        f"{len(jobs)} measurement{'s' if len(jobs) > 1 else ''} of {steps} steps, "
+        "each in new processes, 10 s or more each"
+    )
+    if is_busy:
+        console.say(f"{other_load}: stop them, or the figures are not reliable")
+
+    def run(name: str, size: int, answer: Path) -> dict[str, Any]:
+        return _measured(config, source, [*given, *VARIANTS[name]], name, size, steps, answer)
+
+    figures = _measure_all(console, jobs, -(-config.global_batch // config.micro_batch), run)
     if not figures:
         raise ConfigError("nothing could be measured", fix="fewer processes (--procs), or a smaller micro_batch")
-    print()
-    print("\n".join(table(figures)))
-    _keep(figures, out, found.name)
+    is_on_cpu = any(row["device"] == "cpu" for rows in figures.values() for row in rows.values())
+    _show(console, figures, num_cores() if is_on_cpu else None)
+    if not is_busy and describe_other_load()[1]:
+        console.say("Other programs have started to use this machine: the figures are not reliable.")
+    _keep(console, figures, out, found.name)
+
+
+def _measure_all(
+    console: Console,
+    jobs: list[tuple[str, int]],
+    num_micro_batches: int,
+    run: Callable[[str, int, Path], dict[str, Any]],
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """Run the measurements one after another, with the time left after each.
+
+    Args:
+        console: Where to write.
+        jobs: Variant and number of processes of each.
+        num_micro_batches: Micro-batches of a step.
+        run: Measures one, with a file for its figures.
+
+    Returns:
+        The figures by variant and number of processes.
+    """
+    from lockstep.report.format import clock
+
+    figures: dict[str, dict[int, dict[str, Any]]] = {}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as work, closing(console):
+        for done, (name, size) in enumerate(jobs):
+            label = f"{name} on {size} process{'es' if size > 1 else ''}"
+            if name == "ddp" and size > num_micro_batches:
+                console.say(f"{label} is skipped: a step has only {num_micro_batches} micro-batches")
+                continue
+            console.share_done(f"measuring {label}", done, len(jobs))
+            measured = run(name, size, Path(work) / f"{name}-{size}.json")
+            figures.setdefault(name, {})[size] = measured
+            left_s = (time.monotonic() - began) / (done + 1) * (len(jobs) - done - 1)
+            left = f"  {clock(left_s)} left" if left_s else ""
+            console.say(f"{label:<26} {measured['samples_per_s']:>9,.0f} samples/s{left}")
+    return figures
+
+
+def _show(console: Console, figures: Mapping[str, Mapping[int, Mapping[str, Any]]], cores: int | None) -> None:
+    from lockstep.scaling.table import FOOTNOTE, conclusions, table
+
+    console.say("")
+    console.table(table(figures))
+    console.say(f"\n{FOOTNOTE}\n")
+    console.say("\n".join(conclusions(figures, cores)))
 
 
 def _measured(
@@ -102,14 +158,14 @@ def _measured(
     if code or not answer.is_file():
         raise LaunchError(
             f"{name} on {size} process{'es' if size > 1 else ''} could not be measured",
-            where=f"after {WARM_STEPS} steps to get warm" if not code else None,
+            where=f"after {WARM_STEPS} warm-up steps" if not code else None,
             fix=f"try it alone: {shlex.join(['lockstep', 'train', source, *settings, '--procs', str(size)])}",
         )
     measured: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     return measured
 
 
-def _keep(figures: Mapping[str, Mapping[int, Mapping[str, Any]]], out: Path, job: str) -> None:
+def _keep(console: Console, figures: Mapping[str, Mapping[int, Mapping[str, Any]]], out: Path, job: str) -> None:
     from lockstep.report.chart import draw_lines
 
     out.mkdir(parents=True, exist_ok=True)
@@ -118,15 +174,14 @@ def _keep(figures: Mapping[str, Mapping[int, Mapping[str, Any]]], out: Path, job
         name: [(float(size), row["samples_per_s"]) for size, row in rows.items()] for name, rows in figures.items()
     }
     first_name, first = next(iter(lines.items()))
-    lines["(ideal)"] = [(size, first[0][1] * size / first[0][0]) for size in (0.0, *(size for size, _ in first))]
-    draw_lines(
-        lines, out / "scale.png", title=f"{job}: speed by processes", x_name="processes", y_name="samples a second"
-    )
-    print(f"\n{out / 'scale.json'}  {out / 'scale.png'}  (ideal: {first_name} on {first[0][0]:g}, times the processes)")
+    ideal = f"(linear from {first_name} on {first[0][0]:g})"
+    lines[ideal] = [(size, first[0][1] * size / first[0][0]) for size in (0.0, *(size for size, _ in first))]
+    draw_lines(lines, out / "scale.png", title=f"{job}: throughput", x_name="processes", y_name="samples per second")
+    console.say(f"\n{out / 'scale.json'}  {out / 'scale.png'}")
 
 
 def _check_out(out: Path) -> None:
-    """See that nothing is written over but what this command has written."""
+    """Refuse a folder with files that this command has not written."""
     try:
         is_own = "variants" in json.loads((out / "scale.json").read_bytes())
     except (OSError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""What has to be the same on all ranks, and which rank is the odd one out."""
+"""Checks of what must be equal on all ranks, naming the ranks that differ."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors")
 # Clocks that are further apart make logs hard to read side by side; training doesn't look at them.
 CLOCK_S = 2.0
 DO = {
-    "code": "install the same lockstep on all machines",
-    "settings": "give all ranks the same command",
-    "data": "the folders differ: compare them, or copy one over the other",
-    "processor": "fine for mode=fast; for equal bits, use machines of one kind",
-    "device": "fine for mode=fast; for equal bits, use machines of one kind",
+    "code": "Install the same lockstep on all machines.",
+    "settings": "Give all ranks the same command.",
+    "data": "Compare the data folders, or copy one over the other.",
+    "processor": "Use machines of one kind for equal bits; mode=fast works as it is.",
+    "device": "Use machines of one kind for equal bits; mode=fast works as it is.",
 }
 
 
@@ -81,7 +81,7 @@ def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> Finding:
     text = f"{usual} on {ranks_text(same)}; {', '.join(places)}{more}"
     do = DO.get(name) or f"pip install {name}=={usual} on {', '.join(sorted({hosts[rank] for rank in odd}))}"
     if name == "python":
-        do = f"use Python {usual} on all"
+        do = f"Use Python {usual} on all machines."
     return Finding(name, text, "warning" if name in ("processor", "device", "python", "pillow") else "problem", do)
 
 
@@ -128,10 +128,10 @@ def _clock(world: World) -> Finding:
     collectives.barrier(world, 60)
     times = collectives.all_gather_object(world, time.time())
     apart = max(times) - min(times)
-    text = f"{apart:.2f} s apart at most"
+    text = f"at most {apart:.2f} s apart"
     if apart > CLOCK_S:
         late = times.index(max(times))
-        return Finding("clocks", f"{text}: rank {late} is ahead", "warning", "set the time: timedatectl set-ntp true")
+        return Finding("clocks", f"{text}: rank {late} is ahead", "warning", "Set the time: timedatectl set-ntp true")
     return Finding("clocks", text)
 
 

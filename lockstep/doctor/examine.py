@@ -1,4 +1,4 @@
-"""The doctor's round: this machine, and in a world all of its processes and what is between them."""
+"""The checks of `lockstep doctor`: this machine, and in a world all of its processes and the network."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from lockstep.engine.build import build_parts, open_data
 from lockstep.engine.dataset_info import dataset_info_for
 from lockstep.launch.start import join_world
 from lockstep.recipes.catalog import find
+from lockstep.report.console import Console
 
-# The exit code where something was found that training can't work with.
+# Exit code if training cannot work.
 PROBLEM = 1
 
 
@@ -31,14 +32,14 @@ def examine(
     as_json: bool,
     here: RankAssignment | None = None,
 ) -> int:
-    """One process's part. Rank 0 prints.
+    """Run the checks of one process. Rank 0 prints the findings.
 
     Args:
         source: The recipe whose settings and data are compared; None: none.
-        overrides: Settings for it.
-        run_dir: Where runs are kept: its disk is looked at.
+        overrides: Settings of the recipe.
+        run_dir: Folder of the runs, whose disk is checked.
         as_json: Print JSON.
-        here: Which process this is; in a worker of ours, the environment says so.
+        here: Which process this is; None: read from the environment.
 
     Returns:
         The exit code: 0, or 1 if there is a problem; the same on every rank.
@@ -58,7 +59,7 @@ def examine(
 
 
 def _round(world: World, config: RunConfig | None, data: list[Samples], run_dir: Path) -> list[Finding]:
-    # One rank of each machine is enough for the machine, and two would measure each other's disk writes.
+    # One rank per machine checks the machine: two would measure each other's disk writes.
     mine = machine.whole(run_dir) if world.local_rank == 0 else []
     if world.size == 1:
         samples = [Finding("data", compare.fingerprint(each)) for each in data]
@@ -67,7 +68,7 @@ def _round(world: World, config: RunConfig | None, data: list[Samples], run_dir:
     every = [(host, [Finding(**found) for found in theirs]) for host, theirs in gathered if theirs]
     machines = merged([findings for _, findings in every], [host for host, _ in every])
     compared = compare.examine(world, compare.summary(world, config, data))
-    # What is compared over the ranks stands in one row, that of the comparison.
+    # What is compared over the ranks has one row, that of the comparison.
     names = {finding.check for finding in compared}
     return [*(each for each in machines if each.check not in names), *compared, *links.examine(world)]
 
@@ -77,7 +78,7 @@ def _show(world: World, findings: list[Finding], as_json: bool) -> None:
         print(json.dumps({"world_size": world.size, "findings": [finding.to_json() for finding in findings]}))
         return
     hosts = f" on {world.num_hosts} hosts" if world.num_hosts > 1 else f" on {world.host}"
-    print(f"doctor: {world.size} process{'es' if world.size > 1 else ''}{hosts} ({world.backend})")
-    print("\n".join(table(findings)))
-    print(verdict_line(findings))
-    sys.stdout.flush()
+    console = Console(sys.stdout, strict=True)
+    console.say(f"doctor: {world.size} process{'es' if world.size > 1 else ''}{hosts} ({world.backend})")
+    console.table(table(findings))
+    console.say(verdict_line(findings))

@@ -1,25 +1,30 @@
-"""What the doctor found: one line for each thing looked at, with what to do where it is wrong."""
+"""Findings of `lockstep doctor`: one per check, with a fix where something is wrong."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lockstep.errors import printable
+
 Verdict = Literal["ok", "note", "warning", "problem"]
-WIDTH = 80
+_STYLES: Mapping[Verdict, str] = {"ok": "green", "note": "cyan", "warning": "bold yellow", "problem": "bold red"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        check: What: "shared memory".
-        value: What it is: "64 MB".
-        verdict: ok; note: worth knowing; warning: it may be slow or fail later; problem: training can't work.
-        do: What to do about it.
+        check: What was checked: "shared memory".
+        value: What was found: "64 MB".
+        verdict: ok; note: worth knowing; warning: may be slow or fail later; problem: training cannot work.
+        do: The fix.
     """
 
     check: str
@@ -28,15 +33,15 @@ class Finding:
     do: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """Return the finding as plain JSON."""
         return asdict(self)
 
 
 def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[Finding]:
-    """Every machine's findings as one list: what all machines have in common once, what differs by machine.
+    """Merge the findings of all machines: once where they are equal, by machine where they differ.
 
     Args:
-        by_rank: Each rank's findings, in the order in which they were made.
+        by_rank: Each rank's findings, in the order of the checks.
         hosts: Each rank's machine.
     """
     by_host: dict[str, Mapping[str, Finding]] = {}
@@ -54,7 +59,7 @@ def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[F
             joined.extend(groups)
         elif len(verdicts) == 1:
             text = "; ".join(f"{finding.value} ({', '.join(where)})" for finding, where in [*groups.items()][:4])
-            more = f"; {len(groups) - 4} more like them" if len(groups) > 4 else ""
+            more = f"; {len(groups) - 4} more" if len(groups) > 4 else ""
             joined.append(replace(next(iter(groups)), value=text + more))
         else:
             for finding, where in groups.items():
@@ -62,33 +67,31 @@ def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[F
     return joined
 
 
-def table(findings: Sequence[Finding]) -> list[str]:
-    """The findings for people, at most 80 columns wide where the words allow it."""
-    first = max(len(finding.check) for finding in findings)
-    lines = []
+def table(findings: Sequence[Finding]) -> Table:
+    """Lay findings out for the console: verdict, check and value, with the fix below them."""
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(no_wrap=True)
+    rows.add_column(no_wrap=True)
+    rows.add_column(overflow="fold")
     for finding in findings:
         verdict = finding.verdict if finding.verdict in ("ok", "note") else finding.verdict.upper()
-        room = WIDTH - first - 12
-        value, *rest = _wrapped(finding.value, room)
-        lines.append(f"{verdict:<8} {finding.check:<{first}}  {value}".rstrip())
-        lines.extend(f"{'':<8} {'':<{first}}  {line}" for line in rest)
-        for place, line in enumerate(_wrapped(finding.do, room - 4) if finding.do else []):
-            lines.append(f"{'':<8} {'':<{first}}  {'do  ' if place == 0 else '    '}{line}")
-    return lines
+        value: RenderableType = Text(printable(finding.value))
+        if finding.do:
+            fix = Table.grid(padding=(0, 2, 0, 0))
+            fix.add_row(Text("fix"), Text(printable(finding.do), overflow="fold"))
+            value = Group(value, fix)
+        rows.add_row(Text(verdict, _STYLES[finding.verdict]), printable(finding.check), value)
+    return rows
 
 
 def verdict_line(findings: Sequence[Finding]) -> str:
-    """One line on the whole."""
+    """Summarise the findings in one line."""
     problems = sum(finding.verdict == "problem" for finding in findings)
     warnings = sum(finding.verdict == "warning" for finding in findings)
     if not problems and not warnings:
-        return "all well"
+        return "no problems found"
     return f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}"
 
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(20, width), break_long_words=False, break_on_hyphens=False) or [""]

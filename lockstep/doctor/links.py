@@ -1,4 +1,4 @@
-"""What the doctor sees between the processes of a world: every pair, the sum over all, and how fast both are."""
+"""Checks between the processes of a world: every pair, the all-reduce, and the speed of both."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AllReduce:
 
 
 def examine(world: World, timeout_s: float = 30.0) -> list[Finding]:
-    """Try every pair of processes, then the sum over all. The same list on every rank."""
+    """Test every pair of processes, then the all-reduce. Returns the same list on every rank."""
     pairs = [_interface(world), *_pairs(world, timeout_s)]
     if any(finding.verdict == "problem" for finding in pairs):
         return pairs
@@ -53,7 +53,7 @@ def examine(world: World, timeout_s: float = 30.0) -> list[Finding]:
 
 
 def _interface(world: World) -> Finding:
-    mine = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(world.placement.init) or "the system's choice"
+    mine = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(world.placement.init) or "chosen by the system"
     places: dict[str, list[str]] = {}
     for host, name in collectives.all_gather_object(world, (world.host, mine)):
         places.setdefault(name, []).append(host)
@@ -92,11 +92,12 @@ def _pairs(world: World, timeout_s: float) -> list[Finding]:
                 seconds[pair] = max(value, seconds.get(pair, 0.0))
     if broken:
         (one, other), reason = min(broken.items())
-        text = f"{len(broken)} of {len(seconds.keys() | broken.keys())} can't: ranks {one} ({hosts[one]}) and {other}"
-        do = "a firewall between them, or the wrong interface: GLOO_SOCKET_IFNAME=NAME, see: ip address"
+        num_pairs = len(seconds.keys() | broken.keys())
+        text = f"{len(broken)} of {num_pairs} cannot connect: ranks {one} ({hosts[one]}) and {other}"
+        do = "Open the firewall between them, or choose the interface: GLOO_SOCKET_IFNAME=NAME (see: ip address)."
         return [Finding("every pair", f"{text} ({hosts[other]}): {reason}", "problem", do)]
     slowest = max(seconds, key=lambda pair: seconds[pair])
-    text = f"{len(seconds)} connect; {1e6 * statistics.median(seconds.values()):,.0f} us there and back"
+    text = f"{len(seconds)} connect; {1e6 * statistics.median(seconds.values()):,.0f} us round trip"
     if len(seconds) > 1:
         text += f", ranks {slowest[0]} and {slowest[1]} {1e6 * seconds[slowest]:,.0f} us"
     return [Finding("every pair", text)]
@@ -132,17 +133,26 @@ def _all_reduce(world: World) -> list[Finding]:
             break
     wrong = [result.num_bytes for result in results if not result.is_right]
     if wrong:
-        do = "the network or a driver damages data: NCCL_P2P_DISABLE=1 or other hardware; don't train on this"
+        do = "Do not train on this network: it or a driver damages data. Try NCCL_P2P_DISABLE=1, or other hardware."
         return [Finding("all-reduce", f"WRONG sums at {', '.join(map(_size, wrong))}", "problem", do)]
     last = results[-1]
     speed = last.bits_per_s(world.size)
-    text = f"right; {1e3 * results[0].seconds:,.2f} ms at {_size(SIZES[0])}, {_rate(speed)} at {_size(last.num_bytes)}"
+    text = (
+        f"correct; {1e3 * results[0].seconds:,.2f} ms at {_size(SIZES[0])}, {_rate(speed)} at {_size(last.num_bytes)}"
+    )
     link = collectives.broadcast_object(world, link_speed(world.placement.init) if world.num_hosts > 1 else None)
     if link is None:
         return [Finding("all-reduce", text)]
-    text += f"; the link says {_rate(link)}"
+    text += f"; the link's nominal speed is {_rate(link)}"
     if speed < link / 2:
-        return [Finding("all-reduce", text, "warning", "others use the link, or another one is taken than you think")]
+        return [
+            Finding(
+                "all-reduce",
+                text,
+                "warning",
+                "Check that no other traffic uses the link, and that the interface above is the intended one.",
+            )
+        ]
     return [Finding("all-reduce", text)]
 
 

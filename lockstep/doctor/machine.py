@@ -1,4 +1,4 @@
-"""What the doctor sees on one machine: Python, torch, GPUs, cores, memory, disk, limits."""
+"""Checks of one machine: Python, torch, GPUs, cores, memory, disk, limits."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from pathlib import Path
 
 import torch
 
-from lockstep.cores import num_cores
+from lockstep.cores import describe_other_load, num_cores
 from lockstep.doctor.finding import Finding
 from lockstep.version import __version__
 
 GB = 1024**3
 MB = 1024**2
 OLDEST_TORCH = (2, 11)
-# What a trial write is: long enough to go past the first burst, short enough not to be waited for.
+# Size of the test write: long enough to pass the first burst, short enough not to be noticed.
 TRIAL_BYTES = 64 * MB
 
 
 def short(run_folder: Path, *, needs_shared_memory: bool) -> list[Finding]:
-    """What is looked at before every training start: only what costs milliseconds.
+    """Run the checks that cost milliseconds, before every training.
 
     Args:
-        run_folder: The run's folder, which need not be there yet.
-        needs_shared_memory: Loader workers will hand batches over.
+        run_folder: The run folder, which may not exist yet.
+        needs_shared_memory: Whether DataLoader workers will pass batches through shared memory.
     """
     return [disk_space(run_folder), *([shared_memory()] if needs_shared_memory else []), open_files()]
 
 
 def whole(run_folder: Path) -> list[Finding]:
-    """Everything about this machine."""
+    """Run all checks of this machine."""
     return [
         Finding("lockstep", __version__),
         Finding("python", platform.python_version()),
         *_torch(),
         *_gpus(),
         *_cores(),
+        *_load(),
         _memory(),
         disk_space(run_folder),
         disk_speed(run_folder),
@@ -65,7 +66,12 @@ def _torch() -> list[Finding]:
     except (ImportError, RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0][:120]
         findings.append(
-            Finding("torchvision", f"can't be imported: {reason}", "problem", "pip install torch torchvision, together")
+            Finding(
+                "torchvision",
+                f"cannot be imported: {reason}",
+                "problem",
+                "pip install torch torchvision, in one command",
+            )
         )
     return findings
 
@@ -77,18 +83,18 @@ def _gpus() -> list[Finding]:
         if not present:
             return [Finding("gpus", "none", "note")]
         if visible is not None and not visible.strip(" ,-1"):
-            return [Finding("gpus", f"{present}, hidden by CUDA_VISIBLE_DEVICES={visible}", "warning", "unset it")]
+            return [Finding("gpus", f"{present}, hidden by CUDA_VISIBLE_DEVICES={visible}", "warning", "Unset it.")]
         if torch.version.cuda is None:
-            return [Finding("gpus", f"{present}, but this torch is built for CPUs", "problem", "install a CUDA build")]
-        do = f"update the driver: this torch is built for CUDA {torch.version.cuda}; see nvidia-smi"
-        return [Finding("gpus", f"{present}, but torch can't use them", "problem", do)]
+            return [Finding("gpus", f"{present}, but this torch is built for CPUs", "problem", "Install a CUDA build.")]
+        do = f"Update the driver (see nvidia-smi): this torch is built for CUDA {torch.version.cuda}."
+        return [Finding("gpus", f"{present}, but torch cannot use them", "problem", do)]
     findings = [Finding("cuda", f"{torch.version.cuda}, driver {_driver() or 'unknown'}")]
     for index in range(torch.cuda.device_count()):
         name = torch.cuda.get_device_name(index)
         free, total = torch.cuda.mem_get_info(index)
         text = f"{name}, {free / GB:.0f} of {total / GB:.0f} GB free"
         if free < total / 2:
-            findings.append(Finding(f"gpu {index}", text, "warning", "somebody else uses it: see nvidia-smi"))
+            findings.append(Finding(f"gpu {index}", text, "warning", "Stop the program that uses it: see nvidia-smi."))
         else:
             findings.append(Finding(f"gpu {index}", text))
     if torch.cuda.device_count() > 1:
@@ -110,10 +116,8 @@ def _links() -> Finding:
     pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
     direct = sum(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
     if direct == len(pairs):
-        return Finding("gpu links", "every pair reaches each other directly")
-    return Finding(
-        "gpu links", f"{direct} of {len(pairs)} pairs reach each other directly", "note", "nvidia-smi topo -m"
-    )
+        return Finding("gpu links", "all pairs have direct access")
+    return Finding("gpu links", f"{direct} of {len(pairs)} pairs have direct access", "note", "nvidia-smi topo -m")
 
 
 def _cores() -> list[Finding]:
@@ -121,10 +125,19 @@ def _cores() -> list[Finding]:
     allowed = _cgroup_cores()
     if allowed is not None and allowed < here:
         text = f"{here}, of which this container may use {allowed:g}"
-        do = f"start at most {max(1, int(allowed))} processes: --procs {max(1, int(allowed))}"
+        do = f"Start at most {max(1, int(allowed))} processes: --procs {max(1, int(allowed))}"
         return [Finding("cores", text, "warning", do)]
     machine = os.cpu_count() or here
     return [Finding("cores", f"{here}" if here == machine else f"{here} of the machine's {machine}")]
+
+
+def _load() -> list[Finding]:
+    text, is_notable = describe_other_load()
+    if not text:
+        return []
+    if not is_notable:
+        return [Finding("load", text)]
+    return [Finding("load", text, "warning", "Stop them, or expect slower steps and unreliable measurements.")]
 
 
 def _cgroup_cores() -> float | None:
@@ -150,29 +163,31 @@ def _memory() -> Finding:
         pass
     text = f"{free / GB:.1f} of {total / GB:.1f} GB free"
     if free < 2 * GB:
-        return Finding("memory", text, "warning", "a process needs about 1 GB and what the model takes: start fewer")
+        return Finding("memory", text, "warning", "Start fewer processes: each needs about 1 GB plus the model.")
     return Finding("memory", text)
 
 
 def disk_space(run_folder: Path) -> Finding:
-    """Room for checkpoints where the run folder is, or would be."""
+    """Check the space for checkpoints where the run folder is, or would be."""
     place = _existing(run_folder)
     try:
         free = shutil.disk_usage(place).free
     except OSError as error:
-        return Finding("disk space", f"{place}: {error.strerror}", "problem", "give another --run-dir")
+        return Finding("disk space", f"{place}: {error.strerror}", "problem", "Give another --run-dir.")
     text = f"{free / GB:.1f} GB free for {run_folder}"
     if not os.access(place, os.W_OK):
-        return Finding("disk space", f"{place} can't be written to", "problem", "give another --run-dir")
+        return Finding("disk space", f"{place} cannot be written to", "problem", "Give another --run-dir.")
     if free < GB // 4:
-        return Finding("disk space", text, "problem", "make room, or give another --run-dir")
+        return Finding("disk space", text, "problem", "Free some space, or give another --run-dir.")
     if free < 2 * GB:
-        return Finding("disk space", text, "warning", "checkpoints of a large model may not fit: checkpoint.keep=1")
+        return Finding(
+            "disk space", text, "warning", "Set checkpoint.keep=1 if checkpoints of a large model may not fit."
+        )
     return Finding("disk space", text)
 
 
 def disk_speed(run_folder: Path) -> Finding:
-    """How fast the run folder's disk takes what must be safe on it: a write with fsync."""
+    """Measure how fast the run folder's disk completes a write with fsync."""
     block = os.urandom(MB)
     try:
         with tempfile.TemporaryFile(dir=_existing(run_folder), prefix=".lockstep-doctor-") as file:
@@ -183,38 +198,38 @@ def disk_speed(run_folder: Path) -> Finding:
             os.fsync(file.fileno())
             seconds = time.perf_counter() - began
     except OSError as error:
-        return Finding("disk speed", f"{error.strerror}", "problem", "give another --run-dir")
+        return Finding("disk speed", f"{error.strerror}", "problem", "Give another --run-dir.")
     speed = TRIAL_BYTES / MB / seconds
     if speed < 50:
-        do = "save less often (checkpoint.every=10min), or give a --run-dir on another disk"
+        do = "Save less often (checkpoint.every=10min), or give a --run-dir on another disk."
         return Finding("disk speed", f"{speed:,.0f} MB/s", "warning", do)
     return Finding("disk speed", f"{speed:,.0f} MB/s")
 
 
 def shared_memory() -> Finding:
-    """Room in /dev/shm, through which loader workers hand pictures over."""
+    """Check the space in /dev/shm, through which DataLoader workers pass images."""
     try:
         sizes = os.statvfs("/dev/shm")
     except OSError:
         return Finding("shared memory", "this system has no /dev/shm", "note")
     free = sizes.f_bavail * sizes.f_frsize
     if free < GB:
-        do = "loader workers need about 1 GB: docker run --shm-size=8g, or loader.num_workers=0"
+        do = "DataLoader workers need about 1 GB: docker run --shm-size=8g, or set loader.num_workers=0."
         return Finding("shared memory", f"{free / MB:,.0f} MB free", "warning", do)
     return Finding("shared memory", f"{free / GB:.1f} GB free")
 
 
 def open_files() -> Finding:
-    """How many files a process may open."""
+    """Check how many files a process may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < 1024:
-        do = f"ulimit -n {4096 if hard == resource.RLIM_INFINITY else min(4096, hard)}, before you start"
+        do = f"ulimit -n {4096 if hard == resource.RLIM_INFINITY else min(4096, hard)} before the command"
         return Finding("open files", f"at most {soft:,}", "warning", do)
     return Finding("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft:,}")
 
 
 def _existing(folder: Path) -> Path:
-    """The folder itself, or the nearest one above it that is there."""
+    """Return the folder, or its nearest parent that exists."""
     place = folder.expanduser().absolute()
     while not place.exists() and place != place.parent:
         place = place.parent

@@ -1,11 +1,11 @@
-"""What a run tells: rank 0 speaks on the console and writes records and pictures; the other ranks only log."""
+"""A run's reports: rank 0 writes console, records and pictures; the other ranks only log."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from lockstep.cores import num_cores
@@ -32,8 +32,8 @@ class Reports:
         folder: The run folder.
 
     Attributes:
-        work_of_ranks: Gives each rank's own work so far, on rank 0; see `Heartbeat.work`.
-        first_step_at: Unix time at which the first step of this process was done, seconds.
+        work_of_ranks: Returns each rank's own work so far, on rank 0; see `Heartbeat.work`.
+        first_step_at: Unix time at which this process completed its first step, seconds.
     """
 
     def __init__(self, job: Job, folder: RunFolder) -> None:
@@ -45,35 +45,37 @@ class Reports:
         self._records = Records(folder.path, tensorboard=job.config.report.tensorboard) if job.world.is_main else None
         self._stragglers, self._data_wait = Stragglers(), DataWait()
         self._waited_s = 0.0
+        self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
         self.work_of_ranks: Callable[[], Work] = list
         self.first_step_at: float | None = None
 
     def say(self, text: object) -> None:
-        """Tell something that is not in the plan."""
+        """Report an event on the console and in the log."""
         LOGGER.warning("%s", text)
         if self._console is not None:
             self._console.say(str(text))
 
-    def block(self, title: str, rows: dict[str, str]) -> None:
-        """A title with one line for each fact."""
+    def block(self, title: str, rows: dict[str, str], whole: Collection[str] = ()) -> None:
+        """Write a title and a line per row; see `Console.block`."""
         if self._console is not None:
-            self._console.block(title, rows)
+            self._console.block(title, rows, whole)
 
     def begin(self, job: Job) -> None:
-        """Training begins or goes on from the job's step: records of what is done again are taken away."""
+        """Start or resume training at the job's step: records of later steps, which will be repeated, are removed."""
         if self._records is not None:
             self._records.truncate_after(job.progress.step, last_eval=job.progress.evaluated_step)
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
         self._data_wait.begin(job.progress.seconds, job.progress.data_s)
+        self._loss_sum, self._num_samples = 0.0, 0
         self.resume(job)
 
     def resume(self, job: Job) -> None:
-        """Training goes on after something else: that time is not training time."""
+        """Continue training after a validation or a checkpoint, whose time is not training time."""
         self._rate.resume()
         self._step_started = time.perf_counter()
 
     def step(self, job: Job, step: Step, result: StepResult) -> None:
-        """A step is done."""
+        """Report a completed step."""
         now = time.perf_counter()
         job.progress.seconds += now - self._step_started
         self._step_started = now
@@ -81,12 +83,15 @@ class Reports:
             job.progress.data_s += job.loader.waited_s - self._waited_s
             self._waited_s = job.loader.waited_s
         self._rate.add(step.num_samples)
+        if result.is_finite:
+            self._loss_sum += result.loss * step.num_samples
+            self._num_samples += step.num_samples
         if self.first_step_at is None:
             self.first_step_at = time.time()
         if self._console is None or self._records is None:
             return
         done, total = job.progress.step, job.num_steps
-        left = job.config.epochs * len(job.train_data) - self._num_samples(job)
+        left = job.config.epochs * len(job.train_data) - self._samples_done(job)
         if done % self._every == 0:
             terms = result.terms if len(result.terms) > 1 else {}
             values = {"loss": result.loss, **terms, "lr": result.lr, "grad_norm": result.norm}
@@ -116,18 +121,21 @@ class Reports:
             self.say(text)
 
     def evaluation(self, job: Job, metrics: dict[str, float], metric: Any) -> None:
-        """An evaluation is done."""
+        """Report a completed validation."""
         epoch = job.progress.step / job.order.steps_per_epoch
         LOGGER.info("evaluation after epoch %g: %s", epoch, metrics)
         if self._console is not None and self._records is not None:
             self._records.write("eval", job.progress.step, epoch, metrics)
-            self._console.evaluation(epoch, metrics, metric.num_samples)
+            best, train_loss = job.progress.best, self._loss_sum / self._num_samples if self._num_samples else None
+            is_best = best is not None and best["step"] == job.progress.step
+            self._console.evaluation(epoch, metrics, metric.num_samples, train_loss, is_best=is_best)
+            self._loss_sum, self._num_samples = 0.0, 0
             is_last = job.progress.step == job.num_steps
             if job.parts.draw is not None and (is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S):
                 self._draw(job, metric, self._records)
 
     def close(self) -> None:
-        """Write out all that is left."""
+        """Flush and close the records, and remove the progress line."""
         if self._console is not None:
             self._console.close()
         if self._records is not None:
@@ -139,12 +147,12 @@ class Reports:
             job.parts.draw(metric, job.eval_data, self._folder.pictures)
             records.show(self._folder.pictures, job.progress.step)
         except Exception as error:
-            # They are an extra: what was trained is worth more.
+            # Training continues without pictures.
             LOGGER.exception("pictures")
             self.say(f"pictures could not be drawn: {type(error).__name__}: {error}")
         self._drawn_at = time.perf_counter()
 
-    def _num_samples(self, job: Job) -> int:
+    def _samples_done(self, job: Job) -> int:
         epochs, steps = divmod(job.progress.step, job.order.steps_per_epoch)
         return epochs * len(job.train_data) + steps * job.order.global_batch
 

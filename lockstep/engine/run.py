@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from lockstep.engine.reports import Reports
 from lockstep.engine.run_spec import RunSpec
 from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.summary import finish, head
+from lockstep.errors import LockstepError
 from lockstep.provenance.environment import environment
 from lockstep.provenance.resumed import check_unchanged
 from lockstep.provenance.run_identity import identity
@@ -57,7 +59,9 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
     """
     folder = RunFolder(spec.run_folder)
     with _opened(folder, world), announced(spec.run_folder, world) as announce:
-        job, manager, notes, header = _prepare(spec, recipe, world, folder)
+        origin = _origin(spec, folder)
+        spec = spec if origin is None else _named_as_before(spec, origin)
+        job, manager, notes, header = _prepare(spec, recipe, world, folder, origin)
         reports = Reports(job, folder)
         try:
             reports.block(*header)
@@ -93,19 +97,26 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
 
 
 def _prepare(
-    spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder
+    spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder, origin: Path | None
 ) -> tuple[Job, CheckpointManager, list[object], tuple[str, dict[str, str]]]:
     """Assemble the job, restore or initialize it, and write the settings into the run folder.
+
+    Args:
+        spec: The run, with its folder.
+        recipe: Builds data, model, loss and metric.
+        world: The processes of the run.
+        folder: The run folder, held by rank 0.
+        origin: The run folder that the run resumes from; None for a new run.
 
     Returns:
         The job, its checkpoint manager, notes for the user, and title and rows of the header.
     """
-    config, origin = spec.config, _origin(spec, folder)
+    config = spec.config
     if world.is_main:
         check_same_run(folder, config, "auto" if spec.is_restart else spec.resume)
         if origin is not None and origin != folder.path:
             check_came_from(RunFolder(origin), config)
-    with notice_if_slow("getting ready: data and model" if world.is_main else ""):
+    with notice_if_slow("opening the data and building the model" if world.is_main else ""):
         dataset_info = dataset_info_for(recipe, config, world, origin)
         info_folder = origin or folder.path
         job = make_job(
@@ -130,7 +141,7 @@ def _prepare(
             write_atomically(folder.config, to_yaml(plain_settings(config)).encode())
             write_dataset_info(folder, dataset_info)
             keep_recipe(folder, config.recipe)
-        folder.write_json("environment.json", {**environment(world), "worlds": job.progress.worlds})
+        folder.write_json("environment.json", {"name": spec.name, **environment(world), "worlds": job.progress.worlds})
     return job, manager, [*notes, *job.warnings], head(spec, job, started)
 
 
@@ -159,7 +170,7 @@ def announced(folder: Path, world: World) -> Iterator[Callable[[str], None]]:
     console = Console(sys.stdout)
     me = f"rank {world.rank} of {world.size}"
     where = world.placement.init
-    console.say(f"{me} joined at {where}; rank 0 tells how it goes, and {log_path(folder, world.rank)} has the rest")
+    console.say(f"{me} joined at {where}; rank 0 prints the progress, this rank logs to {log_path(folder, world.rank)}")
     yield lambda end: console.say(f"{me}: {end}")
 
 
@@ -169,3 +180,11 @@ def _origin(spec: RunSpec, folder: RunFolder) -> Path | None:
         return Path(spec.resume).absolute().parent.parent
     goes_on = spec.is_restart or spec.resume == "auto"
     return folder.path if goes_on and steps(folder.checkpoints) else None
+
+
+def _named_as_before(spec: RunSpec, origin: Path) -> RunSpec:
+    """The specification with the name of the run that it resumes, since its source may be the run folder."""
+    with suppress(LockstepError):
+        name = RunFolder(origin).read_json("environment.json").get("name")
+        return replace(spec, name=name) if isinstance(name, str) and name else spec
+    return spec

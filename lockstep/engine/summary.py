@@ -1,4 +1,4 @@
-"""What a run says of itself at its beginning and its end, and what it leaves then."""
+"""The header that a run prints at its start, and at its end its closing block, weights and `result.json`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.engine.reports import Reports
 from lockstep.engine.run_spec import RunSpec
 from lockstep.module.precision import describe_precision
 from lockstep.parallel.reduce import Reducer
-from lockstep.report.format import duration, fitted, metric_name, metric_value
+from lockstep.report.format import duration, metric_name, metric_value
 from lockstep.report.idle import idle_row
 from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.run_weights import is_as_recorded
@@ -23,12 +23,12 @@ from lockstep.version import __version__
 
 
 def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Title and rows with which a run begins.
+    """Return the title and rows of the block that a run prints at its start.
 
     Args:
-        spec: What was asked for.
-        job: The run, where it begins or goes on.
-        started: What the recipe tells of where training starts.
+        spec: The specification of the run.
+        job: The run, before its first step.
+        started: The recipe's rows on where training starts, such as pretrained weights.
     """
     config, world, order = job.config, job.world, job.order
     batch = min(config.global_batch, order.num_samples)
@@ -40,27 +40,31 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
         "world": f"{world.size} process{'es' if world.size > 1 else ''} on "
         f"{world.host if world.num_hosts == 1 else f'{world.num_hosts} hosts'} "
         f"({world.device.type}, {world.backend}, {threads})",
-        "batch": f"{batch} = {num_micro} micro-batch{'es' if num_micro > 1 else ''} of at most "
-        f"{config.micro_batch}, {config.mode}",
-        "data": f"{order.num_samples:,} train, {len(job.eval_data):,} eval: {described.pop('data', spec.name)}",
+        "batch": f"{batch} = {num_micro} micro-batch{'es' if num_micro > 1 else ''} of up to "
+        f"{config.micro_batch}, {config.mode} mode",
+        "data": f"{order.num_samples:,} training, {len(job.eval_data):,} validation: "
+        f"{described.pop('data', spec.name)}",
         "model": f"{described.pop('model', type(job.model).__name__)}, {num_parameters:,} parameters",
-        "steps": f"{order.steps_per_epoch:,} an epoch, {config.epochs:,} epoch{'s' if config.epochs > 1 else ''}",
+        "steps": f"{job.num_steps:,}: {config.epochs:,} epoch{'s' if config.epochs > 1 else ''} of "
+        f"{order.steps_per_epoch:,}",
         **described,
         **started,
     }
     optim = config.optim
     if optim.lr_for_batch is not None:
-        rows["lr"] = f"{optim.lr:g} x {config.global_batch} / {optim.lr_for_batch} = {config.peak_lr:g} at its peak"
+        rows["lr"] = f"peak {config.peak_lr:g} = {optim.lr:g} x {config.global_batch} / {optim.lr_for_batch}"
     rows["compute"] = _compute(job)
     rows["gradients"] = _gradients(job)
     if job.shards is not None:
-        rows["parallel"] = f"fsdp: parameters, gradients and optimizer state in {world.size} parts, one a process"
+        rows["parallel"] = f"fsdp: parameters, gradients and optimizer state sharded over {world.size} processes"
     if optim.ema is not None:
-        rows["ema"] = f"the weights' moving average (decay {optim.ema:g}) is evaluated and kept"
+        rows["ema"] = f"the moving average of the weights (decay {optim.ema:g}) is validated and saved"
     rows["idle"] = idle_row(world.size, batch, config.micro_batch)
     if job.progress.step:
         rows["resume"] = f"from step {job.progress.step:,} of {job.num_steps:,}"
-    return f"lockstep {__version__}  {spec.name}  run {spec.run_folder}", fitted(rows)
+    return f"lockstep {__version__}  {spec.name}  run {spec.run_folder}", {
+        name: text for name, text in rows.items() if text
+    }
 
 
 def finish(
@@ -71,18 +75,18 @@ def finish(
     state: Mapping[str, Tensor],
     waits: Sequence[tuple[float, float]],
 ) -> None:
-    """Write the final weights and `result.json`, and say how it went. Called on rank 0 when a run is complete.
+    """Write the final weights and `result.json`, and print the closing block. Called on rank 0 of a complete run.
 
     Args:
-        spec: What was asked for.
+        spec: The specification of the run.
         job: The run.
         folder: Its folder.
-        reports: Where it is said.
-        state: The weights that stay, whole.
-        waits: Of each rank since it was started, seconds of its own work in steps and of waiting for sums.
+        reports: Prints the block.
+        state: The final weights, not sharded.
+        waits: Per rank, seconds of its own work in steps and of waiting for all-reduces, since the process started.
     """
     if reports.first_step_at is None and is_as_recorded(folder.path):
-        reports.say("this run was complete already")
+        reports.say("this run is already complete")
         return
     progress = job.progress
     sha256 = weights_sha256(state)
@@ -114,64 +118,73 @@ def finish(
     name = job.parts.monitor[0]
     quoted = shlex.quote(str(folder.path))
     reports.block(
-        f"done in {duration(seconds)}: {metric_name(name)} {metric_value(name, progress.metrics[name])} "
+        f"done in {duration(seconds)}: validation {metric_name(name)} {metric_value(name, progress.metrics[name])} "
         f"({len(job.eval_data):,} samples, each once)",
-        fitted(
-            {
-                "first step": _first_step(job, result["seconds"]["first_step"]),
-                "sums": _sums_row(waits),
-                "data": f"{share:.1%} of the training time waited for data" if share is not None else "",
-                "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
-                "next": "\n".join(
-                    [
-                        f"lockstep eval {quoted}",
-                        *([f"lockstep predict {quoted} FILE"] if job.parts.preprocess is not None else []),
-                        *([f"tensorboard --logdir {quoted}"] if job.config.report.tensorboard else []),
-                    ]
-                ),
-            },
-            whole=("weights", "next"),
-        ),
+        {
+            "first step": _first_step(job, result["seconds"]["first_step"]),
+            "best": _best(job),
+            "all-reduce": _waits_row(waits),
+            "data": f"{share:.1%} of training time waiting for data" if share is not None else "",
+            "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
+            "next": "\n".join(
+                [
+                    f"lockstep eval {quoted}",
+                    *([f"lockstep predict {quoted} FILE"] if job.parts.preprocess is not None else []),
+                    *([f"tensorboard --logdir {quoted}"] if job.config.report.tensorboard else []),
+                ]
+            ),
+        },
+        whole=("weights", "next"),
     )
 
 
+def _best(job: Job) -> str:
+    """The best validation, where it is not the last one."""
+    best = job.progress.best
+    if best is None or best["step"] == job.progress.step:
+        return ""
+    name, epoch = best["metric"], best["step"] / job.order.steps_per_epoch
+    value = metric_value(name, best["value"])
+    return f"{metric_name(name)} {value} after epoch {epoch:.4g} (lockstep eval --checkpoint best)"
+
+
 def _compute(job: Job) -> str:
-    """How the model is computed, as it was chosen."""
+    """Precision, memory format, optimizer and compiler, as configured."""
     config = job.config
     has_images = any(parameter.dim() == 4 for parameter in job.model.parameters())
     words = [
         "fp32" if config.precision == "fp32" else describe_precision(config),
         "channels last" if config.channels_last and has_images else "",
         f"{'fused ' if job.optimizer.defaults.get('fused') else ''}{config.optim.name}",
-        "compiled in training" if config.compile else "",
-        "activations worked out again" if config.activation_checkpointing else "",
+        "torch.compile" if config.compile else "",
+        "activation checkpointing" if config.activation_checkpointing else "",
     ]
     return ", ".join(filter(None, words))
 
 
 def _gradients(job: Job) -> str:
-    """How they travel, if not as they are."""
+    """How gradients are compressed, if they are."""
     name = job.config.compress
     if name != "powersgd":
-        return f"summed and sent in {name}" if name != "none" else ""
+        return f"all-reduced in {name}" if name != "none" else ""
     low_rank = job.reducer.low_rank if isinstance(job.reducer, Reducer) else None
     if low_rank is None:
-        return "sent as they are: powersgd would make none of them shorter"
-    again = "; its error feedback begins anew, as it is in no checkpoint" if job.progress.step else ""
-    return f"powersgd of rank {job.config.powersgd_rank}: {low_rank.share:.1%} of the matrices' values{again}"
+        return "sent uncompressed: PowerSGD would shorten none of them"
+    again = "; its error feedback restarts at 0, since checkpoints do not contain it" if job.progress.step else ""
+    return f"PowerSGD of rank {job.config.powersgd_rank}: {low_rank.share:.1%} of the matrices' values{again}"
 
 
 def _first_step(job: Job, seconds: float | None) -> str:
     if seconds is None:
         return ""
-    compiling = f"; {duration(job.compiled.seconds)} of the run went into compiling" if job.compiled is not None else ""
-    return f"done {seconds:.1f} s after the command began{compiling}"
+    compiling = f"; compiling took {duration(job.compiled.seconds)} of the run" if job.compiled is not None else ""
+    return f"done {seconds:.1f} s after the command started{compiling}"
 
 
 def _summing(waits: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Of the time in steps: what gradients under way took that backward did not hide, and waiting for slower ranks.
+    """Seconds per rank: communication that the backward pass did not hide, and waiting for slower ranks.
 
-    Who comes last waits for the sum alone, so the least wait of a rank is an upper bound for the first.
+    The slowest rank never waits for others, so the minimum wait over ranks bounds the communication time.
     """
     if len(waits) == 1:
         return {}
@@ -179,12 +192,12 @@ def _summing(waits: Sequence[tuple[float, float]]) -> dict[str, float]:
     return {"sending": sending, "rank_wait": sum(wait for _, wait in waits) / len(waits) - sending}
 
 
-def _sums_row(waits: Sequence[tuple[float, float]]) -> str:
+def _waits_row(waits: Sequence[tuple[float, float]]) -> str:
     whole = sum(work + wait for work, wait in waits) / len(waits)
     seconds = _summing(waits)
     if not seconds or not whole:
         return ""
     return (
-        f"{seconds['sending'] / whole:.1%} of the steps' time sent gradients that backward did not hide, "
-        f"{seconds['rank_wait'] / whole:.1%} waited for slower processes"
+        f"{seconds['sending'] / whole:.1%} of step time in communication that the backward pass did not hide, "
+        f"{seconds['rank_wait'] / whole:.1%} waiting for slower processes"
     )

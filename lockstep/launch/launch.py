@@ -1,8 +1,8 @@
-"""Starts this machine's processes of a world, through torch's elastic agent, and watches over them.
+"""Starts the processes of this node through torch's elastic agent, and supervises them.
 
     launcher ── fork server ── rank 0, rank 1, ...
 
-The launcher alone answers to Ctrl-C and SIGTERM. It stops the ranks; if it is killed itself, they notice and stop.
+Only the launcher handles Ctrl-C and SIGTERM. It stops the ranks; if it is killed itself, they detect it and stop.
 """
 
 from __future__ import annotations
@@ -43,28 +43,27 @@ def launch(
     preload: Sequence[str] = (),
     on_stop: Callable[[], str] = lambda: "stopping",
 ) -> int:
-    """Run `entry(*args)` in `num_procs` processes of this machine until all are done.
+    """Run `entry(*args)` in `num_procs` processes of this node until all are done.
 
-    Call `forkserver.prepare(preload)` before torch is imported: it makes the start twice as fast.
+    Call `forkserver.prepare(preload)` before torch is imported: this halves the start-up time.
 
     Args:
         num_procs: How many processes.
-        entry: A function that can be imported; `env.placement(os.environ)` tells it who it is. May return an exit
-            code.
-        args: What it gets; must be picklable.
-        least_procs: Where no restart is left, go on with those left, down to this many; if left out, never.
-        max_restarts: How often all are started again after one has died.
-        nodes: The world has processes of other machines too, each started by a launcher like this one.
-        stop_timeout_s: How long they may take to stop when they are asked to.
-        log_dir: Where to keep what the launcher says (launcher.log).
-        preload: Modules that the workers need.
-        on_stop: Gives what they do when they are asked to stop, for people.
+        entry: An importable function; `env.placement(os.environ)` gives it its rank. May return an exit code.
+        args: Its arguments; must be picklable.
+        least_procs: When no restart is left, continue with the remaining processes, down to this many; None: never.
+        max_restarts: How often all processes are restarted after one has died.
+        nodes: The other nodes of the world, each with a launcher of its own; None: this node only.
+        stop_timeout_s: How long the processes may take to stop after a signal.
+        log_dir: Folder of launcher.log, a copy of what the launcher prints.
+        preload: Modules that the workers import.
+        on_stop: Returns what the processes do after a signal, for the user.
 
     Returns:
-        The exit code: 0, the first cause's own, 128 + the signal's number after a stop, or what an entry returned.
+        The exit code: 0, that of the root cause, 128 + the signal's number after a stop, or an entry's return value.
 
     Raises:
-        LaunchError: The other machines can't be met, or this one has no shared memory or too few open files.
+        LaunchError: The rendezvous failed, or this node has no shared memory or too few open files.
     """
     raise_open_files()
     forkserver.prepare(preload)
@@ -105,14 +104,14 @@ def launch(
 
 
 def _run(agent: Agent, watch: Supervisor, meeting: NodeRendezvous | None) -> int:
-    """Run an agent to its end, and let the other nodes know of it."""
-    code, text = 1, "a launcher was at fault"
+    """Run an agent to its end, and report the end to the other nodes."""
+    code, text = 1, "a launcher failed"
     try:
         result = agent.run()
         code = watch.exit_code(result.is_failed(), result.return_values)
         text = watch.last_word(code)
     except StopRequested:
-        # It was waiting for others, who may go on without it.
+        # It was waiting for other nodes, which may continue without it.
         code, text = watch.exit_code(False, {}), watch.last_word(1)
         agent.leaves = meeting is not None and not meeting.serves
     except EndedOnOtherNode as ended:
@@ -132,7 +131,7 @@ def _run(agent: Agent, watch: Supervisor, meeting: NodeRendezvous | None) -> int
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch logs each failure at length, several times; ours is said once, by the watch."""
+    """torch logs each failure at length, several times; the launcher reports it once."""
     names = {*AGENT_LOGGERS, *(name for name in logging.root.manager.loggerDict if name.startswith(AGENT_LOGGERS))}
     loggers = [logging.getLogger(name) for name in names]
     before = [(logger, logger.level) for logger in loggers]
@@ -147,9 +146,8 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    # The agent would take over SIGINT, SIGTERM and SIGHUP, which are the watch's.
-    # Each start has a store of its own: in a shared one, addresses of lost processes stay, and half of the restarts
-    # fail.
+    # The agent would take over SIGINT, SIGTERM and SIGHUP, which the launcher handles.
+    # Each start has a store of its own: a shared one keeps addresses of lost processes, and half of the restarts fail.
     added = {"TORCHELASTIC_SIGNALS_TO_HANDLE": signal.SIGQUIT.name, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)

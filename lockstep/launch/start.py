@@ -259,7 +259,7 @@ def _on_stop(folder: Path | None) -> Callable[[], str]:
         # Rank 0 opens its log when it can answer to a stop.
         if _changed(log_path(folder, 0)) != before:
             return "finishing the step and saving"
-        return "stopping; training has not begun, so there is nothing to save"
+        return "stopping; training has not started, so there is nothing to save"
 
     return told
 

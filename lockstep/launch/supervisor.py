@@ -42,8 +42,8 @@ class Supervisor:
     Args:
         folder: Where workers report failures.
         stop_timeout_s: How long they may take to stop.
-        log_dir: Where to keep a copy of what is said, in launcher.log.
-        on_stop: Gives what they do then, for people.
+        log_dir: Folder of launcher.log, a copy of what is printed.
+        on_stop: Returns what the workers do then, for the user.
     """
 
     def __init__(self, folder: Path, stop_timeout_s: float, log_dir: Path | None, on_stop: Callable[[], str]) -> None:
@@ -59,11 +59,11 @@ class Supervisor:
         self._memory_kills = failures.count_memory_kills()
 
     def say(self, text: str) -> None:
-        """Say it on stderr, and keep it."""
+        """Write it to stderr and to launcher.log."""
         text = printable(text)
-        # A terminal that was closed, or a full disk, must not hide how the work ends.
+        # A closed terminal or a full disk must not hide how the run ends.
         with suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
+            print(f"{_over_progress()}{text}", file=sys.stderr, flush=True)
         if self.log is not None:
             with suppress(OSError):
                 self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,8 @@ class Supervisor:
             now = time.monotonic()
             if self.stop is None:
                 self.stop, self._stop_since = signal.Signals(number), now
-                text = f"\n{self.stop.name}: {self.on_stop()}; once more to end at once\n"
+                again = "press Ctrl-C again" if number == signal.SIGINT else "send it again"
+                text = f"{_over_progress()}{self.stop.name}: {self.on_stop()}; {again} to exit at once\n"
                 with suppress(OSError):
                     os.write(2, text.encode())
             elif now - self._stop_since > SAME_SIGNAL_S:
@@ -162,8 +163,8 @@ class Supervisor:
         if time.monotonic() - self._stop_since > self.stop_timeout_s and not self._overdue:
             self._overdue = True
             self.say(
-                f"killed: they did not stop within {self.stop_timeout_s:.0f} s; "
-                "a step that takes longer needs a larger cluster.stop_timeout_s"
+                f"killed the processes: they did not stop within {self.stop_timeout_s:.0f} s; "
+                "set a larger cluster.stop_timeout_s if a step takes longer"
             )
             send_signal(pids, signal.SIGKILL)
 
@@ -196,6 +197,12 @@ class Supervisor:
             return ErrorReport(**json.loads(report_path(self.folder, rank, restart).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
+
+
+def _over_progress() -> str:
+    """What clears the line in which rank 0 draws its progress, and the terminal's `^C` behind it."""
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
+    return "\r\x1b[2K" if is_terminal else ""
 
 
 def send_signal(pids: Sequence[int] | set[int], number: signal.Signals) -> None:

@@ -1,62 +1,111 @@
-"""What a run says on the console: a head, one line of progress, a table of evaluations, a closing block.
+"""Console output of a run, drawn by rich: header, progress line, validation table, closing block.
 
-Everything is plain numbers and text; the same calls give a moving line on a terminal and a few lines in a log file.
+On a terminal the progress line is redrawn in place. In a log file or a pipe the same calls write plain lines: no escape
+sequences, no carriage returns.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TextIO
 
-from lockstep.errors import printable
-from lockstep.report.format import block, clock, metric_name, metric_value, metric_width
+from rich.console import Console as RichConsole
+from rich.console import RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-_REDRAW_S = 0.1
-# In a log file: a line for each tenth of an epoch, but not in quick epochs, and at least one a minute.
+from lockstep.errors import LockstepError, printable
+from lockstep.report.format import COLUMNS, block, clock, metric_name, metric_value, metric_width
+from lockstep.report.stream import SafeStream, is_terminal
+
+# Drawing takes 0.4 ms of rank 0's time.
+_REDRAW_S = 0.25
+# In a log file: a line for each tenth of an epoch, but at most one every 5 s and at least one a minute.
 _SHORTEST_S, _LONGEST_S = 5.0, 60.0
-_TO_LINE_START = "\r\x1b[2K"
+_MAX_COLUMNS = 110  # longer lines are hard to read
+# Ctrl-C makes the terminal echo "^C" behind the progress line. Were it to wrap, clearing the line would leave it there.
+_ECHO_COLUMNS = 5
+_WIDE = 100
+_MAX_BAR, _MIN_BAR = 40, 6
 
 
 class Console:
-    """Speaks for a run. Safe to call from several threads. A reader that goes away does not stop the run.
+    """Writes what a run reports. Safe to call from several threads. A closed pipe does not stop the run.
 
     Args:
         stream: Where to write.
-        interactive: Whether a person looks at it on a terminal; found out from the stream if None.
-        now: Gives the time in seconds; only differences count.
+        interactive: Whether the stream is a terminal; detected if None.
+        now: Returns the time in seconds; only differences count.
+        strict: Raise errors of the stream, for commands whose only result is their output.
     """
 
     def __init__(
-        self, stream: TextIO, interactive: bool | None = None, now: Callable[[], float] = time.monotonic
+        self,
+        stream: TextIO,
+        interactive: bool | None = None,
+        now: Callable[[], float] = time.monotonic,
+        *,
+        strict: bool = False,
     ) -> None:
-        self._stream = stream
-        self._interactive = _is_terminal(stream) if interactive is None else interactive
-        self._colour = self._interactive and "NO_COLOR" not in os.environ
-        self._full, self._empty = _bar_signs(stream)
+        self._interactive = is_terminal(stream) if interactive is None else interactive
+        is_coloured = self._interactive and not os.environ.get("NO_COLOR")
+        self._stream = SafeStream(stream, strict=strict)
+        self._rich = _Rich(
+            file=self._stream,  # type: ignore[arg-type]  # it has all that rich uses of a file
+            force_terminal=self._interactive,
+            force_interactive=self._interactive,
+            force_jupyter=False,
+            color_system="auto" if is_coloured else None,
+            width=None if self._interactive else COLUMNS,
+            markup=False,
+            highlight=False,
+            emoji=False,
+        )
+        self._live: Live | None = None
         self._now = now
         self._lock = threading.RLock()
-        self._line = ""
-        self._said_at = -_LONGEST_S
-        self._said_step = 0
+        self._drawn_at = -_LONGEST_S
+        self._drawn_step = 0
         self._columns: dict[str, int] = {}
-        self._gone = False
+
+    @property
+    def width(self) -> int:
+        """Columns to fill: the terminal's, within what is readable; 80 in a file."""
+        return min(self._rich.width, _MAX_COLUMNS)
 
     def say(self, text: str) -> None:
-        """Write a line or several, above the line of progress; nothing in them moves or styles the terminal."""
-        self._add(printable(text))
+        """Write one or more lines above the progress line. Control characters and markup in them have no effect."""
+        self._print(Text(printable(text)))
 
-    def _add(self, text: str) -> None:
-        with self._lock:
-            self._write(f"{_TO_LINE_START if self._line else ''}{text}\n{self._line}")
+    def block(self, title: str, rows: Mapping[str, str], whole: Collection[str] = ()) -> None:
+        """Write a title and an indented line per row: the header of a run, or its closing block.
 
-    def block(self, title: str, rows: Mapping[str, str]) -> None:
-        """Write a title with one indented line for each fact: the head of a run, or its end."""
-        first, *rest = map(printable, block(title, rows).splitlines())
-        self._add("\n".join([self._styled(first, "1"), *rest]))
+        Args:
+            title: First line.
+            rows: Texts by label; empty ones are left out.
+            whole: Labels of rows that are never wrapped, since users copy them.
+        """
+        lines = printable(block(title, rows, whole, self.width)).splitlines()
+        text = Text("\n").join(Text(line) for line in lines)
+        text.stylize("bold", 0, len(lines[0]))
+        text.highlight_regex(r"(?m)^  \S+( \S+)*(?=  )", "dim")
+        self._print(text)
+
+    def table(self, table: Table) -> None:
+        """Write a table, no wider than the terminal."""
+        self._print(table, wraps=True)
+
+    def error(self, error: LockstepError) -> None:
+        """Write an error with its kind and its slots highlighted."""
+        text = Text(str(error))
+        text.stylize("bold red", 0, len(error.kind) + 1)
+        text.highlight_regex(r"(?m)^  [a-z]+(?=  )", "bold")
+        self._print(text)
 
     def progress(
         self,
@@ -69,128 +118,147 @@ class Console:
         samples_per_s: float,
         left_s: float | None,
     ) -> None:
-        """A step is done.
+        """Show that a step is done.
 
         Args:
-            epoch: The epoch it belongs to, from 1.
+            epoch: Epoch of the step, from 1.
             num_epochs: Epochs of the whole run.
-            step: How many steps of the whole run are done.
+            step: Steps done in the whole run.
             num_steps: Steps of the whole run.
             loss: Training loss.
-            samples_per_s: Samples a second, all ranks together.
-            left_s: Seconds until the run is done; None if not known yet.
+            samples_per_s: Samples per second over all ranks.
+            left_s: Seconds until the run is complete; None if not known yet.
         """
         with self._lock:
             now = self._now()
-            waited_s, share = now - self._said_at, (step - self._said_step) * num_epochs / num_steps
+            waited_s, epochs = now - self._drawn_at, (step - self._drawn_step) * num_epochs / num_steps
             if self._interactive:
-                due = waited_s >= _REDRAW_S or step == num_steps
+                is_due = waited_s >= _REDRAW_S or step == num_steps
             else:
-                due = waited_s >= _LONGEST_S or (waited_s >= _SHORTEST_S and share >= 0.1)
-            if not due:
+                is_due = waited_s >= _LONGEST_S or (waited_s >= _SHORTEST_S and epochs >= 0.1)
+            if not is_due:
                 return
-            self._said_at, self._said_step = now, step
+            self._drawn_at, self._drawn_step = now, step
             head = f"epoch {epoch}/{num_epochs}"
-            rate = f"{samples_per_s:,.0f} samples/s"
             figure = metric_value("loss", loss)
-            if not self._interactive:  # lines stand one below the other
+            rate, left = f"{samples_per_s:,.0f} samples/s", f"{clock(left_s)} left"
+            if not self._interactive:  # the figures of all lines are aligned
                 figure = f"{figure:<{metric_width('loss')}}"
-            tail = f"{step:,}/{num_steps:,}  loss {figure}  {rate}  {clock(left_s)} left"
-            if self._interactive:
-                self._line = self._bar(head, tail, step / num_steps)
-                self._write(f"{_TO_LINE_START}{self._line}")
-            else:
-                self._write(f"{head}  step {tail}\n")
+                self._print(Text(f"{head}  step {step:,}/{num_steps:,}  loss {figure}  {rate}  {left}"))
+                return
+            if self.width >= _WIDE:
+                head += f" {step * num_epochs / num_steps - (epoch - 1):.0%}"
+            parts = [(1, f"{step:,}/{num_steps:,}"), (2, f"loss {figure}"), (0, rate), (3, left)]
+            self._draw(head, parts, step / num_steps)
 
-    def share_done(self, doing: str, done: int, total: int) -> None:
-        """So much of something is done; only on a terminal."""
+    def share_done(self, activity: str, done: int, total: int) -> None:
+        """Show how much of an activity is done; on a terminal only."""
         with self._lock:
             now = self._now()
-            if self._interactive and (now - self._said_at >= _REDRAW_S or done == total):
-                self._said_at = now
-                self._line = self._bar(doing, f"{done:,}/{total:,}", done / total)
-                self._write(f"{_TO_LINE_START}{self._line}")
+            if self._interactive and (now - self._drawn_at >= _REDRAW_S or done == total):
+                self._drawn_at = now
+                self._draw(activity, [(0, f"{done:,}/{total:,}")], done / total)
 
-    def evaluation(self, epoch: float, values: Mapping[str, float], num_samples: int) -> None:
-        """Add a row to the table of evaluations; on a terminal its head is written with the first row.
+    def evaluation(
+        self,
+        epoch: float,
+        values: Mapping[str, float],
+        num_samples: int,
+        train_loss: float | None = None,
+        *,
+        is_best: bool = False,
+    ) -> None:
+        """Add a row to the validation table; on a terminal the table's head comes with the first row.
 
         Args:
-            epoch: After how many epochs; a fraction inside an epoch.
-            values: Figures by name, the same names each time.
-            num_samples: How many samples were evaluated.
+            epoch: Epochs done; a fraction inside an epoch.
+            values: Validation metrics by name, the same names each time.
+            num_samples: Samples of the validation set.
+            train_loss: Mean training loss since the last validation; None if there was no step.
+            is_best: Whether this is the best validation so far.
         """
         when = f"{epoch:g}" if epoch == int(epoch) else f"{epoch:.2f}"
-        # A slash means a detail, such as one class's accuracy: those are in the files.
+        loss = metric_value("loss", train_loss) if train_loss is not None else "-"
+        # A slash marks a detail, such as the accuracy of one class: those are in the files.
         shown = {name: value for name, value in values.items() if "/" not in name}
         figures = {printable(metric_name(name)): metric_value(name, value) for name, value in shown.items()}
-        if not self._interactive:
-            # Progress stands between the rows of a log file, so each row names its figures.
-            named = "  ".join(f"{name} {figure:<{metric_width(name)}}" for name, figure in figures.items())
-            self.say(f"evaluation after epoch {when}  {named}  {num_samples:,} samples")
+        widths = {printable(metric_name(name)): metric_width(name) for name in shown}
+        mark = "best" if is_best else ""
+        columns = {name: max(len(name), len(figures[name]), widths[name]) for name in figures}
+        first = {"epoch": 5, "train loss": len("train loss")}
+        if not self._interactive or sum(columns.values()) + 2 * len(columns) + 25 > self._rich.width:
+            # Each row names its figures: in a log file, progress lines stand between the rows.
+            named = "  ".join(f"{name} {figure:<{widths[name]}}" for name, figure in figures.items())
+            loss = f"{loss:<{metric_width('loss')}}"
+            self.say(f"epoch {when}  train loss {loss}  validation {named}  {mark}".rstrip())
             return
-        cells = {"epoch": when, **figures, "samples": f"{num_samples:,}"}
-        lines = []
-        if list(cells) != list(self._columns):
-            self._columns = {name: max(len(name), len(cell), metric_width(name)) for name, cell in cells.items()}
-            lines.append(self._styled(_row({name: name for name in cells}, self._columns), "2"))
-        lines.append(_row(cells, self._columns))
-        self._add("\n".join(lines))
+        rows = Table.grid(padding=(0, 2, 0, 0))
+        is_first = list(columns) != list(self._columns)
+        self._columns = columns if is_first else self._columns
+        for width in [*first.values(), *self._columns.values()]:
+            rows.add_column(justify="right", width=width, no_wrap=True)
+        rows.add_column(style="bold green", no_wrap=True)
+        if is_first:
+            start = sum(width + 2 for width in first.values())
+            self._print(Text(f"{' ' * start}validation ({num_samples:,} samples)", "dim"))
+            rows.add_row(*first, *self._columns, style="dim")
+        rows.add_row(when, loss, *figures.values(), mark)
+        self._print(rows)
 
     def close(self) -> None:
-        """Take the line of progress away."""
+        """Remove the progress line."""
         with self._lock:
-            if self._line:
-                self._write(_TO_LINE_START)
-            self._line = ""
+            if self._live is not None:
+                self._live.update(Text())  # it is drawn once more
+                self._live.stop()
+            self._live = None
 
-    def _bar(self, head: str, tail: str, share: float) -> str:
-        """One line, never wider than the terminal: what doesn't fit is left out, the bar first, then figures."""
-        width = _width(self._stream) - 1
-        space = min(width - len(head) - len(tail) - 4, 40)
-        if space >= 8:
-            full = int(space * min(max(share, 0.0), 1.0))
-            bar = self._styled(self._full * full, "32") + self._styled(self._empty * (space - full), "2")
-            return f"{head}  {bar}  {tail}"
-        return f"{head}  {tail}"[:width]
+    def _draw(self, head: str, parts: list[tuple[int, str]], share: float) -> None:
+        """Draw the progress line, always within one line: the bar is left out first, then the least important part.
 
-    def _styled(self, text: str, code: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self._colour and text else text
+        Args:
+            head: What is in progress.
+            parts: Importance and text of each part, from left to right.
+            share: How much is done, 0 to 1.
+        """
+        room = self._rich.width - _ECHO_COLUMNS
+        while len(parts) > 1 and len("  ".join([head, *(part for _, part in parts)])) > room:
+            parts = [part for part in parts if part != min(parts)]
+        tail = "  ".join(part for _, part in parts)
+        space = min(room - len(head) - len(tail) - 4, _MAX_BAR)
+        text = Text(f"{head}  ", no_wrap=True, overflow="crop")
+        if space >= _MIN_BAR:
+            bar = ProgressBar(1, min(max(share, 0.0), 1.0), width=space, complete_style="green", finished_style="green")
+            start = len(text)
+            for segment in self._rich.render(bar):
+                text.append(segment.text, segment.style)
+            text.append(" " * (space + 2 - (len(text) - start)))
+        text.append(tail)
+        text.truncate(max(room, 1), overflow="crop")
+        if self._live is None:
+            self._live = Live(
+                console=self._rich, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
+            self._live.start()
+        self._live.update(text, refresh=True)
 
-    def _write(self, text: str) -> None:
-        if self._gone:
-            return
-        try:
-            self._stream.write(encodable(text, self._stream))
+    def _print(self, renderable: RenderableType, *, wraps: bool = False) -> None:
+        with self._lock:
+            if self._interactive:
+                self._rich.print(renderable, soft_wrap=not wraps)
+                return
+            with self._rich.capture() as captured:
+                self._rich.print(renderable, soft_wrap=not wraps)
+            # rich fills up the cells of a table with blanks.
+            self._stream.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
             self._stream.flush()
-        except (OSError, ValueError):
-            # The reader went away (`| head`, a closed terminal). The run's records are elsewhere, so it goes on.
-            self._gone = True
 
 
-def encodable(text: str, stream: TextIO) -> str:
-    """A text that a stream can write: characters that its encoding does not have are written as escapes."""
-    encoding = stream.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+class _Rich(RichConsole):
+    def show_cursor(self, show: bool = True) -> bool:
+        """Never hide the cursor: a killed process could not show it again."""
+        return False
 
-
-def _row(cells: Mapping[str, str], widths: Mapping[str, int]) -> str:
-    return "  ".join(f"{cell:>{widths[name]}}" for name, cell in cells.items())
-
-
-def _is_terminal(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
-def _width(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return shutil.get_terminal_size().columns
-
-
-def _bar_signs(stream: TextIO) -> tuple[str, str]:
-    try:
-        "━─".encode(stream.encoding or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return "#", "."
-    return "━", "─"
+    def on_broken_pipe(self) -> None:
+        """Re-raise the error, which rich is handling: rich itself would end the process."""
+        raise

@@ -1,4 +1,4 @@
-"""Figures as a person reads them."""
+"""Numbers, durations and blocks of text formatted for the console."""
 
 from __future__ import annotations
 
@@ -7,45 +7,41 @@ import textwrap
 from collections.abc import Collection, Mapping
 
 COLUMNS = 80
-# Metrics that are shares of 1, and are shown in percent.
+# Metrics between 0 and 1 that are shown in percent.
 _SHARES = ("top", "accuracy", "precision", "recall")
 
 
-def block(title: str, rows: Mapping[str, str]) -> str:
-    """A title, and below it one indented line for each fact, their names aligned. Empty rows are left out."""
+def block(title: str, rows: Mapping[str, str], whole: Collection[str] = (), width: int = COLUMNS) -> str:
+    """A title, and below it an indented line per row, with the labels aligned and long lines wrapped between words.
+
+    In a row of several lines, the continuation of a wrapped line is indented.
+
+    Args:
+        title: First line; not wrapped.
+        rows: Texts by label; empty ones are left out.
+        whole: Labels of rows that are not wrapped, since users copy them.
+        width: Columns.
+    """
     rows = {name: value for name, value in rows.items() if value}
-    width = max((len(name) for name in rows), default=0)
+    first = max(map(len, rows), default=0)
     lines = [title]
     for name, value in rows.items():
-        first, *rest = value.splitlines()
-        lines.append(f"  {name:<{width}}  {first}")
-        lines.extend(f"  {'':<{width}}  {line}" for line in rest)
+        text = value.splitlines() if name in whole else _cut(value, width - 4 - first)
+        lines += [f"  {label:<{first}}  {line}" for label, line in zip([name, *[""] * len(text)], text, strict=False)]
     return "\n".join(lines)
 
 
-def fitted(rows: Mapping[str, str], whole: Collection[str] = ()) -> dict[str, str]:
-    """The rows of a block with their lines cut between words, so that it is no wider than 80 columns.
-
-    Of a fact of several lines, what goes on from one that was cut is indented. Empty rows are left out.
-
-    Args:
-        rows: The rows by name.
-        whole: Names of those that stay as they are, as they are there to be copied.
-    """
-    rows = {name: value for name, value in rows.items() if value}
-    room = COLUMNS - 4 - max(map(len, rows), default=0)
-    return {name: value if name in whole else _cut(value, room) for name, value in rows.items()}
-
-
-def _cut(text: str, width: int) -> str:
+def _cut(text: str, width: int) -> list[str]:
     lines = text.splitlines()
     indent = "  " if len(lines) > 1 else ""
-    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
-    return "\n".join(piece for line in lines for piece in wrapper.wrap(line))
+    wrapper = textwrap.TextWrapper(
+        max(width, 20), break_long_words=False, break_on_hyphens=False, subsequent_indent=indent
+    )
+    return [piece for line in lines for piece in wrapper.wrap(line)]
 
 
 def duration(seconds: float) -> str:
-    """A length of time: "4.2 s", "21 s", "3 min 20 s", "2 h 05 min"."""
+    """Format a length of time: "4.2 s", "21 s", "3 min 20 s", "2 h 05 min"."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -57,7 +53,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """Time that is left, as a clock shows it: "0:09", "12:30", "2:05:00"; "-:--" where it is not known."""
+    """Format the time left as a clock: "0:09", "12:30", "2:05:00"; "-:--" if unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "-:--"
     whole = math.ceil(seconds)
@@ -66,15 +62,18 @@ def clock(seconds: float | None) -> str:
 
 
 def metric_name(name: str) -> str:
-    """A metric's name as the head of a column: "top1" -> "top-1"."""
+    """Format a metric's name for a column: "top1" -> "top-1"."""
     return f"top-{name[3:]}" if name.startswith("top") and name[3:].isdigit() else name.replace("_", " ")
 
 
 def metric_value(name: str, value: float) -> str:
-    """A metric's value: shares in percent, losses with 4 digits, all else with 3 or 4 decimals.
+    """Format a metric's value: shares in percent, losses with 4 digits, all others with 3 or 4 decimals.
 
-    Powers of ten are written only from 10,000 on and below 0.0001.
+    Powers of ten are written only from 10,000 on and below 0.0001. COCO's -1, for an average over no ground truth, is
+    written as "none".
     """
+    if name.startswith(("AP", "AR")) and value == -1:
+        return "none"
     if not math.isfinite(value):
         return str(value)
     if _is_share(name):
@@ -89,7 +88,7 @@ def metric_value(name: str, value: float) -> str:
 
 
 def metric_width(name: str) -> int:
-    """Columns that a metric's values take at most: from 0.0001 to 10,000, losses also below."""
+    """Columns that a metric's values need at most: from 0.0001 to 10,000, losses also below."""
     return 9 if _is_loss(name) else 7 if _is_share(name) else 6
 
 

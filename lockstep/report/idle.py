@@ -1,28 +1,28 @@
-"""Processes that a step has no work for."""
+"""Processes that have no micro-batch in a step."""
 
 from __future__ import annotations
 
 
 def idle_row(num_procs: int, batch: int, micro_batch: int) -> str:
-    """How many processes have nothing to do, and what would give all of them work; empty if they have.
+    """Describe how many processes are idle, and which micro_batch gives all of them work; empty if none is idle.
 
     Args:
         num_procs: Processes.
-        batch: Samples of a step.
-        micro_batch: The most samples of a forward pass.
+        batch: Samples per step.
+        micro_batch: Maximum samples per forward pass.
     """
     num_micro = -(-batch // micro_batch)
     if num_micro >= num_procs:
         return ""
     num_idle = num_procs - num_micro
     what = (
-        f"{num_idle} of {num_procs} processes {'have' if num_idle > 1 else 'has'} nothing to do: "
-        f"{num_micro} {'are' if num_micro > 1 else 'is'} enough"
+        f"{num_idle} of {num_procs} processes {'are' if num_idle > 1 else 'is'} idle: "
+        f"a step has {num_micro} micro-batch{'es' if num_micro > 1 else ''}"
     )
     # The largest one that cuts the step into as many parts as there are processes: ceil(batch / most) >= num_procs.
     most = (batch - 1) // (num_procs - 1)
     cure = (
-        f"micro_batch={most} gives all of them work (another run: other bits)"
+        f"micro_batch={most} gives all of them work (and changes the result)"
         if most
         else f"no micro_batch gives all of them work: a step has {batch} sample{'s' if batch > 1 else ''}"
     )

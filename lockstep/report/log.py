@@ -16,15 +16,15 @@ _FORM = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 def log_path(run_folder: Path, rank: int) -> Path:
-    """Where a rank's log file lies in a run folder."""
+    """Return the path of a rank's log file in a run folder."""
     return run_folder / "logs" / f"rank-{rank}.log"
 
 
 @contextmanager
 def rank_log(run_folder: Path, rank: int) -> Iterator[logging.Logger]:
-    """Send what is logged, and every Python warning, to this rank's file; an error that ends the block too.
+    """Write log records, Python warnings and an error that ends the block to this rank's file.
 
-    The file is appended to, so a resumed run goes on in the same one. Everything is put back at the end.
+    A resumed run appends to the same file. The logging configuration is restored at the end.
 
     Raises:
         CheckpointError: The file can't be opened.
@@ -32,7 +32,7 @@ def rank_log(run_folder: Path, rank: int) -> Iterator[logging.Logger]:
     path = log_path(run_folder, rank)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()  # the launcher looks at the time
+        path.touch()  # the launcher checks its modification time
         handler = logging.FileHandler(path, encoding="utf-8")
     except OSError as error:
         raise cannot_write(path, error) from None
@@ -42,7 +42,7 @@ def rank_log(run_folder: Path, rank: int) -> Iterator[logging.Logger]:
     for logger in loggers:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-        # Else a program that uses this library would print all of it on its console as well.
+        # Otherwise a program that uses this library would print the records on its console as well.
         logger.propagate = False
     logging.captureWarnings(True)
     try:

@@ -1,4 +1,4 @@
-"""How fast a run goes: samples a second over the last while."""
+"""Throughput of a run in samples per second."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 
 class Rate:
-    """Samples a second over the last seconds of training, without what lies between (evaluation, checkpoints).
+    """Samples per second over the last seconds of training, without evaluation and checkpoints.
 
     Args:
-        window_s: Over how many of the last seconds the rate is taken.
-        clock: Gives the time in seconds; only differences count.
+        window_s: Length of the window, seconds of training.
+        clock: Returns the time in seconds; only differences count.
     """
 
     def __init__(self, window_s: float = 10.0, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -24,11 +24,11 @@ class Rate:
         self._last = clock()
 
     def resume(self) -> None:
-        """Training goes on: what passed since the last step doesn't count."""
+        """Continue after a pause: the time since the last step does not count."""
         self._last = self._clock()
 
     def add(self, num_samples: int) -> None:
-        """A step is done that took in so many samples."""
+        """Count a completed step of `num_samples` samples."""
         now = self._clock()
         self._steps.append((now - self._last, num_samples))
         self._seconds += now - self._last
@@ -41,9 +41,9 @@ class Rate:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples a second; 0 before the first step."""
+        """Samples per second; 0 before the first step."""
         return self._num_samples / self._seconds if self._seconds > 0 else 0.0
 
     def seconds_for(self, num_samples: int) -> float | None:
-        """How long so many samples will take at this rate; None before the first step."""
+        """Return how long `num_samples` take at this rate, seconds; None before the first step."""
         return num_samples / self.samples_per_s if self.samples_per_s > 0 else None

@@ -1,4 +1,4 @@
-"""What a run writes down while it goes: `metrics.jsonl`, a line for each record, and TensorBoard files."""
+"""The records of a run: `metrics.jsonl`, one line per record, and TensorBoard files."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _MAX_LINE_BYTES = 1024 * 1024
 
 
 class Records:
-    """Appends records to a run folder. A line is on its way to disk before the next is written.
+    """Appends records to a run folder, and flushes each line before the next.
 
-    What can't be written is a CheckpointError, as for all files of a run.
+    A failed write raises CheckpointError, as for all files of a run.
 
     Args:
-        folder: The run folder; made if it is not there.
-        tensorboard: Whether TensorBoard files are written too, into its folder `tensorboard`.
+        folder: The run folder; created if it does not exist.
+        tensorboard: Whether to write TensorBoard files too, into its folder `tensorboard`.
     """
 
     def __init__(self, folder: Path, *, tensorboard: bool = True) -> None:
@@ -42,13 +42,13 @@ class Records:
             folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, kind: str, step: int, epoch: float, values: Mapping[str, float]) -> None:
-        """Add a record.
+        """Append a record.
 
         Args:
-            kind: What it tells of: "step", "eval" ...
-            step: Steps that were done when it was written.
-            epoch: Epochs that were done, or the epoch that goes on.
-            values: Figures by name. JSON has no NaN and no infinity: those become null.
+            kind: Kind of the record: "train", "eval" ...
+            step: Steps completed when it is written.
+            epoch: Epochs completed, with a fraction inside an epoch.
+            values: Values by name. JSON has no NaN and no infinity: those become null.
         """
         record = {"kind": kind, "step": step, "epoch": epoch, **{name: _plain(value) for name, value in values.items()}}
         with _writing(self._path):
@@ -65,7 +65,7 @@ class Records:
                     writer.add_scalar(f"{kind}/{name}", value, step)
 
     def show(self, folder: Path, step: int) -> None:
-        """Put the PNG files of a folder into TensorBoard, under their names."""
+        """Add the PNG files of a folder to TensorBoard, under their names."""
         if self._tensorboard_folder is None:
             return
         from lockstep.data.images import read_rgb
@@ -76,12 +76,12 @@ class Records:
                 writer.add_image(path.stem, read_rgb(path), step, dataformats="HWC")
 
     def truncate_after(self, step: int, *, last_eval: int | None = None) -> None:
-        """Take away records of later steps, which will be done again, and a last line that was cut off by a crash.
+        """Remove records of later steps, which will be repeated, and a last line that a crash cut off.
 
-        TensorBoard is told not to show its records of those steps.
+        TensorBoard hides its records of those steps.
 
         Args:
-            step: The last step of which records stay.
+            step: The last step whose records stay.
             last_eval: The same for records of kind "eval", where it is an earlier one.
         """
         self.close()
@@ -99,7 +99,7 @@ class Records:
             part.replace(self._path)
 
     def close(self) -> None:
-        """Write out all that is left."""
+        """Flush and close all files."""
         file, writer = self._file, self._writer
         self._file = self._writer = None
         with _writing(self._path.parent):
@@ -112,7 +112,7 @@ class Records:
 
     def _open_tensorboard(self, folder: Path) -> SummaryWriter:
         if self._writer is None:
-            # Late, since the import takes a while, and with the first record all ranks are long at work.
+            # Imported late, since it takes a while: by the first record, all ranks are training.
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(folder), purge_step=self._purge_step, flush_secs=10)

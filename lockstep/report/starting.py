@@ -1,4 +1,4 @@
-"""A sign of life while a run starts: processes import torch, meet, and open their data before they can say more."""
+"""A notice while a run starts: importing torch, rendezvous and opening the data take seconds."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ QUIET_S = 3.0
 
 @contextmanager
 def notice_if_slow(text: str, is_over: Callable[[], bool] = lambda: False, quiet_s: float = QUIET_S) -> Iterator[None]:
-    """Write a line if the block is still going on after a while, and what it tells of is not over.
+    """Print a line if the block takes longer than `quiet_s`.
 
     Args:
         text: The line; empty for none.
-        is_over: Whether it would come too late.
-        quiet_s: How long to wait with it.
+        is_over: Whether the line is outdated by then.
+        quiet_s: Seconds before the line is printed.
     """
 
     def say() -> None:
         if text and not is_over():
-            # A full disk or a reader that went away: the command that it interrupts says so, if it is told at all.
+            # A full disk or a closed pipe: the command itself reports it.
             with suppress(OSError, ValueError):
                 sys.stdout.write(f"{text}\n")
                 sys.stdout.flush()

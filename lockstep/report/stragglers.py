@@ -1,4 +1,4 @@
-"""Ranks' own work in a step, and which of them holds the others up."""
+"""Each rank's own work per step, and which rank slows the others down."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import statistics
 from collections.abc import Sequence
 
 WINDOW_S = 30.0
-NUM_WINDOWS = 2  # in a row: others' work on a machine comes and goes
+NUM_WINDOWS = 2  # in a row: other load on a machine comes and goes
 NOTABLE = 1.3
-MOST_RANKS = 16  # that are written down one by one
+MOST_RANKS = 16  # recorded one by one
 
 Work = Sequence[tuple[float, int, int]]
 
 
 class Stragglers:
-    """Is told now and then how much own work each rank has done, and says what that means.
+    """Finds slow ranks from the totals of each rank's own work.
 
-    Ranks may have unequal numbers of micro-batches, so they are compared by the time that one takes.
+    Ranks may have unequal numbers of micro-batches, so the time per micro-batch is compared.
     """
 
     def __init__(self) -> None:
@@ -27,10 +27,10 @@ class Stragglers:
         self._said: set[int] = set()
 
     def step_ms(self, work: Work) -> dict[str, float]:
-        """Own work of a step since the last call, in milliseconds; empty while not every rank has done new steps.
+        """Return own work per step since the last call, in milliseconds; empty until every rank has new steps.
 
         Args:
-            work: Of each rank, since the beginning: seconds of own work, steps and micro-batches that it was for.
+            work: Per rank since its start: seconds of own work, steps and micro-batches.
         """
         if len(self._last) != len(work):
             self._last = work
@@ -46,7 +46,7 @@ class Stragglers:
         )
 
     def notice(self, work: Work, now: float) -> str | None:
-        """Somebody who is notably slower than the others and has been for a while, said once; else None.
+        """Return a notice, once per rank, on a rank that stays notably slower than the others; else None.
 
         Args:
             work: As for `step_ms`.
@@ -75,7 +75,7 @@ class Stragglers:
             return None
         self._said.add(slowest)
         return (
-            f"rank {slowest} is slow: {1000 * times[slowest]:,.0f} ms of its own work for a micro-batch, the others "
-            f"{1000 * others:,.0f} ms; all wait for it\n"
-            "  likely  other work on its machine, a slower processor, or slower reading of its data"
+            f"rank {slowest} is slow: a micro-batch takes {1000 * times[slowest]:,.0f} ms there and "
+            f"{1000 * others:,.0f} ms on the other ranks, which wait for it\n"
+            "  cause  other load on its machine, a slower processor, or slower loading of its data"
         )

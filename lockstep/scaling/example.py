@@ -1,4 +1,4 @@
-"""An input for a plan."""
+"""An example input for a plan."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from lockstep.engine.parts import Parts
 
 
 def example(config: RunConfig, parts: Parts) -> Any:
-    """The model's input for one sample: of the shape that the recipe gives, else that of the first training sample.
+    """Return the model's input for one sample: of the recipe's `input_shape`, or the first training sample.
 
     Raises:
-        DataError: The recipe's own: it gives no shape, and there is no data.
+        DataError: The recipe gives no shape, and there is no data.
     """
     if parts.input_shape is not None:
         return torch.zeros(1, *parts.input_shape)

@@ -1,4 +1,4 @@
-"""A few steps of a person's own job in one world, timed: computing, reading samples, and waiting for the others."""
+"""Time a few steps of a job in one world: data, communication, waiting for the slowest rank."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ StepFunction = Callable[[Job, Step, "TimedLoader"], None]
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one step.
+    """Timing of one step.
 
     Attributes:
-        num_samples: Of all ranks.
-        step_s: The whole.
-        reading_s: Waiting for samples.
-        waiting_s: Adding up over the processes: what of the sending backward does not hide, and waiting for the
-            slowest. Not known of torch's DDP, which does it inside of backward.
+        num_samples: Samples of all ranks.
+        step_s: Duration of the step.
+        reading_s: Waiting for data.
+        waiting_s: All-reduces that the backward pass does not hide, and waiting for the slowest rank. Unknown for
+            torch's DDP, which communicates inside the backward pass.
     """
 
     num_samples: int
@@ -52,13 +52,13 @@ class Timing:
 
 
 class TimedLoader:
-    """A loader that counts how long it is waited for."""
+    """A loader that measures how long the training process waits for it."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader, self.seconds = loader, 0.0
 
     def batch(self, *request: object) -> Batch:
-        """As `Loader.batch`."""
+        """Return a batch as `Loader.batch` does."""
         began = time.perf_counter()
         batch = self.loader.batch(*request)  # type: ignore[arg-type]  # passed on as it came
         self.seconds += time.perf_counter() - began
@@ -68,15 +68,15 @@ class TimedLoader:
 def measure(
     source: str, overrides: list[str], is_ddp: bool, num_steps: int, answer: Path, here: RankAssignment | None = None
 ) -> int:
-    """One process's part: train for `num_steps` steps after a few to get warm; rank 0 writes the medians to `answer`.
+    """Time `num_steps` steps of one process after the warm-up; rank 0 writes the medians to `answer`.
 
     Args:
         source: The recipe.
         overrides: Its settings.
-        is_ddp: Through torch's DistributedDataParallel, as it comes, in place of our own sum.
-        num_steps: Steps that count.
-        answer: A JSON file: samples a second and the parts of a step.
-        here: Which process this is; in a worker of ours, the environment says so.
+        is_ddp: Train through torch's DistributedDataParallel instead of Lockstep's reducer.
+        num_steps: Steps to time.
+        answer: Path of the JSON file: samples per second and the parts of a step.
+        here: Which process this is; None: read from the environment.
     """
     found = find(source)
     config = load(found.config_class, found.layers, overrides).config
@@ -88,8 +88,8 @@ def measure(
         gathered = collectives.all_gather_object(world, [asdict(timing) for timing in timings])
         every = [[Timing(**timing) for timing in theirs] for theirs in gathered]
         if world.is_main:
-            # The slowest rank is the one that all wait for; the parts are means over the ranks. Of all the median step
-            # counts: one that was held up must not make a part larger than the whole.
+            # All ranks wait for the slowest one; the parts are means over the ranks. The median step counts: a step
+            # that was delayed must not make a part larger than the whole.
             steps = [*zip(*every, strict=True)]
             step_s = median(max(timing.step_s for timing in each) for each in steps)
             facts_of_run = {
@@ -97,7 +97,7 @@ def measure(
                 "step_s": step_s,
                 "reading_s": median(mean(timing.reading_s for timing in each) for each in steps),
                 "waiting_s": median(mean(timing.waiting_s for timing in each) for each in steps),
-                # Who came last waited for the sum alone.
+                # The slowest rank waits for no other, so the minimum bounds the communication time.
                 "sending_s": median(min(timing.waiting_s for timing in each) for each in steps),
                 "device": world.device.type,
                 "backend": world.backend,
@@ -107,11 +107,11 @@ def measure(
 
 
 def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
-    """One for each full step after the warm ones; steps of fewer micro-batches, at an epoch's end, don't count."""
+    """Time each full step after the warm-up; steps of fewer micro-batches, at the end of an epoch, do not count."""
     loader = job.open_loader()
     timed = TimedLoader(loader)
     timings: list[Timing] = []
-    # Of samples in groups, such as lines of several widths, few steps may have all that a step can hold.
+    # Of samples in groups, such as text lines of several widths, few steps may be full.
     full = -(-min(job.config.global_batch, job.order.num_samples) // job.config.micro_batch)
     pulse = job.world.pulse
     try:
@@ -135,8 +135,8 @@ def _ours(job: Job, step: Step, loader: TimedLoader) -> None:
 
 
 def _ddp(job: Job) -> StepFunction:
-    """torch's DDP as people use it: a forward pass for each micro-batch, the sum with the last one's backward."""
-    # It is told each time that one-channel convolutions lie otherwise in memory; that is a warning for its own users.
+    """Return a step through torch's DDP: one all-reduce, with the backward pass of the last micro-batch."""
+    # DDP warns of the memory format of one-channel convolutions at each step.
     warnings.filterwarnings("ignore", message="Grad strides do not match")
     wrapped: nn.Module = DistributedDataParallel(job.model) if job.world.size > 1 else job.model
 

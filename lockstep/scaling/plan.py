@@ -1,8 +1,7 @@
-"""What a run would take, without running it: memory by part, FLOPs and bytes sent.
+"""Memory by part, FLOPs and bytes sent of a run, estimated without running it.
 
-The model passes once, forward and backward, through torch's FakeTensorMode: shapes and types are worked out, numbers
-are not. What autograd keeps for the backward pass is counted as it is kept. The loss is left out; the output's own
-memory stands in for it.
+One forward and backward pass runs under torch's FakeTensorMode, which computes shapes and types but no values. Saved
+tensors are counted as autograd saves them. The loss is left out; the gradient of the output stands in for it.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ MOMENTS = {"adam": 2, "adamw": 2}
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch through a model.
+    """Cost of one micro-batch.
 
     Attributes:
-        activations: Bytes kept for the backward pass, and the gradient of the output.
+        activations: Bytes saved for the backward pass, and the gradient of the output.
         flops: Floating-point operations of the forward and backward pass (a multiplication and an addition are two).
     """
 
@@ -49,14 +48,14 @@ class Pass:
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model, as far as memory goes; numbers of values.
+    """Size of a model, in values.
 
     Attributes:
         total: Parameters.
         trained: Those that are trained.
         buffers: Bytes of buffers.
-        groups: Trained values in each bucket of gradients, in the order in which they travel.
-        block: Values of the largest part that fsdp gathers at once, with what is gathered for the whole pass.
+        groups: Trained values per gradient bucket, in the order of the all-reduces.
+        block: Values of the largest part that fsdp gathers at once, with what it gathers for the whole pass.
     """
 
     total: int
@@ -76,21 +75,21 @@ def sizes_of(model: nn.Module) -> Sizes:
         trained=sum(parameter.numel() for parameter in trained),
         buffers=sum(buffer.nbytes for buffer in model.buffers()),
         groups=tuple(sum(each.numel() for each in one) for one in group(trained[::-1], BUCKET_BYTES)),
-        block=min(total, total - sum(blocks) + 2 * max(blocks, default=0)),  # one in use, the next on its way
+        block=min(total, total - sum(blocks) + 2 * max(blocks, default=0)),  # one in use, the next being gathered
     )
 
 
 def pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num_samples: int) -> tuple[Pass, Sizes]:
-    """Send a micro-batch of as many samples through a recipe's model, all of it without values.
+    """Run a micro-batch through a recipe's model without values.
 
     Args:
         config: The settings.
-        build: Gives the recipe's parts.
-        inputs: Those of one sample.
-        num_samples: Of the micro-batch.
+        build: Returns the recipe's parts.
+        inputs: The inputs of one sample.
+        num_samples: Size of the micro-batch.
 
     Raises:
-        ConfigError: The model asks for values.
+        ConfigError: The model depends on values.
     """
     if config.precision == "tf32":  # fp32, as far as memory goes
         config = config.model_copy(update={"precision": "fp32"})
@@ -98,8 +97,8 @@ def pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num
         return _pass_through(config, build, inputs, num_samples)
     except DataDependentOutputException as error:
         raise ConfigError(
-            f"this model can't be planned without values: it reads some, by {error.func}",
-            fix="lockstep train, and look at the memory that it takes",
+            f"this model cannot be planned, since it reads values of tensors: {error.func}",
+            fix="run lockstep train and watch the memory that it takes",
         ) from error
 
 
@@ -121,9 +120,9 @@ def _pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, nu
 
 
 def _count_recurrent(model: nn.Module) -> list[int]:
-    """FLOPs of each forward call of an LSTM, GRU or RNN from now on, of which torch's counter knows nothing.
+    """Count the FLOPs of each forward call of an LSTM, GRU or RNN, which torch's counter leaves out.
 
-    The backward pass takes twice as many: the products with weights and those with inputs.
+    The backward pass takes twice as many: the products with the weights and those with the inputs.
     """
     calls: list[int] = []
 
@@ -139,7 +138,7 @@ def _count_recurrent(model: nn.Module) -> list[int]:
 
 @contextmanager
 def _kept(model: nn.Module, config: RunConfig) -> Iterator[Callable[[], int]]:
-    """Counts what autograd keeps: all of it, or with activation checkpointing the most that there is at one time."""
+    """Count the bytes that autograd saves; with activation checkpointing, the maximum at one time."""
     own = {id(tensor.untyped_storage()) for tensor in [*model.parameters(), *model.buffers()]}
     by_part: dict[str, dict[int, Any]] = {"": {}}
     now = [""]
@@ -147,7 +146,7 @@ def _kept(model: nn.Module, config: RunConfig) -> Iterator[Callable[[], int]]:
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if id(storage) not in own:
-            by_part[now[-1]][id(storage)] = storage  # held on to, so that no other gets its id
+            by_part[now[-1]][id(storage)] = storage  # a reference, so that no other storage gets its id
         return tensor
 
     hooks = []
@@ -174,12 +173,12 @@ def _bytes(storages: dict[int, Any]) -> int:
 
 
 def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, parallel: str) -> dict[str, int]:
-    """Bytes that the busiest process holds at a step's fullest moment, by part.
+    """Return the peak memory of the process that needs most, by part, in bytes.
 
     Args:
-        config: The settings; their `parallel` does not count.
+        config: The settings; `parallel` is ignored.
         sizes: The model.
-        activations: Bytes of a micro-batch.
+        activations: Bytes per micro-batch.
         num_procs: Processes.
         parallel: "ddp" or "fsdp".
     """
@@ -189,28 +188,28 @@ def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, pa
     moments = MOMENTS.get(optim.name, int(optim.momentum > 0))
     copies, room = (1, 0) if is_sharded else bucket_copies(config, num_procs)
     sent_bytes = 2 if _in_halves(config) else 4
-    # The whole sum in fp32; what PowerSGD has not sent yet.
+    # The sum in fp32; the error feedback of PowerSGD.
     more = 4 * _in_halves(config) + 4 * (config.compress == "powersgd")
     return {
         "weights": 4 * sizes.total // share,
         "gradients": (sent_bytes * copies + more) * sizes.trained // share,
         "optimizer": 4 * moments * sizes.trained // share,
         "ema": (4 * sizes.total // share + sizes.buffers) if optim.ema is not None else 0,
-        "buffers": 2 * sizes.buffers,  # as they are, and as the step found them
-        # A block's weights, its gradients, and those once more on their way.
+        "buffers": 2 * sizes.buffers,  # the current ones, and those from before the step
+        # A block's weights, its gradients, and the gradients being sent.
         "communication": 3 * 4 * sizes.block if is_sharded else sent_bytes * sizes.trained * room,
         "activations": activations * (num_held(config, num_procs) if not is_sharded else 1),
     }
 
 
 def num_held(config: RunConfig, num_procs: int) -> int:
-    """Micro-batches that a process has in memory at once: with synchronised batch norm all of its own."""
+    """Micro-batches that a process holds in memory at once: with synchronised batch norm, all of its own."""
     num_leaves = -(-config.global_batch // config.micro_batch)
     return -(-num_leaves // num_procs) if config.batch_norm == "sync" else 1
 
 
 def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
-    """How many copies of the gradients the first process has at once, and for how many that come in it has room."""
+    """Copies of the gradients that rank 0 holds at once, and receive buffers that it allocates."""
     num_leaves = -(-config.global_batch // config.micro_batch)
     shares = [part(0, num_leaves, num_procs, rank) for rank in range(num_procs)]
     stack: list[tuple[tuple[int, int], None]] = []
@@ -227,10 +226,10 @@ def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
 
 
 def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -> int:
-    """Bytes that the busiest process sends in a step: `parallel.exchange`'s rule, or fsdp's by rings.
+    """Return the bytes that the busiest process sends per step: by `parallel.exchange`, or by fsdp's rings.
 
     Args:
-        config: The settings; `compress=powersgd` is taken for none.
+        config: The settings; `compress=powersgd` counts as none.
         sizes: The model.
         num_procs: Processes.
         parallel: "ddp" or "fsdp".
@@ -238,7 +237,7 @@ def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -
     num_leaves = -(-config.global_batch // config.micro_batch)
     others = num_procs - 1
     if parallel == "fsdp":
-        # For each pass: gathered twice, gradients scattered once.
+        # Per pass: two all-gathers, one reduce-scatter.
         num_passes = -(-num_leaves // num_procs)
         return num_passes * 4 * (2 * sizes.total + sizes.trained) * others // num_procs
     value_bytes = 2 if _in_halves(config) else 4
@@ -261,7 +260,7 @@ def _in_halves(config: RunConfig) -> bool:
 
 
 def _in_tree(config: RunConfig) -> bool:
-    """Whether gradients are added in the tree: sums in halves are in both modes."""
+    """Whether gradients are added in the tree; 16-bit sums are, in both modes."""
     return config.mode == "exact" or _in_halves(config)
 
 

@@ -1,13 +1,16 @@
-"""The figures of a plan, and a table of them."""
+"""The figures of `lockstep plan`, and their table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rich.table import Table
+
 from lockstep.config.schema import RunConfig
 from lockstep.engine.build import build_parts
 from lockstep.engine.parts import Parts
+from lockstep.report.console import Console
 from lockstep.report.idle import idle_row
 from lockstep.scaling.example import example
 from lockstep.scaling.plan import Sizes, bytes_sent, memory, pass_through
@@ -16,16 +19,16 @@ GB = 1e9
 
 
 def figures(config: RunConfig, build: Callable[[], Parts], num_procs: int, memory_gb: float | None) -> dict[str, Any]:
-    """What a run would take, as plain JSON; sizes in bytes.
+    """Compute what a run would take, as plain JSON; sizes in bytes.
 
     Args:
         config: The settings.
-        build: Gives the recipe's parts.
+        build: Returns the recipe's parts.
         num_procs: Processes.
-        memory_gb: What each may hold, GB; None: nothing is said of what fits.
+        memory_gb: Memory of each process, GB; None: do not compute what fits.
 
     Raises:
-        DataError: The recipe gives no shape of its input, and there is no data to take it from.
+        DataError: The recipe gives no `input_shape`, and there is no data.
     """
     inputs = example(config, build_parts(config, build))
     one, sizes = pass_through(config, build, inputs, config.micro_batch)
@@ -68,41 +71,56 @@ def _never_with_fsdp(config: RunConfig) -> str | None:
 def _largest(
     config: RunConfig, sizes: Sizes, activations: int, num_procs: int, way: Mapping[str, Any], limit: float
 ) -> int:
-    """The most samples of a micro-batch that fit, 0 if none does: activations grow with them, all else stays."""
+    """The largest micro-batch that fits, 0 if none does: only activations grow with it."""
     fixed = way["total_bytes"] - way["memory"]["activations"]
-    if config.batch_norm == "sync":  # all samples of a process are held at once, however they are cut
+    if config.batch_norm == "sync":  # a process holds all of its samples at once
         return config.micro_batch if way["total_bytes"] <= limit else 0
     return max(0, min(config.global_batch, int((limit - fixed) * config.micro_batch / activations)))
 
 
-def table(name: str, planned: Mapping[str, Any]) -> list[str]:
-    """Lines of at most 80 columns."""
+def show(console: Console, name: str, planned: Mapping[str, Any]) -> None:
+    """Print a plan.
+
+    Args:
+        console: Where to print it.
+        name: The recipe or preset.
+        planned: What `figures` returned.
+    """
     ways, procs = planned["ways"], planned["procs"]
     names = list(ways) if procs > 1 else ["ddp"]
-    lines = [
-        f"{name}: {planned['parameters']:,} parameters, {planned['trained']:,} of them trained",
-        f"a step: {planned['micro_batches']} micro-batches of {planned['micro_batch']}, "
-        f"{planned['flops_a_step'] / 1e9:,.1f} GFLOP, {procs} process{'es' if procs > 1 else ''}",
-        *idle_row(procs, planned["global_batch"], planned["micro_batch"]).splitlines(),
-        "",
-        f"{'MB of a process':<16}" + "".join(f"{way:>12}" for way in names),
-    ]
+    batches = planned["micro_batches"]
+    console.block(
+        f"{name} on {procs} process{'es' if procs > 1 else ''}",
+        {
+            "model": f"{planned['parameters']:,} parameters, {planned['trained']:,} of them trained",
+            "step": f"{batches} micro-batch{'es' if batches > 1 else ''} of up to {planned['micro_batch']}, "
+            f"{planned['flops_a_step'] / 1e9:,.1f} GFLOP",
+            "idle": idle_row(procs, planned["global_batch"], planned["micro_batch"]),
+        },
+    )
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(no_wrap=True)
+    for _ in names:
+        rows.add_column(justify="right", no_wrap=True, min_width=10)
+    rows.add_row("MB per process", *names, style="dim")
     for entry in ways["ddp"]["memory"]:
-        lines.append(f"{entry:<16}" + "".join(f"{ways[way]['memory'][entry] / 1e6:>12,.1f}" for way in names))
-    lines.append(f"{'all':<16}" + "".join(f"{ways[way]['total_bytes'] / 1e6:>12,.1f}" for way in names))
-    lines.append(f"{'sent a step':<16}" + "".join(f"{ways[way]['sent_bytes'] / 1e6:>12,.1f}" for way in names))
+        rows.add_row(entry, *(f"{ways[way]['memory'][entry] / 1e6:,.1f}" for way in names))
+    rows.add_row("total", *(f"{ways[way]['total_bytes'] / 1e6:,.1f}" for way in names), style="bold")
+    rows.add_row("sent per step", *(f"{ways[way]['sent_bytes'] / 1e6:,.1f}" for way in names))
+    console.say("")
+    console.table(rows)
+    notes = _fitting(planned, names) if planned["memory_gb"] is not None else []
     if planned["no_fsdp_with"] and procs > 1:
-        lines += ["", f"not by fsdp: it can't be combined with {planned['no_fsdp_with']}"]
-    if planned["memory_gb"] is not None:
-        lines += ["", *_fitting(planned, names)]
-    return lines
+        notes.append(f"fsdp cannot be combined with {planned['no_fsdp_with']}.")
+    if notes:
+        console.say("\n".join(["", *notes]))
 
 
 def _fitting(planned: Mapping[str, Any], names: list[str]) -> list[str]:
     lines = []
     for way in names:
         most = planned["ways"][way]["largest_micro_batch"]
-        fits = f"up to micro_batch={most}" if most else "no micro-batch at all (docs/memory.md: what to do)"
-        fits += ", all of global_batch" if most == planned["global_batch"] else ""
-        lines.append(f"in {planned['memory_gb']:g} GB {way} has room for {fits}")
+        fits = f"micro_batch={most} or less fits" if most else "no micro-batch fits (see docs/memory.md)"
+        fits += ", the whole global_batch" if most == planned["global_batch"] else ""
+        lines.append(f"With {planned['memory_gb']:g} GB, {way}: {fits}.")
     return lines

@@ -155,7 +155,7 @@ def test_ctrl_c_lets_the_workers_save(start: Callable[..., Program]) -> None:
     os.killpg(program.process.pid, signal.SIGINT)
     code, text = program.wait()
     assert code == 128 + signal.SIGINT
-    assert text.strip() == "SIGINT: finishing the step and saving; once more to end at once"
+    assert text.strip() == "SIGINT: finishing the step and saving; press Ctrl-C again to exit at once"
     assert len(list(program.folder.glob("saved-0-*"))) == 2
     assert program.all_gone()
 
@@ -189,7 +189,8 @@ def test_a_stop_before_all_have_joined_is_quiet(start: Callable[..., Program], n
     os.killpg(program.process.pid, number)
     code, text = program.wait()
     assert code == 128 + number
-    assert text.strip() == f"{number.name}: finishing the step and saving; once more to end at once"
+    again = "press Ctrl-C again" if number == signal.SIGINT else "send it again"
+    assert text.strip() == f"{number.name}: finishing the step and saving; {again} to exit at once"
     assert program.all_gone()
     assert program.left_files() == []
 

@@ -26,7 +26,7 @@ def build(config):
 def test_scale_gives_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
     options = ["--procs", "2", "--compare", "bf16-sums", "--steps", 3, "--out", tmp_path / "out"]
     done = lockstep("scale", "digits", *options, cwd=tmp_path)
-    assert "bf16-sums on 2: " in done.stdout
+    assert "bf16-sums on 2 processes " in done.stdout
     assert max(map(len, done.stdout.splitlines()[:4])) <= 80
     row = json.loads((tmp_path / "out" / "scale.json").read_text())["variants"]["bf16-sums"]["2"]
     assert row["samples_per_s"] > 0
@@ -40,7 +40,7 @@ def test_scale_gives_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
 def test_torchs_ddp_is_left_out_where_a_step_has_not_a_micro_batch_for_each_process(tmp_path: Path) -> None:
     options = ["global_batch=32", "micro_batch=32", "--procs", "2", "--compare", "ddp", "--out", tmp_path / "out"]
     done = lockstep("scale", "digits", *options, cwd=tmp_path, code=2)
-    assert "ddp on 2 is left out" in done.stdout
+    assert "ddp on 2 processes is skipped" in done.stdout
     assert "nothing could be measured" in done.stderr
 
 
@@ -73,4 +73,4 @@ def test_ctrl_c_promises_no_checkpoint_where_none_is_made(tmp_path: Path) -> Non
     finally:
         kill_session(process)
     assert process.returncode == 130
-    assert said.strip() == "SIGINT: stopping; once more to end at once"
+    assert said == "SIGINT: stopping; press Ctrl-C again to exit at once\n"

@@ -141,7 +141,8 @@ def test_in_two_terminals(tiny: str, tmp_path: Path, form: str) -> None:
     assert not (tmp_path / "meet").exists()
     (said, _), _ = outputs  # of rank 1
     assert re.fullmatch(
-        r"rank 1 of 2 joined at .*; rank 0 tells .*run/logs/rank-1.log has the rest", said.splitlines()[0]
+        r"rank 1 of 2 joined at .*; rank 0 prints the progress, this rank logs to .*run/logs/rank-1.log",
+        said.splitlines()[0],
     )
     assert said.splitlines()[-1] == "rank 1 of 2: done"
     assert weights(tmp_path / "run") == tiny
@@ -191,7 +192,7 @@ def test_ctrl_c_in_a_script_saves_and_ends_without_a_traceback(tmp_path: Path) -
         for pid in processes_with(str(tmp_path)):
             os.kill(pid, signal.SIGKILL)
     assert (script.returncode, errors) == (130, "")
-    assert "and saved; go on with" in out
+    assert "and saved; resume with" in out
     assert out.splitlines()[-1] == "caught"
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 

@@ -73,7 +73,7 @@ def test_ctrl_c_before_training_has_begun_does_not_speak_of_saving(tmp_path: Pat
         running.process.send_signal(signal.SIGINT)
         code, said = running.ended()
         assert code == 128 + signal.SIGINT, said
-        assert "training has not begun, so there is nothing to save" in said
+        assert "training has not started, so there is nothing to save" in said
         assert "finishing the step" not in said
         assert running.left() == []
     done = lockstep("train", "--run-dir", tmp_path / "run", "--resume", "auto", cwd=tmp_path, code=2)

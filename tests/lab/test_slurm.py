@@ -41,8 +41,8 @@ def test_the_doctor_looks_at_all_nodes_of_a_step(slurm: Slurm) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 processes on 2 hosts (gloo)" in done.stdout
     assert "every pair" in done.stdout
-    assert "right; " in done.stdout
-    assert done.stdout.rstrip().endswith("all well")
+    assert "correct; " in done.stdout
+    assert done.stdout.rstrip().endswith("no problems found")
 
 
 def test_a_task_that_is_killed_ends_the_step_and_is_named(slurm: Slurm, command: Command, tmp_path: Path) -> None:

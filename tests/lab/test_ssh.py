@@ -117,4 +117,4 @@ def test_the_doctor_compares_machines_through_ssh(three: list[Host], variables: 
     done = three[0].run(*LOCKSTEP, "doctor", "--hosts", "n1,n2", env=variables, cwd=tmp_path, timeout=LONG_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 processes on 2 hosts" in done.stdout
-    assert done.stdout.rstrip().endswith("all well")
+    assert done.stdout.rstrip().endswith("no problems found")

@@ -32,7 +32,7 @@ def test_a_healthy_world_is_all_well(pool: RankPool, world: int) -> None:
     assert (pairs["check"], pairs["verdict"]) == ("every pair", "ok")
     assert pairs["value"].startswith(f"{world * (world - 1) // 2} connect")
     assert (sums["check"], sums["verdict"]) == ("all-reduce", "ok")
-    assert sums["value"].startswith("right; ")
+    assert sums["value"].startswith("correct; ")
 
 
 def test_a_wrong_sum_is_a_problem(pool: RankPool) -> None:

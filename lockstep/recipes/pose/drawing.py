@@ -89,7 +89,8 @@ def draw_prediction(path: Path, answer: Mapping[str, Any], *, skeleton: Skeleton
         DataError: The picture can't be read.
     """
     people = [np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in answer["people"]]
-    return draw_people(Image.fromarray(read_rgb(path)), _sure(people), skeleton)
+    image, shown = Image.fromarray(read_rgb(path)), _sure(people)
+    return draw_people(image, shown, skeleton) if shown else _with_caption(image, "no people")
 
 
 def draw_pictures(metric: PoseMetric, samples: Pictures, folder: Path) -> None:
@@ -115,6 +116,16 @@ def draw_pictures(metric: PoseMetric, samples: Pictures, folder: Path) -> None:
     _sheet(rows).save(folder / "people.png", optimize=True)
 
 
+def _with_caption(image: Image.Image, caption: str) -> Image.Image:
+    """The image with a line of text below it: an image without predictions would look as if none had been made."""
+    size_px = max(14, image.height // 40)
+    canvas = Image.new("RGB", (max(image.width, 10 * size_px), image.height + 2 * size_px), _PAPER)
+    canvas.paste(image, (0, 0))
+    place = (size_px // 2, image.height + size_px)
+    ImageDraw.Draw(canvas).text(place, caption, _INK, ImageFont.load_default(size_px), anchor="lm")
+    return canvas
+
+
 def _sure(people: Sequence[Points]) -> list[Points]:
     """People without their unsure joints, and without those who have too few others."""
     sure = [np.where(person[:, 2:] >= MIN_JOINT_SCORE, person, 0.0) for person in people]
@@ -133,7 +144,7 @@ def _row(
     ]
     drawn = [draw_people(small, people, skeleton) for people in shrunk]
     there_shown = [person for person in there if (person[:, 2] > 0).any()]
-    caption = f"{len(found)} found, {len(there_shown)} there"
+    caption = f"{len(found)} predicted, {len(there_shown)} ground truth"
     return drawn[0], drawn[1], _warm(small, heat), caption
 
 
@@ -157,7 +168,7 @@ def _sheet(rows: Sequence[tuple[Image.Image, Image.Image, Image.Image, str]]) ->
     sheet = Image.new("RGB", (width, top + num_rows * row_px + _MARGIN_PX - 14), _PAPER)
     draw = ImageDraw.Draw(sheet)
     for column in range(num_columns):
-        for place, title in enumerate(("found", "there", "heat maps")):
+        for place, title in enumerate(("prediction", "ground truth", "heatmaps")):
             x = _MARGIN_PX + column * (column_px + _MARGIN_PX) + place * (_PANEL_PX + _GAP_PX)
             draw.text((x, _MARGIN_PX - 4), title, _INK, font)
     for number, (*panels, caption) in enumerate(rows):

@@ -65,7 +65,7 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
     """The picture with its text below."""
     picture = Image.fromarray(read_rgb(path))
     picture.thumbnail(_MAX_DRAWN_PX)  # a line of one pixel by millions would make a sheet of gigabytes
-    caption = f"{prediction['text'] or '(nothing)'}   {prediction['confidence']:.1%}"
+    caption = f"{prediction['text'] or '(empty)'}   {prediction['confidence']:.1%}"
     font = font_for(caption, _TEXT_PX)
     left, top, right, bottom = font.getbbox(caption)
     width = max(picture.width, math.ceil(right - left)) + 2 * _MARGIN_PX

@@ -36,13 +36,13 @@ def draw_worst(metric: TextMetric, samples: Samples, folder: Path, *, data: Data
     num_rows = -(-len(tiles) // num_columns)
     sheet = Image.new("RGB", (num_columns * cell[0] + _MARGIN_PX, num_rows * cell[1] + 3 * _MARGIN_PX), _PAPER)
     draw = ImageDraw.Draw(sheet)
-    title = "The held-out lines with the most errors: what is there, and what was read"
+    title = "Validation lines with the most errors: ground truth above prediction"
     draw.text((_MARGIN_PX, _MARGIN_PX), title, _FAINT, font_for(title, _TEXT_PX))
     for place, (tile, (_, _, truth, text)) in enumerate(zip(tiles, rows, strict=True)):
         row, column = divmod(place, num_columns)
         x, y = _MARGIN_PX + column * cell[0], 3 * _MARGIN_PX + row * cell[1]
         sheet.paste(tile, (x, y))
-        shown = text or "(nothing)"
+        shown = text or "(empty)"
         draw.text((x, y + tile.height + 3), truth, _INK, font_for(truth, _TEXT_PX))
         draw.text((x, y + tile.height + _TEXT_PX + 9), shown, _WRONG, font_for(shown, _TEXT_PX))
     folder.mkdir(parents=True, exist_ok=True)

@@ -194,7 +194,7 @@ def test_config_shows_a_recipe_with_a_setting_that_is_needed(
     )
     try:
         assert run(["config", "needy.py"]) == 0
-        assert "(needed)" in capsys.readouterr().out
+        assert "(required)" in capsys.readouterr().out
         assert run(["train", "needy.py"]) == 2
         assert "root is missing" in capsys.readouterr().err
     finally:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import io
+
 from lockstep.doctor.finding import Finding, merged, table, verdict_line
+from lockstep.report.console import Console
+
+
+def shown(findings: list[Finding]) -> list[str]:
+    out = io.StringIO()
+    Console(out, False).table(table(findings))
+    return out.getvalue().splitlines()
+
 
 SMALL = Finding("shared memory", "64 MB free", "warning", "docker run --shm-size=8g")
 LARGE = Finding("shared memory", "8.0 GB free")
@@ -31,15 +41,20 @@ def test_several_ranks_of_one_machine_count_once() -> None:
 
 def test_the_table_keeps_to_80_columns_and_says_what_to_do() -> None:
     long = Finding("every pair", " ".join(["word"] * 60), "problem", " ".join(["do"] * 80))
-    lines = table([LARGE, SMALL, long])
+    lines = shown([LARGE, SMALL, long])
     assert max(map(len, lines)) <= 80
     assert lines[0] == "ok       shared memory  8.0 GB free"
     assert lines[1] == "WARNING  shared memory  64 MB free"
-    assert lines[2].strip() == "do  docker run --shm-size=8g"
+    assert lines[2].strip() == "fix  docker run --shm-size=8g"
     assert lines[3].startswith("PROBLEM  every pair")
 
 
+def test_texts_of_other_machines_style_nothing() -> None:
+    odd = Finding("[red]cpu", "[b]x[/b] \x1b[2J", "problem", "[i]y[/i]")
+    assert shown([odd]) == ["PROBLEM  [red]cpu  [b]x[/b] \\x1b[2J", "                   fix  [i]y[/i]"]
+
+
 def test_the_last_line_counts() -> None:
-    assert verdict_line([LARGE, Finding("gpus", "none", "note")]) == "all well"
+    assert verdict_line([LARGE, Finding("gpus", "none", "note")]) == "no problems found"
     assert verdict_line([SMALL, SMALL]) == "0 problems, 2 warnings"
     assert verdict_line([Finding("torch", "1.0", "problem"), SMALL]) == "1 problem, 1 warning"

@@ -62,8 +62,8 @@ def job_of(num_procs: int, **settings: object) -> tuple[RunSpec, Job]:
 def test_the_head_says_which_micro_batch_gives_all_processes_work() -> None:
     _, rows = head(*job_of(8, global_batch=48, micro_batch=12), {})
     assert rows["idle"].splitlines() == [
-        "4 of 8 processes have nothing to do: 4 are enough",
-        "micro_batch=6 gives all of them work (another run: other bits)",
+        "4 of 8 processes are idle: a step has 4 micro-batches",
+        "micro_batch=6 gives all of them work (and changes the result)",
     ]
     assert "idle" not in head(*job_of(8, global_batch=48, micro_batch=6), {})[1]
 
@@ -79,7 +79,7 @@ def test_the_head_is_80_columns_wide(name: str) -> None:
     title, rows = head(*job_of(8, global_batch=48, micro_batch=12), {name: "\n".join(shapes)})
     lines = block(title, rows).splitlines()
     assert 70 < max(map(len, lines)) <= 80
-    assert " ".join(rows[name].split()) == " ".join(shapes)
+    assert all(shape in " ".join(" ".join(lines).split()) for shape in shapes)
 
 
 def test_the_end_is_80_columns_wide_but_for_what_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +92,7 @@ def test_the_end_is_80_columns_wide_but_for_what_is_copied(tmp_path: Path, capsy
     reports.close()
     told = capsys.readouterr().out.splitlines()
     assert told[0].endswith("top-1 33.33% (64 samples, each once)")
-    assert told[1] == "  sums     33.3% of the steps' time sent gradients that backward did not hide,"
-    assert told[2] == "           16.7% waited for slower processes"
-    assert f"  next     lockstep eval {folder.path}" in told
+    assert told[1] == "  all-reduce  33.3% of step time in communication that the backward pass did not"
+    assert told[2] == "              hide, 16.7% waiting for slower processes"
+    assert f"  next        lockstep eval {folder.path}" in told
     assert json.loads((folder.path / "result.json").read_text())["metrics"] == {"top1": 1 / 3}

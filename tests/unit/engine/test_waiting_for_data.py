@@ -16,13 +16,13 @@ from tests.runs import records, result
 def test_a_run_says_how_much_of_its_time_waited_for_data_and_that_it_is_the_bottleneck(tmp_path: Path) -> None:
     with patch.object(bottleneck, "WINDOW_S", 0.2):
         answer = carry_out(alone("cpu"), tmp_path / "run", "never", {"read_s": 0.12})
-    assert answer["said"].count("data is the bottleneck: ") == 1
+    assert answer["said"].count("data loading is the bottleneck: ") == 1
     rows = [record["data_wait"] for record in records(tmp_path / "run", "train")]
     assert len(rows) == 4
     assert all(0.2 < share <= 1 for share in rows)
     seconds = result(tmp_path / "run")["seconds"]
     assert 16 * 0.12 <= seconds["data_wait"] <= seconds["training"]
-    (line,) = [line for line in answer["said"].splitlines() if "of the training time waited for data" in line]
+    (line,) = [line for line in answer["said"].splitlines() if "of training time waiting for data" in line]
     assert float(line.split()[1].rstrip("%")) == pytest.approx(
         100 * seconds["data_wait"] / seconds["training"], abs=0.1
     )
@@ -31,5 +31,5 @@ def test_a_run_says_how_much_of_its_time_waited_for_data_and_that_it_is_the_bott
 def test_a_run_that_is_not_held_up_says_so_too(tmp_path: Path) -> None:
     answer = carry_out(alone("cpu"), tmp_path / "run", "never", {})
     assert "bottleneck" not in answer["said"]
-    assert "of the training time waited for data" in answer["said"]
+    assert "of training time waiting for data" in answer["said"]
     assert json.loads((tmp_path / "run" / "result.json").read_text())["seconds"]["data_wait"] >= 0

@@ -18,7 +18,7 @@ def test_a_bottleneck_is_said_once_and_only_after_a_while() -> None:
     wait.begin(0.0, 0.0)
     assert wait.notice(0.9 * WINDOW_S, 0.9 * WINDOW_S, "more workers") is None
     text = wait.notice(WINDOW_S, 0.4 * WINDOW_S, "more workers")
-    assert text == "data is the bottleneck: 40% of the training time waits for it\n  do  more workers"
+    assert text == "data loading is the bottleneck: 40% of training time waits for it\n  fix  more workers"
     assert wait.notice(3 * WINDOW_S, 3 * WINDOW_S, "more workers") is None
 
 
@@ -31,11 +31,11 @@ def test_a_slow_first_epoch_that_fills_a_cache_does_not_hide_a_later_one_without
 @pytest.mark.parametrize(
     ("num_workers", "num_free", "can_cache", "texts"),
     [
-        (0, 3, False, ["loader.num_workers=3 (the rank reads by itself; 3 cores are free for each rank)"]),
+        (0, 3, False, ["loader.num_workers=3 (now 0: loading in the training process; 3 cores are free per rank)"]),
         (2, 3, True, ["loader.num_workers=3 (now 2; ", "data.cache=FOLDER"]),
         (0, 0, True, ["data.cache=FOLDER"]),
-        (0, -1, False, ["all cores are in use"]),
-        (4, 3, False, ["all cores are in use"]),
+        (0, -1, False, ["All cores are in use"]),
+        (4, 3, False, ["All cores are in use"]),
     ],
 )
 def test_the_advice_is_what_can_be_done_here(

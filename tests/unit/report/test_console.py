@@ -3,13 +3,29 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from rich.table import Table
 
+from lockstep.errors import ConfigError
 from lockstep.report.console import Console
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def plain(text: str) -> str:
+    """A text without the sequences that style it or move the cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 class Clock:
@@ -56,11 +72,11 @@ def test_a_slow_run_says_something_each_minute_in_a_log_file() -> None:
     assert 1600 <= len(out.getvalue().splitlines()) <= 1670
 
 
-def test_a_terminal_gets_one_line_that_is_drawn_anew() -> None:
+def test_a_terminal_gets_one_line_that_is_redrawn_at_most_four_times_a_second() -> None:
     out, clock = io.StringIO(), Clock()
     _train(Console(out, True, clock), clock, num_epochs=2, epoch_steps=50, step_s=0.0625)
     assert "\n" not in out.getvalue()
-    assert out.getvalue().count("\r") == 51
+    assert 25 <= plain(out.getvalue()).count("epoch ") <= 26
 
 
 def test_how_much_is_done_is_shown_on_a_terminal_only() -> None:
@@ -80,9 +96,18 @@ def test_the_line_of_progress_is_never_wider_than_the_terminal(columns: int, mon
     monkeypatch.setenv("NO_COLOR", "1")
     out, clock = io.StringIO(), Clock()
     _train(Console(out, True, clock), clock, num_epochs=10, epoch_steps=469, step_s=0.5)
-    drawn = [line.replace("\x1b[2K", "") for line in out.getvalue().split("\r")]
-    assert max(map(len, drawn)) < columns
-    assert any("━" in line for line in drawn) == (columns >= 80)
+    drawn = plain(out.getvalue()).split("\r")
+    assert max(map(len, drawn)) <= columns - len("^C^C")  # which the terminal writes behind it at Ctrl-C
+    assert all("left" in line for line in drawn if line and columns >= 40)
+    assert any("━" in line for line in drawn) or columns < 80
+
+
+def test_a_wide_terminal_shows_how_much_of_the_epoch_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    out, clock = io.StringIO(), Clock()
+    _train(Console(out, True, clock), clock, num_epochs=10, epoch_steps=8, step_s=0.5)
+    assert "epoch 3/10 75%  " in plain(out.getvalue())
+    assert "22/80  loss 0.04545  9,812 samples/s  0:29 left" in plain(out.getvalue())
 
 
 def test_what_is_said_stands_above_the_line_of_progress() -> None:
@@ -95,26 +120,41 @@ def test_what_is_said_stands_above_the_line_of_progress() -> None:
     assert added.startswith("\r\x1b[2Krestart 1 of 3\n")
     assert added.endswith("0:00 left")
     console.close()
-    assert out.getvalue().endswith("\r\x1b[2K")
+    assert out.getvalue().endswith("\x1b[2K")
+    assert "\x1b[?25" not in out.getvalue()  # a killed process could not show the cursor again
 
 
-def test_the_table_on_a_terminal_has_its_head_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
+def test_the_table_on_a_terminal_has_its_head_once() -> None:
     out = io.StringIO()
     console = Console(out, True)
-    console.evaluation(1, {"loss": 0.8721, "top1": 0.91944}, 360)
-    console.evaluation(2, {"loss": 0.2144, "top1": 1.0}, 360)
-    assert out.getvalue().splitlines() == [
-        " epoch       loss    top-1  samples",
-        "     1     0.8721   91.94%      360",
-        "     2     0.2144  100.00%      360",
+    console.evaluation(1, {"loss": 0.8721, "top1": 0.91944, "top1/7": 0.5}, 360, 1.4142, is_best=True)
+    console.evaluation(2, {"loss": 0.2144, "top1": 1.0, "top1/7": 1.0}, 360, 0.5, is_best=True)
+    console.evaluation(2.5, {"loss": 0.3144, "top1": 0.5, "top1/7": 1.0}, 360)
+    assert [line.rstrip() for line in plain(out.getvalue()).splitlines()] == [
+        "                   validation (360 samples)",
+        "epoch  train loss       loss    top-1",
+        "    1       1.414     0.8721   91.94%  best",
+        "    2      0.5000     0.2144  100.00%  best",
+        " 2.50           -     0.3144   50.00%",
     ]
 
 
-def test_an_evaluation_in_a_log_file_names_its_figures() -> None:
+def test_a_table_that_is_wider_than_the_terminal_names_its_figures() -> None:
     out = io.StringIO()
-    Console(out, False).evaluation(2.5, {"loss": float("nan"), "top1": 0.5}, 10_000)
-    assert out.getvalue() == "evaluation after epoch 2.50  loss nan        top-1 50.00%   10,000 samples\n"
+    Console(out, True).evaluation(1, {f"accuracy_of_{place}": 0.5 for place in range(6)}, 360, 1.0)
+    assert plain(out.getvalue()).startswith("epoch 1  train loss 1.000      validation accuracy of 0 50.00%")
+
+
+def test_a_validation_in_a_log_file_names_its_figures() -> None:
+    out = io.StringIO()
+    Console(out, False).evaluation(2.5, {"loss": float("nan"), "top1": 0.5}, 10_000, 0.25, is_best=True)
+    assert out.getvalue() == ("epoch 2.50  train loss 0.2500     validation loss nan        top-1 50.00%   best\n")
+
+
+def test_an_average_over_no_ground_truth_is_none() -> None:
+    out = io.StringIO()
+    Console(out, False).evaluation(1, {"AP": 0.5, "APL": -1.0}, 10)
+    assert "APL none" in out.getvalue()
 
 
 def test_figures_of_a_log_file_stand_below_each_other() -> None:
@@ -124,8 +164,8 @@ def test_figures_of_a_log_file_stand_below_each_other() -> None:
     for loss, precision in rows:
         console.evaluation(1, {"loss": loss, "AP": precision, "top1": precision}, 360)
     lines = out.getvalue().splitlines()
-    assert lines[2] == "evaluation after epoch 1  loss 0.009902   AP 0.910   top-1 91.00%   360 samples"
-    assert {(line.index("AP"), line.index("top-1"), len(line)) for line in lines} == {(42, 53, len(lines[0]))}
+    assert lines[2].endswith("validation loss 0.009902   AP 0.910   top-1 91.00%")
+    assert {(line.index("AP"), line.index("top-1")) for line in lines} == {(58, 69)}
 
 
 def test_a_block_has_its_facts_aligned() -> None:
@@ -134,16 +174,74 @@ def test_a_block_has_its_facts_aligned() -> None:
     assert out.getvalue() == "done in 21 s\n  weights  a\n  next     b\n           c\n"
 
 
-def test_a_stream_that_knows_only_ascii_gets_an_ascii_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
+@pytest.mark.parametrize("columns", [40, 80, 100])
+def test_a_block_fills_the_terminal_but_for_what_is_copied(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = io.StringIO()
+    Console(out, True).block("done", {"data": "word " * 40, "next": f"lockstep eval {'x' * 120}"}, whole=["next"])
+    *wrapped, copied = plain(out.getvalue()).splitlines()
+    assert columns - 10 < max(map(len, wrapped)) <= columns
+    assert copied == f"  next  lockstep eval {'x' * 120}"
+
+
+def test_markup_and_escapes_of_others_have_no_effect() -> None:
+    for interactive in (True, False):
+        out = io.StringIO()
+        console = Console(out, interactive)
+        console.say("[bold red]a[/] \x1b[31mb :smile: 'c' 12")
+        console.block("[b]d", {"[i]e": "[link=x]f\x07"})
+        console.evaluation(1, {"[u]g": 1.0}, 1)
+        rows = Table.grid()
+        rows.add_row("[blink]h")
+        console.table(rows)
+        shown = plain(out.getvalue())
+        for text in ("[bold red]a[/] \\x1b[31mb :smile: 'c' 12", "[b]d", "[i]e", "[link=x]f\\x07", "[u]g", "[blink]h"):
+            assert text in shown
+
+
+def test_with_no_color_a_terminal_gets_no_styles(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("1", ""):  # an empty one does not count: no-color.org
+        monkeypatch.setenv("NO_COLOR", value)
+        out, clock = io.StringIO(), Clock()
+        console = Console(out, True, clock)
+        console.block("head", {"a": "b"})
+        console.evaluation(1, {"top1": 1.0}, 1, is_best=True)
+        _train(console, clock, num_epochs=1, epoch_steps=2, step_s=1.0)
+        console.error(ConfigError("no", where="there"))
+        console.close()
+        assert (re.search(r"\x1b\[[0-9;]*m", out.getvalue()) is None) == bool(value)
+
+
+def test_a_table_in_a_file_is_80_columns_wide_and_has_no_blanks_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    out = io.StringIO()
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_row("ok", "word " * 30)
+    Console(out, False).table(rows)
+    lines = out.getvalue().splitlines()
+    assert 70 < max(map(len, lines)) <= 80
+    assert lines == [line.rstrip() for line in lines]
+
+
+def test_an_error_has_the_same_text_on_a_terminal_as_in_a_file() -> None:
+    error = ConfigError(f"a{'b' * 100} is not a setting", given="c\nd", where="e [red]f")
+    out = io.StringIO()
+    Console(out, True).error(error)
+    assert plain(out.getvalue()) == f"{error}\n"
+    assert "\x1b[1;31mconfig error:" in out.getvalue()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "gbk", "latin-1"])
+def test_a_terminal_that_is_not_utf_8_gets_an_ascii_bar(encoding: str) -> None:
     raw, clock = io.BytesIO(), Clock()
-    stream = io.TextIOWrapper(raw, "ascii")
+    stream = io.TextIOWrapper(raw, encoding)
     _train(Console(stream, True, clock), clock, num_epochs=1, epoch_steps=20, step_s=1.0)
-    assert b"#" in raw.getvalue()
+    assert "epoch 1/1  -----" in plain(raw.getvalue().decode("ascii"))
 
 
-def test_a_terminal_without_abilities_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
+@pytest.mark.parametrize("term", ["dumb", "unknown", ""])
+def test_a_terminal_without_abilities_gets_plain_lines(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", term)
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as stream:
         clock = Clock()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lockstep.report.format import block, clock, duration, fitted, metric_name, metric_value, metric_width
+from lockstep.report.format import block, clock, duration, metric_name, metric_value, metric_width
 from lockstep.report.rate import Rate
 
 
@@ -40,6 +40,8 @@ def test_time_left_reads_like_a_clock(seconds: float | None, text: str) -> None:
         ("AP", 1.0, "1.000"),
         ("AP", 0.00042, "0.0004"),
         ("AP", 0.0, "0.000"),
+        ("APL", -1.0, "none"),
+        ("correlation", -1.0, "-1.000"),
         ("squared_error", 0.0000123, "1.2e-05"),
         ("edit_distance", 2.5, "2.500"),
         ("mean_accuracy", 0.5, "50.00%"),
@@ -56,24 +58,26 @@ def test_no_figure_below_10_000_is_wider_than_its_column(name: str) -> None:
     assert max(len(metric_value(name, value)) for value in values) == metric_width(name)
 
 
-def test_long_facts_are_cut_to_80_columns_and_short_ones_are_as_they_were() -> None:
+def test_long_rows_are_wrapped_at_80_columns_and_short_ones_are_as_they_were() -> None:
     prose, entries = "so many words " * 12, f"short  one\n{'a longer one ' * 8}\nlast"
-    rows = fitted({"sums": prose, "other shape": entries, "compute": "fp32,  two blanks", "gradients": ""})
-    assert rows["compute"] == "fp32,  two blanks"
-    assert rows["sums"].split() == prose.split()
-    first, second, third, fourth = rows["other shape"].splitlines()
+    rows = {"sums": prose, "other shape": entries, "compute": "fp32,  two blanks", "gradients": ""}
+    head, *lines = block("head", rows).splitlines()
+    assert 75 < max(map(len, lines)) <= 80
+    assert head == "head"
+    texts = [line[15:] for line in lines]
+    assert texts[-1] == "fp32,  two blanks"
+    assert " ".join(texts[:-5]).split() == prose.split()
+    first, second, third, fourth = texts[-5:-1]
     assert (first, second[:8], third[:4], fourth) == ("short  one", "a longer", "  a ", "last")
-    widths = [len(line) for line in block("head", rows).splitlines()]
-    assert 75 < max(widths) <= 80
 
 
 def test_a_word_that_is_too_long_is_left_whole() -> None:
-    assert fitted({"file": f"in {'x' * 90}"})["file"] == f"in\n{'x' * 90}"
+    assert block("", {"file": f"in {'x' * 90}"}).splitlines()[1:] == ["  file  in", f"        {'x' * 90}"]
 
 
 def test_what_is_there_to_be_copied_is_in_one_line() -> None:
     rows = {"next": f"lockstep eval {'x' * 90}", "data": "word " * 30}
-    assert fitted(rows, whole=["next"])["next"] == rows["next"]
+    assert block("", rows, whole=["next"]).splitlines()[1] == f"  next  {rows['next']}"
 
 
 def test_a_metric_has_a_readable_name() -> None:

@@ -15,10 +15,10 @@ def test_processes_that_all_have_work_are_not_told_of() -> None:
 
 def test_it_is_said_how_many_are_idle_and_what_would_give_them_work() -> None:
     assert idle_row(8, 48, 12) == (
-        "4 of 8 processes have nothing to do: 4 are enough\n"
-        "micro_batch=6 gives all of them work (another run: other bits)"
+        "4 of 8 processes are idle: a step has 4 micro-batches\n"
+        "micro_batch=6 gives all of them work (and changes the result)"
     )
-    assert idle_row(2, 32, 32).startswith("1 of 2 processes has nothing to do: 1 is enough\nmicro_batch=31 ")
+    assert idle_row(2, 32, 32).startswith("1 of 2 processes is idle: a step has 1 micro-batch\nmicro_batch=31 ")
 
 
 def test_a_step_of_fewer_samples_than_processes_has_no_work_for_all() -> None:

@@ -1,0 +1,56 @@
+"""Terminals, log files and pipes as places for a run's console output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TextIO
+
+
+class SafeStream:
+    """A stream that can write any character, and where a run does not notice that its reader has gone.
+
+    Args:
+        stream: Where to write.
+        strict: Raise errors of the stream instead of ignoring them and all later text.
+    """
+
+    def __init__(self, stream: TextIO, *, strict: bool) -> None:
+        self._stream, self._strict = stream, strict
+        self._is_gone = False
+        self.encoding = stream.encoding or "utf-8"
+
+    def write(self, text: str) -> int:
+        """Write a text; characters that the encoding lacks as escapes."""
+        self._do(lambda: self._stream.write(encodable(text, self._stream)))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._do(self._stream.flush)
+
+    def isatty(self) -> bool:
+        """Whether the stream is a terminal."""
+        return self._stream.isatty()
+
+    def _do(self, call: Callable[[], Any]) -> None:
+        if self._is_gone:
+            return
+        try:
+            call()
+        except (OSError, ValueError):
+            if self._strict:
+                raise
+            # The reader went away (`| head`, a closed terminal). The run's records are elsewhere, so it continues.
+            self._is_gone = True
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """A text that a stream can write: characters that its encoding does not have are written as escapes."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")

@@ -1,0 +1,59 @@
+"""`lockstep train` on a terminal: Ctrl-C leaves no `^C` behind, and a resumed run keeps its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runs import LOCKSTEP, LONG_S, environment
+
+
+def in_terminal(arguments: list[str], cwd: Path, interrupt_at: bytes) -> tuple[int, str]:
+    """Run a command on a terminal of its own, and press Ctrl-C once it shows a text; its exit code and output."""
+    variables = environment(TERM="xterm")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(cwd)
+        os.execve(LOCKSTEP[0], [*LOCKSTEP, *arguments], variables)
+    shown, is_sent, until = b"", False, time.monotonic() + LONG_S
+    while time.monotonic() < until:
+        try:
+            shown += os.read(terminal, 65536)
+        except OSError:  # the other side is closed
+            break
+        if interrupt_at in shown and not is_sent:
+            is_sent = True
+            os.write(terminal, b"\x03")
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
+
+
+def left_over(shown: str) -> list[str]:
+    """The lines that a terminal still shows: what was cleared or written over is gone."""
+    lines = [re.split(r"\x1b\[2K", line)[-1] for line in shown.replace("\r\n", "\n").split("\n")]
+    return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip("\r") for line in lines]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("procs", ["1", "2"])
+def test_ctrl_c_leaves_no_sign_in_the_last_line_and_a_resumed_run_keeps_its_name(procs: str, tmp_path: Path) -> None:
+    run = ["train", "digits", "epochs=200", "--run-dir", "demo", "--procs", procs]
+    code, shown = in_terminal(run, tmp_path, b"samples/s")
+    assert code == 130
+    assert "^C" in shown  # the terminal's echo
+    lines = left_over(shown)
+    assert not any("^C" in line or "samples/s" in line for line in lines)
+    assert any(line.startswith("stopped after step") for line in lines)
+    assert "\x1b[?25l" not in shown
+
+    resume = ["train", "--run-dir", "demo", "--resume", "auto", "--procs", procs]
+    code, shown = in_terminal(resume, tmp_path, b"resume")
+    assert code == 130
+    assert re.search(r"lockstep \S+  digits  run demo", shown)
+    assert json.loads((tmp_path / "demo" / "environment.json").read_text())["name"] == "digits"
