@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,8 @@ class Parts:
         answer: What the model says of one input: `outputs[i]`, its outputs for one sample -> facts that can be written
             as JSON.
         draw: Draws pictures of an evaluation: (the merged metric, the held-out samples, the folder for them).
+        draw_samples: Draws the first training samples, as the data set gave them, into one PNG: (batches, path). Called
+            in a thread beside training: it must neither change them nor use random numbers.
         draw_answer: Draws what was found in a file of a person's: (path, the answer's facts) -> a picture.
         input_shape: Shape of the model's input for one sample, without the batch dimension; None: that of the first
             held-out one for `export`, of the first training one for `plan`.
@@ -60,6 +62,7 @@ class Parts:
     read_input: Callable[[Path], Any] | None = None
     answer: Callable[[Any], Mapping[str, Any]] | None = None
     draw: Callable[[Any, Samples, Path], None] | None = None
+    draw_samples: Callable[[Sequence[Batch], Path], None] | None = None
     draw_answer: Callable[[Path, Mapping[str, Any]], Image] | None = None
     input_shape: tuple[int, ...] | None = None
     meaning: Mapping[str, Any] = field(default_factory=dict)

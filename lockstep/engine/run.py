@@ -16,6 +16,7 @@ from lockstep.cluster.heartbeat import Heartbeat
 from lockstep.cluster.stop import StopSignal
 from lockstep.cluster.world import World
 from lockstep.config.document import to_yaml
+from lockstep.config.given import flat
 from lockstep.config.schema import RunConfig
 from lockstep.data.even import EvenOrder
 from lockstep.data.groups import groups_of
@@ -107,6 +108,7 @@ def _run(request: Request, recipe: Recipe, world: World, stop: StopSignal, folde
             job.warnings += collect.from_main(world, lambda: check_unchanged(before, job.fingerprint, config))
     job.note_world()
     reports = Reports(job, folder)
+    reports.settings = flat(request.diff)
     try:
         if world.is_main:
             # A run that died before its first checkpoint may begin anew with other settings.

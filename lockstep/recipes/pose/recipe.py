@@ -12,7 +12,7 @@ from lockstep.engine.parts import Parts
 from lockstep.engine.pretrained import load_pretrained
 from lockstep.recipes.pose.config import Config, DataConfig
 from lockstep.recipes.pose.data import EvalPictures, Source, TrainPictures
-from lockstep.recipes.pose.drawing import draw_answer, draw_pictures
+from lockstep.recipes.pose.drawing import draw_answer, draw_pictures, draw_samples
 from lockstep.recipes.pose.figures import NUM_EVAL, NUM_TRAIN, Figures
 from lockstep.recipes.pose.files import open_files
 from lockstep.recipes.pose.infer import answer, make_infer, read_picture
@@ -45,6 +45,7 @@ def build(config: Config) -> Parts:
         answer=answer,
         draw=draw_pictures,  # type: ignore[arg-type]  # it also asks EvalPictures for a picture as it is
         draw_answer=partial(draw_answer, skeleton=skeleton),
+        draw_samples=partial(draw_samples, skeleton=skeleton),
         input_shape=(3, config.data.size_px, config.data.size_px),
         meaning={"skeleton": {"joints": skeleton.joints, "limbs": skeleton.limbs}, "mean": MEAN, "std": STD},
         describe={
