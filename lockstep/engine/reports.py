@@ -93,10 +93,10 @@ class Reports:
             self.first_step_at = time.time()
         if self._console is None or self._records is None:
             return
-        if job.loader is not None and job.loader.kept and not job.loader.num_to_keep:
-            self._draw_samples(job, job.loader.kept)
-            job.loader.kept = []
         done, total = job.progress.step, job.num_steps
+        if job.loader is not None and job.loader.kept and (not job.loader.num_to_keep or done == total):
+            self._draw_samples(job, job.loader.kept)
+            job.loader.num_to_keep, job.loader.kept = 0, []
         left = job.config.epochs * len(job.train_data) - self._num_samples(job)
         if done % self._every == 0:
             terms = result.terms if len(result.terms) > 1 else {}

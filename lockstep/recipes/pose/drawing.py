@@ -28,7 +28,7 @@ MIN_JOINT_SCORE = 0.1
 MIN_JOINTS = 3
 
 _DARK, _PAPER, _INK, _FAINT = (20, 20, 20), (255, 255, 255), (34, 34, 34), (120, 120, 120)
-_PANEL_PX, _GAP_PX, _MARGIN_PX, _TEXT_PX = 240, 8, 20, 14
+_PANEL_PX, _GAP_PX, _MARGIN_PX, _TEXT_PX = 240, 8, 20, 18
 
 
 class Pictures(Protocol):

@@ -16,8 +16,8 @@ from lockstep.recipes.text.config import HEIGHT_PX, DataConfig
 from lockstep.report.fonts import font_for
 from lockstep.report.pictures import draw_sheet
 
-_ZOOM, _TEXT_PX, _MARGIN_PX, _NUM_COLUMNS = 2, 15, 16, 3
-_PAPER, _INK, _FAINT, _WRONG = (255, 255, 255), (34, 34, 34), (150, 150, 150), (178, 24, 43)
+_ZOOM, _TEXT_PX, _MARGIN_PX, _NUM_COLUMNS = 2, 18, 16, 3
+_PAPER, _INK, _WRONG = (255, 255, 255), (34, 34, 34), (178, 24, 43)
 
 
 def draw_worst(metric: Lines, samples: Samples, folder: Path, *, data: DataConfig) -> None:
@@ -40,7 +40,7 @@ def draw_worst(metric: Lines, samples: Samples, folder: Path, *, data: DataConfi
     sheet = Image.new("RGB", (num_columns * cell[0] + _MARGIN_PX, num_rows * cell[1] + 3 * _MARGIN_PX), _PAPER)
     draw = ImageDraw.Draw(sheet)
     title = "Validation lines with the most errors: ground truth (black), prediction (red)"
-    draw.text((_MARGIN_PX, _MARGIN_PX), title, _FAINT, font_for(title, _TEXT_PX))
+    draw.text((_MARGIN_PX, _MARGIN_PX), title, _INK, font_for(title, _TEXT_PX))
     for place, (tile, (_, _, truth, text)) in enumerate(zip(tiles, rows, strict=True)):
         row, column = divmod(place, num_columns)
         x, y = _MARGIN_PX + column * cell[0], 3 * _MARGIN_PX + row * cell[1]
