@@ -30,6 +30,25 @@ _MAX_BYTES = 1 << 20
 _MAX_VALUES = 50_000  # a few hundred bytes of aliases can stand for any number of values
 _MAX_DEPTH = 100  # of lists and maps: Python and pydantic have limits too, at which they give up without a line
 
+_NEWLINE = re.compile(r"\r\n|\r|\n")
+_HAS_KEY = re.compile(r":(?:\s|$)|^\s*(?:#|-|$)")
+_NO_COLON, _SECOND_KEY = "could not find expected ':'", "mapping values are not allowed here"
+# Part of what PyYAML says -> the problem, and what to do about it. The first that fits.
+_IN_OUR_WORDS = {
+    "'\\t' that cannot start": ("a tab (→) stands where YAML allows only spaces", "Replace the tab with spaces."),
+    "that cannot start any token": ("a value cannot begin with this character", "Put quotes around the value."),
+    _NO_COLON: ("a key needs a colon and a space after it", "Write it as key: value."),
+    _SECOND_KEY: (
+        "a key is not allowed here",
+        "Indent the line like its neighbours, or put quotes around a value that has a colon in it.",
+    ),
+    "unexpected end of stream": ("the quote that begins here is not closed", "Close the quote."),
+    "but got '<stream end>'": ("the bracket that begins here is not closed", "Close the bracket."),
+    "expected <block end>": ("the line is indented like none above it", "Indent it like its neighbours."),
+    "found another document": ("a second document begins here, and a file holds one", "Remove the line."),
+    "special characters": ("the line has a control character", "Remove the character."),
+}
+
 # The order counts: the first that matches decides, and every int is also a float.
 _PLAIN_WORDS = {
     _NULL: (r"(?:~|null|Null|NULL|)", ["~", "n", "N", ""]),
@@ -144,13 +163,30 @@ def _compose(text: str, name: str) -> yaml.Node | None:
     try:
         return yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-        where = name if mark is None else f"{name}:{mark.line + 1}"
-        line = "" if mark is None else text.splitlines()[mark.line : mark.line + 1]
-        raise ConfigError(
-            f"{name} is not YAML", given=f"{where}: {_shorten(line[0])}" if line else where, problem=problem
-        ) from error
+        raise _not_yaml(error, text, name) from error
+
+
+def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
+    """PyYAML's error without its grammar's terms, and with the line that has to change."""
+    problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error)
+    mark, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
+    place = getattr(error, "position", 0) if mark is None else mark.index
+    if not isinstance(error, yaml.MarkedYAMLError | yaml.reader.ReaderError):
+        return ConfigError(f"{name} is not YAML", given=name, problem=problem)
+    line, before = 1 + len(_NEWLINE.findall(text[:place])), 0
+    if context is not None:
+        before = 1 + len(_NEWLINE.findall(text[: context.index]))
+    lines = _NEWLINE.split(text)
+    # The parser stops where it can't go on: for a missing colon a line too late, for an open quote at the file's end.
+    if problem == _SECOND_KEY and line > 1 and not _HAS_KEY.search(lines[line - 2]):
+        problem, line = _NO_COLON, line - 1
+    elif before and (problem == _NO_COLON or not text[place:].strip("\0 \t\r\n")):
+        line = before
+    words, do = next((ours for theirs, ours in _IN_OUR_WORDS.items() if theirs in problem), (problem, None))
+    if before < line and "flow" in str(getattr(error, "context", "")) and words == problem:
+        words += f"; perhaps the bracket on line {before} is not closed"
+    shown = _shorten(lines[line - 1].replace("\t", "→"))
+    return ConfigError(f"{name} is not YAML", given=f"{name}:{line}: {shown}", problem=words, fix=do)
 
 
 def _check_size(root: yaml.Node | None, name: str) -> None:

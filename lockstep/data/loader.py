@@ -133,6 +133,8 @@ class Loader:
     Attributes:
         num_workers: Reading processes.
         waited_s: Seconds that `batch` has waited for samples so far, or has read them itself.
+        num_to_keep: Samples that go into `kept`, from the next on.
+        kept: The first of them, as the data set gave them and in the same memory.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class Loader:
         self._samples, self._device, self._channels_last = samples, device, channels_last
         self.num_workers = choose_num_workers(num_workers, samples, device, num_ranks_here=num_ranks_here)
         self.waited_s = 0.0
+        self.num_to_keep, self.kept = 0, list[Batch]()
         self._stream: Iterator[Batch | LockstepError] | None = None
         if self.num_workers:
             loader = DataLoader(
@@ -212,6 +215,9 @@ class Loader:
                 allowed=f"{len(indices)}: {indices[:4].tolist()} …, in this order",
                 fix="return Batch(inputs, targets, torch.from_numpy(indices))",
             )
+        if self.num_to_keep > 0:
+            self.kept.append(batch.head(self.num_to_keep))
+            self.num_to_keep -= len(self.kept[-1])
         return batch
 
     def close(self) -> None:

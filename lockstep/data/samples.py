@@ -40,6 +40,11 @@ class Batch:
             return self
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
+    def head(self, count: int) -> Batch:
+        """The first samples, in the same memory; tensors have the samples along their first dimension."""
+        few = self._map(lambda tensor: tensor[:count] if tensor.dim() else tensor)
+        return Batch(few.inputs, few.targets, self.indices[:count])
+
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory, from which a GPU reads without waiting."""
         return self._map(Tensor.pin_memory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,8 @@ class Parts:
             dimension; a tensor, or a dict, list or tuple of tensors and plain values.
         postprocess: Turns the outputs for one sample, `outputs[i]`, into a prediction that can be written as JSON.
         draw: Draws pictures of an evaluation: (the merged metric, the validation samples, the folder for them).
+        draw_samples: Draws the first training samples, as the dataset returned them, into one PNG: (batches, path).
+            Called in a thread during training: it must not change them or use random numbers.
         draw_prediction: Draws the prediction for one file: (path, what `postprocess` returned) -> a picture.
         input_shape: Shape of the model's input for one sample, without the batch dimension, such as (3, 224, 224).
             None: the shape of the first validation sample (`export`) or training sample (`plan`).
@@ -58,6 +60,7 @@ class Parts:
     preprocess: Callable[[Path], Any] | None = None
     postprocess: Callable[[Any], Mapping[str, Any]] | None = None
     draw: Callable[[Any, Samples, Path], None] | None = None
+    draw_samples: Callable[[Sequence[Batch], Path], None] | None = None
     draw_prediction: Callable[[Path, Mapping[str, Any]], Image] | None = None
     input_shape: tuple[int, ...] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)

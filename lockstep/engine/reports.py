@@ -5,23 +5,26 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from lockstep.cores import num_cores
 from lockstep.data.order import Step
+from lockstep.data.samples import Batch
 from lockstep.engine.job import Job
 from lockstep.engine.step import StepResult
 from lockstep.report.bottleneck import DataWait, advice
 from lockstep.report.console import Console
 from lockstep.report.rate import Rate
-from lockstep.report.records import Records
+from lockstep.report.records import Records, read_records
 from lockstep.report.stragglers import Stragglers, Work
+from lockstep.storage.background import Background
 from lockstep.storage.run_folder import RunFolder
 
 LOGGER = logging.getLogger("lockstep")
 RECORDS_PER_EPOCH = 50
 PICTURES_EVERY_S = 60.0  # and after the last evaluation
+NUM_SAMPLES = 15  # training samples that are drawn
 
 
 class Reports:
@@ -32,8 +35,9 @@ class Reports:
         folder: The run folder.
 
     Attributes:
-        work_of_ranks: Returns each rank's own work so far, on rank 0; see `Heartbeat.work`.
+        work_of_ranks: Returns each rank's own work so far, on rank 0; see `HangDetector.work`.
         first_step_at: Unix time at which this process completed its first step, seconds.
+        settings: The settings that differ from the preset, by dotted name, for TensorBoard's table of hyperparameters.
     """
 
     def __init__(self, job: Job, folder: RunFolder) -> None:
@@ -46,6 +50,8 @@ class Reports:
         self._stragglers, self._data_wait = Stragglers(), DataWait()
         self._waited_s = 0.0
         self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
+        self._background = Background()
+        self.settings: Mapping[str, Any] = {}
         self.work_of_ranks: Callable[[], Work] = list
         self.first_step_at: float | None = None
 
@@ -65,6 +71,8 @@ class Reports:
         if self._records is not None:
             self._records.truncate_after(job.progress.step, last_eval=job.progress.evaluated_step)
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
+        if self._records is not None and job.loader is not None and job.parts.draw_samples and not job.progress.step:
+            job.loader.num_to_keep = min(NUM_SAMPLES, len(job.train_data))
         self._data_wait.begin(job.progress.seconds, job.progress.data_s)
         self._loss_sum, self._num_samples = 0.0, 0
         self.resume(job)
@@ -91,6 +99,9 @@ class Reports:
         if self._console is None or self._records is None:
             return
         done, total = job.progress.step, job.num_steps
+        if job.loader is not None and job.loader.kept and (not job.loader.num_to_keep or done == total):
+            self._draw_samples(job, job.loader.kept)
+            job.loader.num_to_keep, job.loader.kept = 0, []
         left = job.config.epochs * len(job.train_data) - self._samples_done(job)
         if done % self._every == 0:
             terms = result.terms if len(result.terms) > 1 else {}
@@ -126,26 +137,49 @@ class Reports:
         LOGGER.info("evaluation after epoch %g: %s", epoch, metrics)
         if self._console is not None and self._records is not None:
             self._records.write("eval", job.progress.step, epoch, metrics)
+            self._records.describe({**_main_settings(job), **self.settings}, metrics)
             best, train_loss = job.progress.best, self._loss_sum / self._num_samples if self._num_samples else None
             is_best = best is not None and best["step"] == job.progress.step
             self._console.evaluation(epoch, metrics, metric.num_samples, train_loss, is_best=is_best)
             self._loss_sum, self._num_samples = 0.0, 0
             is_last = job.progress.step == job.num_steps
-            if job.parts.draw is not None and (is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S):
+            if is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S:
                 self._draw(job, metric, self._records)
 
     def close(self) -> None:
         """Flush and close the records, and remove the progress line."""
+        self._background.join()
         if self._console is not None:
             self._console.close()
         if self._records is not None:
             self._records.close()
 
+    def _draw_samples(self, job: Job, batches: Sequence[Batch]) -> None:
+        """Draw the first training samples in the background: nothing is read again, and no step waits."""
+        draw, path = job.parts.draw_samples, self._folder.pictures / "train_samples.png"
+        assert draw is not None
+
+        def work() -> None:
+            try:
+                draw(batches, path)
+            except Exception:
+                LOGGER.exception("the training samples could not be drawn")
+
+        self._background.start(work)
+
     def _draw(self, job: Job, metric: Any, records: Records) -> None:
-        assert job.parts.draw is not None
+        pictures = self._folder.pictures
         try:
-            job.parts.draw(metric, job.eval_data, self._folder.pictures)
-            records.show(self._folder.pictures, job.progress.step)
+            self._background.join()
+            train, evaluations = (read_records(self._folder.path, kind) for kind in ("train", "eval"))
+            if len(evaluations) > 1:  # one point is no curve, and short runs need not wait for matplotlib
+                from lockstep.report.chart import draw_curves
+
+                name = self._folder.path.name
+                draw_curves(train, evaluations, pictures / "curves.png", monitor=job.parts.monitor, name=name)
+            if job.parts.draw is not None:
+                job.parts.draw(metric, job.eval_data, pictures)
+            records.show(pictures, job.progress.step)
         except Exception as error:
             # Training continues without pictures.
             LOGGER.exception("pictures")
@@ -155,6 +189,15 @@ class Reports:
     def _samples_done(self, job: Job) -> int:
         epochs, steps = divmod(job.progress.step, job.order.steps_per_epoch)
         return epochs * len(job.train_data) + steps * job.order.global_batch
+
+
+def _main_settings(job: Job) -> dict[str, Any]:
+    """What runs are compared by, whether a user has set it or not."""
+    config = job.config
+    return {
+        "epochs": config.epochs, "global_batch": config.global_batch, "seed": config.seed, "mode": config.mode,
+        "optim.name": config.optim.name, "optim.lr": config.optim.lr,
+    }  # fmt: skip
 
 
 def _advice(job: Job) -> str:

@@ -14,6 +14,7 @@ from lockstep.cluster import collectives
 from lockstep.cluster.signals import StopSignal
 from lockstep.cluster.world import World
 from lockstep.config.document import to_yaml
+from lockstep.config.given import flat
 from lockstep.data.loader import lost_reader
 from lockstep.engine.assemble import init_weights, make_job
 from lockstep.engine.dataset_info import Recipe, build_from, dataset_info_for, write_dataset_info
@@ -63,6 +64,7 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
         spec = spec if origin is None else _named_as_before(spec, origin)
         job, manager, notes, header = _prepare(spec, recipe, world, folder, origin)
         reports = Reports(job, folder)
+        reports.settings = flat(spec.diff)
         try:
             reports.block(*header)
             for note in notes:

@@ -1,24 +1,37 @@
-"""A line chart as a PNG, drawn with Pillow."""
+"""Charts as PNG files, drawn with matplotlib: lines, and the loss curves of a run.
+
+matplotlib takes a third of a second to import, so it is imported with the first chart.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from PIL import Image, ImageDraw, ImageFont
+from lockstep.errors import cannot_write_result
+from lockstep.report.fonts import font_path_for
+from lockstep.report.format import metric_name, metric_value
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Line = Sequence[tuple[float, float]]
+Records = Sequence[Mapping[str, Any]]
 
-_PAPER, _INK, _FAINT, _GRID = (255, 255, 255), (34, 34, 34), (130, 130, 130), (228, 228, 228)
-# Dark enough on white, and told apart by people who see few colours (Okabe and Ito, 2008).
-_COLOURS = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (86, 180, 233), (230, 159, 0))
-_WIDTH_PX, _HEIGHT_PX, _LEFT_PX, _TOP_PX, _RIGHT_PX, _BOTTOM_PX = 760, 440, 78, 44, 190, 52
-_SCALE = 2  # drawn larger and made smaller: lines without steps
+_FAINT = "#767676"
+# Told apart by people who see few colours (Okabe and Ito, 2008).
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+_MAX_POINTS = 1000  # of a line: more cannot be told apart
+_LOG_FROM = 20.0  # a loss that falls to a twentieth is drawn on a logarithmic axis
 
 
 def draw_lines(lines: Mapping[str, Line], path: Path, *, title: str, x_name: str, y_name: str) -> None:
-    """Draw lines over a common ground that begins at 0.
+    """Plot lines on axes that start at 0.
 
     Args:
         lines: Points (x, y) by the line's name; a name that begins with "(" is drawn thin and grey.
@@ -26,61 +39,104 @@ def draw_lines(lines: Mapping[str, Line], path: Path, *, title: str, x_name: str
         title: Above the chart.
         x_name: What x is, with its unit.
         y_name: What y is, with its unit.
+
+    Raises:
+        CheckpointError: The PNG cannot be written.
     """
-    x_most = max(x for line in lines.values() for x, _ in line)
-    y_ticks = ticks(max(y for line in lines.values() for _, y in line))
-    y_most = y_ticks[-1]
-    image = Image.new("RGB", (_WIDTH_PX * _SCALE, _HEIGHT_PX * _SCALE), _PAPER)
-    draw = ImageDraw.Draw(image)
-    font, large = ImageFont.load_default(13 * _SCALE), ImageFont.load_default(15 * _SCALE)
-    width, height = _WIDTH_PX - _LEFT_PX - _RIGHT_PX, _HEIGHT_PX - _TOP_PX - _BOTTOM_PX
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across, up = x / x_most * width, y / y_most * height
-        return (_LEFT_PX + across) * _SCALE, (_TOP_PX + height - up) * _SCALE
-
-    for y in y_ticks:
-        draw.line([place(0, y), place(x_most, y)], _GRID, _SCALE)
-        draw.text((place(0, y)[0] - 8 * _SCALE, place(0, y)[1]), f"{y:,g}", _INK, font, anchor="rm")
-    for x in sorted({x for line in lines.values() for x, _ in line}):
-        draw.text((place(x, 0)[0], place(x, 0)[1] + 8 * _SCALE), f"{x:,g}", _INK, font, anchor="mt")
-    draw.text((_LEFT_PX * _SCALE, 4 * _SCALE), title, _INK, large)
-    draw.text((place(x_most / 2, 0)[0], (_HEIGHT_PX - 8) * _SCALE), x_name, _FAINT, font, anchor="ms")
-    draw.text((place(0, y_most)[0], (_TOP_PX - 6) * _SCALE), y_name, _FAINT, font, anchor="ls")
-    ends = []
-    for number, (name, line) in enumerate(lines.items()):
-        is_faint = name.startswith("(")
-        colour = _FAINT if is_faint else _COLOURS[number % len(_COLOURS)]
-        points = [place(x, y) for x, y in line]
-        draw.line(points, colour, (1 if is_faint else 2) * _SCALE, joint="curve")
-        if not is_faint:
-            for x, y in points:
-                draw.ellipse((x - 3 * _SCALE, y - 3 * _SCALE, x + 3 * _SCALE, y + 3 * _SCALE), colour)
-        ends.append((points[-1][1], name, colour))
-    _label(draw, ends, (_WIDTH_PX - _RIGHT_PX + 10) * _SCALE, font)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image.resize((_WIDTH_PX, _HEIGHT_PX), Image.Resampling.LANCZOS).save(path)
+    with _figure(path, (7.6, 4.4), "".join([title, *lines])) as figure:
+        axes = figure.subplots()
+        colours = itertools.cycle(_COLOURS)
+        for name, points in lines.items():
+            x, y = zip(*points, strict=True)
+            if name.startswith("("):
+                axes.plot(x, y, color=_FAINT, linewidth=1, linestyle="--", label=name.strip("()"))
+            else:
+                axes.plot(x, y, color=next(colours), linewidth=2, marker="o", label=name)
+        axes.set(
+            title=title, xlabel=x_name, ylabel=y_name, xticks=sorted({x for line in lines.values() for x, _ in line})
+        )
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0, top=None if any(y for line in lines.values() for _, y in line) else 1)
+        axes.legend(loc="upper left")
 
 
-def ticks(most: float) -> list[float]:
-    """Round numbers from 0 to at least `most`, four to eight of them."""
-    if most <= 0:
-        return [0.0, 1.0]
-    rough = most / 5
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
-    return [step * number for number in range(math.ceil(most / step - 1e-9) + 1)]
+def draw_curves(train: Records, evaluations: Records, path: Path, *, monitor: tuple[str, str], name: str) -> None:
+    """Plot a run's loss in training and validation, and beside it the validation metric that it is judged by.
+
+    Args:
+        train: Records of training steps, with `epoch` and `loss`.
+        evaluations: Records of evaluations, with `epoch` and the metrics.
+        path: Where the PNG goes.
+        monitor: The metric's name, and whether "max" or "min" is better.
+        name: The run's.
+
+    Raises:
+        CheckpointError: The PNG cannot be written.
+    """
+    metric, better = monitor
+    with _figure(path, (9.6, 4.0), name) as figure:
+        left, right = figure.subplots(1, 2)
+        losses = [_points(train, "loss"), _points(evaluations, "loss")]
+        for label, points, colour in zip(("training", "validation"), losses, _COLOURS, strict=False):
+            _plot(left, points, label, colour)
+        values = [y for points in losses for _, y in points]
+        if values and min(values) > 0 and max(values) > _LOG_FROM * min(values):
+            left.set_yscale("log")
+        left.set(title=f"{name}: loss", xlabel="epoch")
+        points = _points(evaluations, metric)
+        _plot(right, points, "validation", _COLOURS[1])
+        if points:
+            best = (max if better == "max" else min)(points, key=lambda point: point[1])
+            label = f"best: {metric_value(metric, best[1])} after epoch {best[0]:g}"
+            right.plot(*best, marker="*", markersize=16, linestyle="", color=_COLOURS[2], label=label)
+        right.set(title=f"{name}: {metric_name(metric)}", xlabel="epoch")
+        for axes in (left, right):
+            axes.set_xlim(left=0)
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend()
 
 
-def _label(
-    draw: ImageDraw.ImageDraw,
-    ends: Sequence[tuple[float, str, tuple[int, int, int]]],
-    x: float,
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
-) -> None:
-    """Each line's name at its end, pushed down where two would lie on each other."""
-    free = 0.0
-    for y, name, colour in sorted(ends):
-        y = max(y, free)
-        draw.text((x, y), name, colour, font, anchor="lm")
-        free = y + 17 * _SCALE
+def _points(records: Records, name: str) -> list[tuple[float, float]]:
+    """(epoch, value) of the records that have the value, thinned to what can be told apart."""
+    points = [(record["epoch"], record[name]) for record in records if record.get(name) is not None]
+    every = -(-len(points) // _MAX_POINTS)
+    if every <= 1:
+        return points
+    parts = [points[start : start + every] for start in range(0, len(points), every)]
+    return [(part[-1][0], sum(y for _, y in part) / len(part)) for part in parts]
+
+
+def _plot(axes: Axes, points: Line, label: str, colour: str) -> None:
+    if points:
+        x, y = zip(*points, strict=True)
+        marker = "o" if label == "validation" and len(points) <= 50 else None
+        axes.plot(x, y, color=colour, linewidth=1.5, marker=marker, markersize=5, label=label)
+
+
+@contextmanager
+def _figure(path: Path, inches: tuple[float, float], text: str) -> Iterator[Figure]:
+    """An empty figure that is written to a file at the end; it has fonts for all characters of a text."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # such as that it found no place to keep its list of fonts
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties, fontManager
+
+    families = ["DejaVu Sans"]
+    if (font := font_path_for(text)) is not None:
+        fontManager.addfont(font)
+        families.append(FontProperties(fname=font).get_name())
+    # Its own defaults: a matplotlibrc in the current folder is not the user's wish for this chart.
+    with mpl.rc_context({**mpl.rcParamsDefault, "font.family": families, "font.size": 12, "axes.titlesize": 13}):
+        figure = Figure(figsize=inches, dpi=100, layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
+        for axes in figure.axes:
+            axes.grid(color="#e4e4e4")
+            axes.set_axisbelow(True)
+            axes.spines[["top", "right"]].set_visible(False)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, metadata={"Software": "lockstep"})
+        except OSError as error:
+            raise cannot_write_result(path, error) from None

@@ -53,18 +53,21 @@ def covered(path: str, characters: str) -> str:
 
 def font_for(text: str, size_px: int) -> Font:
     """A font that has all characters of a text, or the one that comes with Pillow if none has."""
+    path = font_path_for(text)
+    return ImageFont.load_default(size_px) if path is None else load_font(path, size_px)
+
+
+def font_path_for(text: str) -> str | None:
+    """The font of the machine that has the most of a text's characters; None where the text is plain ASCII."""
     wanted = "".join(sorted(set(text) - set(" ")))
-    if not wanted.isascii():
-        best, most = "", 0
-        for path in _system_files():
-            num_drawn = len(covered(path, wanted))
-            if num_drawn > most:
-                best, most = path, num_drawn
-            if most == len(wanted):
-                break
-        if best:
-            return load_font(best, size_px)
-    return ImageFont.load_default(size_px)
+    best, most = None, 0
+    for path in _system_files() if not wanted.isascii() else []:
+        num_drawn = len(covered(path, wanted))
+        if num_drawn > most:
+            best, most = path, num_drawn
+        if most == len(wanted):
+            break
+    return best
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Pictures of how a run went, drawn with Pillow: a confusion matrix and a sheet of samples with captions."""
+"""Pictures drawn with Pillow: a confusion matrix, and a sheet of samples with captions."""
 
 from __future__ import annotations
 
@@ -16,39 +16,38 @@ from lockstep.report.fonts import Font, font_for
 ByteArray = npt.NDArray[np.uint8]
 Colour = tuple[int, int, int]
 
-_PAPER, _INK, _FAINT = (255, 255, 255), (34, 34, 34), (150, 150, 150)
+_PAPER, _INK, _FAINT = (255, 255, 255), (34, 34, 34), (118, 118, 118)
+_EMPTY, _CORRECT, _WRONG = (245, 245, 245), (33, 102, 172), (178, 24, 43)
 _SOFTWARE = "lockstep"  # in the pictures themselves: those may be drawn anew
-_EMPTY = (245, 245, 245)
-_RIGHT, _WRONG = (33, 102, 172), (178, 24, 43)
-_MARGIN_PX, _CELL_PX, _TEXT_PX = 24, 44, 14
-_MOST_NAME_PX = 220
+_MARGIN_PX, _CELL_PX, _TEXT_PX = 24, 48, 18
+_MAX_NAME_PX = 240
 
 
 def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path) -> None:
-    """Draw a confusion matrix as a PNG: blue where label and answer agree, red where they don't.
+    """Draw a confusion matrix as a PNG: blue where prediction and ground truth agree, red where they differ.
 
-    Colour is strong by the share of its row, so that a class with few samples shows as well as one with many; a red
-    cell is full at a twentieth of its row, since mistakes are few.
+    A cell's strength is its share of the row, so that a class with few samples shows as well as one with many. A red
+    cell has its full strength at a twentieth of the row, since mistakes are few.
 
     Args:
-        counts: `counts[label][answer]`, how many samples.
+        counts: `counts[ground truth][prediction]`, how many samples.
         class_names: The classes' names, in order.
         path: Where the PNG goes.
     """
     font, small = _fonts(class_names)
-    names = [_cut(name, font, _MOST_NAME_PX) for name in class_names]
+    names = [_cut(name, font, _MAX_NAME_PX) for name in class_names]
     name_px = max(int(font.getlength(name)) for name in names) + 10
     is_upright = name_px - 10 > _CELL_PX
-    num_right, num_samples = sum(row[place] for place, row in enumerate(counts)), sum(map(sum, counts))
-    title, legend = f"{num_right:,} of {num_samples:,} right", "rows: label, columns: answer"
+    num_correct, num_samples = sum(row[place] for place, row in enumerate(counts)), sum(map(sum, counts))
+    title, legend = f"{num_correct:,} of {num_samples:,} correct", "rows: ground truth, columns: prediction"
     left, top = _MARGIN_PX + name_px, _MARGIN_PX + (name_px + 20 if is_upright else 44)
     size = len(names) * _CELL_PX
     head_px = int(font.getlength(title) + small.getlength(legend)) + 3 * _MARGIN_PX
-    image = Image.new("RGB", (max(left + size + _MARGIN_PX + 60, head_px), top + size + _MARGIN_PX), _PAPER)
+    image = Image.new("RGB", (max(left + size + _MARGIN_PX + 66, head_px), top + size + _MARGIN_PX), _PAPER)
     draw = ImageDraw.Draw(image)
     draw.text((_MARGIN_PX, _MARGIN_PX - 10), title, _INK, font)
     draw.text((image.width - _MARGIN_PX, _MARGIN_PX - 10), legend, _FAINT, small, anchor="ra")
-    draw.text((left + size + 8, top - 8), "right", _FAINT, small, anchor="ls")
+    draw.text((left + size + 8, top - 8), "recall", _FAINT, small, anchor="ls")
     for label, (name, row) in enumerate(zip(names, counts, strict=True)):
         y = top + label * _CELL_PX
         total = sum(row)
@@ -60,19 +59,26 @@ def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], 
             draw.text((middle, top - 8), name, _INK, font, anchor="ms")
         share = f"{row[label] / total:.1%}" if total else "-"
         draw.text((left + size + 8, y + _CELL_PX // 2), share, _INK, small, anchor="lm")
-        for answer, count in enumerate(row):
-            strength = count / total * (1 if answer == label else 20) if total else 0.0
-            x = left + answer * _CELL_PX
-            colour = _blend(_RIGHT if answer == label else _WRONG, strength)
+        for prediction, count in enumerate(row):
+            strength = count / total * (1 if prediction == label else 20) if total else 0.0
+            x = left + prediction * _CELL_PX
+            colour = _blend(_CORRECT if prediction == label else _WRONG, strength)
             draw.rectangle((x, y, x + _CELL_PX - 2, y + _CELL_PX - 2), colour)
             if count:
                 text = _PAPER if strength > 0.5 else _INK
                 draw.text((x + _CELL_PX // 2, y + _CELL_PX // 2), str(count), text, small, anchor="mm")
-    _save(image, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path)
 
 
 def draw_sheet(
-    title: str, tiles: Sequence[ByteArray], captions: Sequence[str], path: Path, *, num_columns: int = 5
+    title: str,
+    tiles: Sequence[ByteArray],
+    captions: Sequence[str],
+    path: Path,
+    *,
+    num_columns: int = 5,
+    tile_px: tuple[int, int] = (112, 112),
 ) -> None:
     """Draw samples side by side as a PNG, each with a caption below it.
 
@@ -82,29 +88,32 @@ def draw_sheet(
         captions: One for each tile.
         path: Where the PNG goes.
         num_columns: Tiles in a row.
+        tile_px: Width and height into which each tile is fitted.
     """
     font, small = _fonts([title, *captions])
-    tile_px, gap_px, line_px = 112, 12, 16
-    lines = [_in_lines(caption, small, tile_px + gap_px - 4) for caption in captions]
+    (tile_width, tile_height), gap_px, line_px = tile_px, 12, 20
+    lines = [_in_lines(caption, small, tile_width + gap_px - 4) for caption in captions]
     caption_px = 6 + line_px * max(map(len, lines), default=1)
     num_rows = max(1, -(-len(tiles) // num_columns))
-    width = 2 * _MARGIN_PX + num_columns * (tile_px + gap_px) - gap_px
-    top = _MARGIN_PX + 26
-    image = Image.new("RGB", (width, top + num_rows * (tile_px + caption_px + gap_px) + _MARGIN_PX - gap_px), _PAPER)
+    width = 2 * _MARGIN_PX + num_columns * (tile_width + gap_px) - gap_px
+    top = _MARGIN_PX + 30
+    height = top + num_rows * (tile_height + caption_px + gap_px) + _MARGIN_PX - gap_px
+    image = Image.new("RGB", (width, height), _PAPER)
     draw = ImageDraw.Draw(image)
-    draw.text((_MARGIN_PX, _MARGIN_PX - 10), title, _INK, font)
+    draw.text((_MARGIN_PX, _MARGIN_PX - 10), _cut(title, font, width - 2 * _MARGIN_PX), _INK, font)
     for place, (tile, caption) in enumerate(zip(tiles, lines, strict=True)):
         row, column = divmod(place, num_columns)
-        x, y = _MARGIN_PX + column * (tile_px + gap_px), top + row * (tile_px + caption_px + gap_px)
+        x, y = _MARGIN_PX + column * (tile_width + gap_px), top + row * (tile_height + caption_px + gap_px)
         picture = Image.fromarray(tile)
-        factor = tile_px / max(picture.size)
+        factor = min(tile_width / picture.width, tile_height / picture.height)
         size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
         # Small pictures are shown pixel by pixel, as the model sees them.
         resample = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS
-        image.paste(picture.resize(size, resample), (x + (tile_px - size[0]) // 2, y + (tile_px - size[1]) // 2))
+        image.paste(picture.resize(size, resample), (x + (tile_width - size[0]) // 2, y + (tile_height - size[1]) // 2))
         for number, line in enumerate(caption):
-            draw.text((x + tile_px // 2, y + tile_px + 4 + number * line_px), line, _INK, small, anchor="ma")
-    _save(image, path)
+            draw.text((x + tile_width // 2, y + tile_height + 4 + number * line_px), line, _INK, small, anchor="ma")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path)
 
 
 def _blend(colour: Colour, strength: float) -> Colour:
@@ -144,11 +153,6 @@ def _draw_upright(image: Image.Image, foot: tuple[int, int], text: str, font: Fo
     ImageDraw.Draw(strip).text((0, _TEXT_PX), text, _INK, font, anchor="lm")
     strip = strip.transpose(Image.Transpose.ROTATE_90)
     image.paste(strip, (foot[0] - strip.width // 2, foot[1] - strip.height))
-
-
-def _save(image: Image.Image, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image.save(path, optimize=True)
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -38,6 +38,8 @@ class Records:
         self._purge_step: int | None = None
         self._file: BinaryIO | None = None
         self._writer: SummaryWriter | None = None
+        self._is_described = False
+        self._shown: dict[str, int] = {}
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -64,8 +66,30 @@ class Records:
                 for name, value in values.items():
                     writer.add_scalar(f"{kind}/{name}", value, step)
 
+    def describe(self, settings: Mapping[str, Any], metrics: Iterable[str]) -> None:
+        """Give TensorBoard the run's row in its table of hyperparameters; its metrics there are always the latest.
+
+        Args:
+            settings: Values by dotted name.
+            metrics: Names of what is evaluated, as records of kind "eval" have them.
+        """
+        if self._tensorboard_folder is None or self._is_described:
+            return
+        from torch.utils.tensorboard.summary import hparams
+
+        # torch writes a bool as the number 1, and refuses None and lists.
+        plain = {
+            name: value if type(value) in (int, float, str) else json.dumps(value) for name, value in settings.items()
+        }
+        with _writing(self._tensorboard_folder):
+            writer = self._open_tensorboard(self._tensorboard_folder)._get_file_writer()
+            # SummaryWriter.add_hparams would write them as a second run in a folder below.
+            for summary in hparams(plain, {f"eval/{name}": 0.0 for name in metrics}):
+                writer.add_summary(summary)
+        self._is_described = True
+
     def show(self, folder: Path, step: int) -> None:
-        """Add the PNG files of a folder to TensorBoard, under their names."""
+        """Add the PNG files of a folder to TensorBoard, under their names; those that are new since the last time."""
         if self._tensorboard_folder is None:
             return
         from lockstep.data.images import read_rgb
@@ -73,6 +97,10 @@ class Records:
         with _writing(self._tensorboard_folder):
             writer = self._open_tensorboard(self._tensorboard_folder)
             for path in sorted(folder.glob("*.png")):
+                written = path.stat().st_mtime_ns
+                if self._shown.get(path.name) == written:
+                    continue
+                self._shown[path.name] = written
                 writer.add_image(path.stem, read_rgb(path), step, dataformats="HWC")
 
     def truncate_after(self, step: int, *, last_eval: int | None = None) -> None:

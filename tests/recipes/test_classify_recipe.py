@@ -199,7 +199,7 @@ def test_the_recipe_learns_answers_and_draws(shapes: Path, tmp_path: Path) -> No
     assert sum(entry["probability"] for entry in said["top"]) == pytest.approx(1, abs=1e-5)
     parts.draw(metric, held_out, tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["confusion.csv", "confusion.png", "worst.png"]
-    assert (tmp_path / "confusion.csv").read_text().startswith("label,samples,right,taken for circles,")
+    assert (tmp_path / "confusion.csv").read_text().startswith("ground truth,samples,correct,predicted circles,")
     drawn = parts.draw_prediction(path, said)
     assert drawn.width >= 360
     assert drawn.height > Image.open(path).height

@@ -1,4 +1,4 @@
-"""Pictures of an evaluation, for the run folder; and a person's own picture with the answer to it."""
+"""Pictures of training samples and of an evaluation, for the run folder; and a picture with the answer to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from lockstep.data.images import read_rgb
-from lockstep.data.samples import Samples
+from lockstep.data.samples import Batch, Samples
 from lockstep.metrics.classification import Accuracy
 from lockstep.report.fonts import font_for
 from lockstep.report.pictures import draw_confusion, draw_sheet
@@ -37,16 +37,31 @@ def draw_pictures(metric: Accuracy, samples: Samples, folder: Path, *, classes: 
     indices = np.array([index for _, index, _, _ in rows], dtype=np.int64)
     tiles = samples.batch(indices, np.zeros(len(indices), dtype=np.uint64)).inputs.numpy()
     captions = [
-        f"{classes[label]}, not {classes[choice]}" if label != choice else f"{classes[label]}, loss {loss:.2f}"
+        f"prediction {classes[choice]},\nground truth {classes[label]}"
+        if label != choice
+        else f"{classes[label]}, loss {loss:.2f}"
         for loss, _, label, choice in rows
     ]
-    draw_sheet("The held-out pictures with the largest loss", list(tiles), captions, folder / "worst.png")
+    draw_sheet("Validation images with the largest loss", list(tiles), captions, folder / "worst.png")
+
+
+def draw_samples(batches: Sequence[Batch], path: Path, *, classes: Sequence[str]) -> None:
+    """Draw training samples after cropping and flipping, each with its class.
+
+    Args:
+        batches: What the data set gave: inputs (N, S, S, 3) bytes.
+        path: Where the PNG goes.
+        classes: Their names.
+    """
+    tiles = [tile for batch in batches for tile in batch.inputs.numpy()]
+    captions = [classes[label] for batch in batches for label in batch.targets.tolist()]
+    draw_sheet("Training samples after augmentation, with their labels", tiles, captions, path)
 
 
 def _write_counts(counts: Sequence[Sequence[int]], classes: Sequence[str], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(["label", "samples", "right", *(f"taken for {name}" for name in classes)])
+        table.writerow(["ground truth", "samples", "correct", *(f"predicted {name}" for name in classes)])
         for label, (name, row) in enumerate(zip(classes, counts, strict=True)):
             table.writerow([name, sum(row), row[label], *row])
 

@@ -14,7 +14,7 @@ from lockstep.metrics.classification import Accuracy
 from lockstep.recipes.classify.checking import drop_unreadable, skipped_row
 from lockstep.recipes.classify.config import Config
 from lockstep.recipes.classify.data import PictureFiles, open_files, preprocess
-from lockstep.recipes.classify.drawing import draw_pictures, draw_prediction
+from lockstep.recipes.classify.drawing import draw_pictures, draw_prediction, draw_samples
 from lockstep.recipes.classify.listing import Files, find_pictures, list_held_out, num_in_both, take_all
 from lockstep.recipes.classify.loss import cross_entropy
 from lockstep.recipes.classify.model import build_model, frozen_row
@@ -75,6 +75,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         preprocess=partial(preprocess, config=config.data),
         postprocess=partial(answer, classes=classes),
         draw=partial(draw_pictures, classes=classes),
+        draw_samples=partial(draw_samples, classes=classes),
         draw_prediction=draw_prediction,
         input_shape=(3, config.data.size_px, config.data.size_px),
         metadata={"classes": classes, "mean": config.data.mean, "std": config.data.std},

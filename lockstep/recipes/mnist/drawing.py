@@ -1,12 +1,15 @@
-"""Pictures of an evaluation, for the run folder."""
+"""Pictures of training samples and of an evaluation, for the run folder."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+from torch import Tensor
 
-from lockstep.data.samples import Samples
+from lockstep.data.samples import Batch, Samples
 from lockstep.metrics.classification import Accuracy
 from lockstep.recipes.mnist.data import Scale
 from lockstep.report.pictures import draw_confusion, draw_sheet
@@ -25,10 +28,27 @@ def draw_pictures(metric: Accuracy, samples: Samples, folder: Path, *, scale: Sc
     counts, rows = state["confusion"], state["worst"]
     draw_confusion(counts, [str(place) for place in range(len(counts))], folder / "confusion.png")
     indices = np.array([index for _, index, _, _ in rows], dtype=np.int64)
-    inputs = samples.batch(indices, np.zeros(len(indices), dtype=np.uint64)).inputs[:, 0].numpy()
-    tiles = np.clip((inputs * scale.std + scale.mean) * 255, 0, 255).round().astype(np.uint8)
+    tiles = _tiles(samples.batch(indices, np.zeros(len(indices), dtype=np.uint64)).inputs, scale)
     captions = [
-        f"{label} taken for {choice}" if label != choice else f"{label}, loss {loss:.2f}"
+        f"prediction {choice}, ground truth {label}" if label != choice else f"{label}, loss {loss:.2f}"
         for loss, _, label, choice in rows
     ]
-    draw_sheet("The held-out pictures with the largest loss", list(tiles), captions, folder / "worst.png")
+    draw_sheet("Validation images with the largest loss", tiles, captions, folder / "worst.png")
+
+
+def draw_samples(batches: Sequence[Batch], path: Path, *, scale: Scale) -> None:
+    """Draw training samples as the model sees them, each with its label.
+
+    Args:
+        batches: What the data set gave.
+        path: Where the PNG goes.
+        scale: How bytes became numbers.
+    """
+    tiles = [tile for batch in batches for tile in _tiles(batch.inputs, scale)]
+    captions = [str(label) for batch in batches for label in batch.targets.tolist()]
+    draw_sheet("Training samples after augmentation, with their labels", tiles, captions, path)
+
+
+def _tiles(inputs: Tensor, scale: Scale) -> list[npt.NDArray[np.uint8]]:
+    """(N, 1, H, W) numbers -> N times (H, W) bytes."""
+    return list(np.clip((inputs[:, 0].numpy() * scale.std + scale.mean) * 255, 0, 255).round().astype(np.uint8))

@@ -8,7 +8,7 @@ from lockstep.engine.parts import Parts
 from lockstep.metrics.classification import Accuracy
 from lockstep.recipes.mnist.config import Config
 from lockstep.recipes.mnist.data import SCALES, TITLES, open_pictures
-from lockstep.recipes.mnist.drawing import draw_pictures
+from lockstep.recipes.mnist.drawing import draw_pictures, draw_samples
 from lockstep.recipes.mnist.loss import cross_entropy
 from lockstep.recipes.mnist.model import NUM_CLASSES, build_model
 from lockstep.recipes.mnist.picture import answer, read_picture
@@ -31,6 +31,7 @@ def build(config: Config) -> Parts:
         preprocess=partial(read_picture, scale=scale),
         postprocess=answer,
         draw=partial(draw_pictures, scale=scale),
+        draw_samples=partial(draw_samples, scale=scale),
         input_shape=(1, scale.size_px, scale.size_px),
         metadata={"classes": [str(digit) for digit in range(NUM_CLASSES)], "mean": scale.mean, "std": scale.std},
         describe={"data": TITLES[config.data.name], "model": config.model.name},

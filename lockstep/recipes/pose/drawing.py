@@ -12,8 +12,12 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from lockstep.data.images import read_rgb
+from lockstep.data.samples import Batch
+from lockstep.recipes.pose.data import STRIDES
 from lockstep.recipes.pose.metric import PoseMetric
+from lockstep.recipes.pose.normalise import MEAN, STD
 from lockstep.recipes.pose.skeletons import Skeleton
+from lockstep.report.pictures import draw_sheet
 
 Colour = tuple[int, int, int]
 Points = npt.NDArray[np.float64]
@@ -24,7 +28,7 @@ MIN_JOINT_SCORE = 0.1
 MIN_JOINTS = 3
 
 _DARK, _PAPER, _INK, _FAINT = (20, 20, 20), (255, 255, 255), (34, 34, 34), (120, 120, 120)
-_PANEL_PX, _GAP_PX, _MARGIN_PX, _TEXT_PX = 240, 8, 20, 14
+_PANEL_PX, _GAP_PX, _MARGIN_PX, _TEXT_PX = 240, 8, 20, 18
 
 
 class Pictures(Protocol):
@@ -94,7 +98,7 @@ def draw_prediction(path: Path, answer: Mapping[str, Any], *, skeleton: Skeleton
 
 
 def draw_pictures(metric: PoseMetric, samples: Pictures, folder: Path) -> None:
-    """Draw the first pictures of an evaluation into `people.png`: what was found, what is there, and the heat.
+    """Draw the first images of an evaluation into `people.png`: prediction, ground truth and heatmaps.
 
     Args:
         metric: The merged metric of the evaluation.
@@ -124,6 +128,47 @@ def _with_caption(image: Image.Image, caption: str) -> Image.Image:
     place = (size_px // 2, image.height + size_px)
     ImageDraw.Draw(canvas).text(place, caption, _INK, ImageFont.load_default(size_px), anchor="lm")
     return canvas
+
+
+def draw_samples(batches: Sequence[Batch], path: Path, *, skeleton: Skeleton) -> None:
+    """Draw training images after augmentation with the joints that the loss sees; what it leaves out is dark.
+
+    Args:
+        batches: What the data set gave.
+        path: Where the PNG goes.
+        skeleton: Which joints are connected.
+    """
+    tiles, captions = [], []
+    for batch in batches:
+        images, index = batch.inputs.permute(0, 2, 3, 1).numpy(), batch.targets["index"].numpy()
+        maps, masks = (batch.targets[name][0].numpy() for name in ("heatmaps", "masks"))
+        for row, image in enumerate(images):
+            people = [_joints(person, maps[row]) for person in index[row] if person[:, 1].any()]
+            tiles.append(_tile(image, masks[row], people, skeleton))
+            captions.append(f"{len(people)} {'person' if len(people) == 1 else 'people'}")
+    title = "Training samples after augmentation, with their labels"
+    draw_sheet(title, tiles, captions, path, tile_px=(_PANEL_PX, _PANEL_PX))
+
+
+def _joints(person: npt.NDArray[np.int64], maps: npt.NDArray[np.float32]) -> Points:
+    """A person's places on the maps, (K, 2) of `index_joints`, and the maps, (K, R, R) -> (K, 3) for `draw_people`."""
+    num_joints, size_px, _ = maps.shape
+    y, x = np.divmod(person[person[:, 1] > 0, 0] % size_px**2, size_px)
+    joints = np.zeros((num_joints, 3))
+    joints[maps[:, y, x].argmax(axis=0)] = np.column_stack([x, y, np.ones(len(x))])  # the joint whose peak is there
+    return joints
+
+
+def _tile(
+    image: npt.NDArray[np.float32], mask: npt.NDArray[np.float32], people: Sequence[Points], skeleton: Skeleton
+) -> npt.NDArray[np.uint8]:
+    """A normalised image, (S, S, 3), with people on its map of 1/4, as bytes of the sheet's size."""
+    light = (0.35 + 0.65 * mask.repeat(STRIDES[0], axis=0).repeat(STRIDES[0], axis=1))[..., None]
+    rgb = (image * np.array(STD, np.float32) + np.array(MEAN, np.float32)) * 255 * light
+    small = Image.fromarray(rgb.clip(0, 255).round().astype(np.uint8)).resize((_PANEL_PX, _PANEL_PX))
+    factor = _PANEL_PX / len(mask)
+    placed = [np.column_stack([(person[:, :2] + 0.5) * factor - 0.5, person[:, 2]]) for person in people]
+    return np.asarray(draw_people(small, placed, skeleton))
 
 
 def _sure(people: Sequence[Points]) -> list[Points]:

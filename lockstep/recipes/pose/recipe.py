@@ -12,7 +12,7 @@ from lockstep.engine.parts import Parts
 from lockstep.recipes.pose.coco.files import open_files
 from lockstep.recipes.pose.config import Config, DataConfig
 from lockstep.recipes.pose.data import EvalPictures, Source, TrainPictures
-from lockstep.recipes.pose.drawing import draw_pictures, draw_prediction
+from lockstep.recipes.pose.drawing import draw_pictures, draw_prediction, draw_samples
 from lockstep.recipes.pose.figures import NUM_EVAL, NUM_TRAIN, Figures
 from lockstep.recipes.pose.infer import answer, make_infer, read_picture
 from lockstep.recipes.pose.loss import pose_loss
@@ -45,6 +45,7 @@ def build(config: Config) -> Parts:
         postprocess=answer,
         draw=draw_pictures,  # type: ignore[arg-type]  # it also asks EvalPictures for a picture as it is
         draw_prediction=partial(draw_prediction, skeleton=skeleton),
+        draw_samples=partial(draw_samples, skeleton=skeleton),
         input_shape=(3, config.data.size_px, config.data.size_px),
         metadata={"skeleton": {"joints": skeleton.joints, "limbs": skeleton.limbs}, "mean": MEAN, "std": STD},
         describe={

@@ -1,24 +1,27 @@
-"""The lines that were read worst, as a sheet for the run folder."""
+"""Training lines, and the validation lines with the most errors, as sheets for the run folder."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from lockstep.data.keyed import keys
-from lockstep.data.samples import Samples
+from lockstep.data.samples import Batch, Samples
 from lockstep.metrics.text import TextMetric
 from lockstep.recipes.text.config import HEIGHT_PX, DataConfig
 from lockstep.report.fonts import font_for
+from lockstep.report.pictures import draw_sheet
 
-_ZOOM, _TEXT_PX, _MARGIN_PX, _NUM_COLUMNS = 2, 15, 16, 3
-_PAPER, _INK, _FAINT, _WRONG = (255, 255, 255), (34, 34, 34), (150, 150, 150), (178, 24, 43)
+_ZOOM, _TEXT_PX, _MARGIN_PX, _NUM_COLUMNS = 2, 18, 16, 3
+_PAPER, _INK, _WRONG = (255, 255, 255), (34, 34, 34), (178, 24, 43)
 
 
 def draw_worst(metric: TextMetric, samples: Samples, folder: Path, *, data: DataConfig) -> None:
-    """Draw the lines with the most errors as `worst.png`: the picture as the network sees it, truth, what was read.
+    """Draw the lines with the most errors as `worst.png`: the image as the network sees it, ground truth, prediction.
 
     Args:
         metric: What was counted over all of them.
@@ -36,8 +39,8 @@ def draw_worst(metric: TextMetric, samples: Samples, folder: Path, *, data: Data
     num_rows = -(-len(tiles) // num_columns)
     sheet = Image.new("RGB", (num_columns * cell[0] + _MARGIN_PX, num_rows * cell[1] + 3 * _MARGIN_PX), _PAPER)
     draw = ImageDraw.Draw(sheet)
-    title = "Validation lines with the most errors: ground truth above prediction"
-    draw.text((_MARGIN_PX, _MARGIN_PX), title, _FAINT, font_for(title, _TEXT_PX))
+    title = "Validation lines with the most errors: ground truth (black), prediction (red)"
+    draw.text((_MARGIN_PX, _MARGIN_PX), title, _INK, font_for(title, _TEXT_PX))
     for place, (tile, (_, _, truth, text)) in enumerate(zip(tiles, rows, strict=True)):
         row, column = divmod(place, num_columns)
         x, y = _MARGIN_PX + column * cell[0], 3 * _MARGIN_PX + row * cell[1]
@@ -49,9 +52,31 @@ def draw_worst(metric: TextMetric, samples: Samples, folder: Path, *, data: Data
     sheet.save(folder / "worst.png", optimize=True)
 
 
+def draw_samples(
+    batches: Sequence[Batch], path: Path, *, data: DataConfig, read_truths: Callable[[Batch], list[str]]
+) -> None:
+    """Draw training lines as the network sees them, each with its text.
+
+    Args:
+        batches: What the data set gave.
+        path: Where the PNG goes.
+        data: How pictures became numbers.
+        read_truths: The texts of a batch.
+    """
+    tiles = [tile for batch in batches for tile in _grey(batch, data)]
+    captions = [text for batch in batches for text in read_truths(batch)]
+    title = "Training samples after augmentation, with their labels"
+    draw_sheet(title, tiles, captions, path, num_columns=_NUM_COLUMNS, tile_px=(320, 2 * HEIGHT_PX))
+
+
+def _grey(batch: Batch, data: DataConfig) -> list[npt.NDArray[np.uint8]]:
+    """Inputs (N, 1, 32, W) -> N times (32, W) bytes."""
+    return list(np.clip((batch.inputs[:, 0].numpy() * data.std + data.mean) * 255, 0, 255).round().astype(np.uint8))
+
+
 def _tile(samples: Samples, index: int, data: DataConfig) -> Image.Image:
     # The key with which the evaluation has read it: a made-up line is another one under another key.
     place = np.array([index], dtype=np.int64)
-    pixels = samples.batch(place, keys(0, 0, place)).inputs[0, 0].numpy() * data.std + data.mean
-    image = Image.fromarray(np.clip(pixels * 255, 0, 255).round().astype(np.uint8))
+    (pixels,) = _grey(samples.batch(place, keys(0, 0, place)), data)
+    image = Image.fromarray(pixels)
     return image.resize((image.width * _ZOOM, image.height * _ZOOM), Image.Resampling.BICUBIC).convert("RGB")

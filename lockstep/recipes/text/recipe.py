@@ -16,7 +16,7 @@ from lockstep.recipes.text.answer import answer, draw_prediction, read_line
 from lockstep.recipes.text.config import HEIGHT_PX, Config
 from lockstep.recipes.text.data import HELD_OUT, TRAINING, MadeLines, PictureLines, made_group, truths
 from lockstep.recipes.text.decode import read
-from lockstep.recipes.text.drawing import draw_worst
+from lockstep.recipes.text.drawing import draw_samples, draw_worst
 from lockstep.recipes.text.files import Chosen, choose, find_alphabet
 from lockstep.recipes.text.fonts import Font, check_fonts, find_fonts, hold_out
 from lockstep.recipes.text.lines import LineMaker
@@ -74,6 +74,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         preprocess=partial(read_line, config=config),
         postprocess=partial(answer, alphabet=alphabet, config=config.decode),
         draw=partial(draw_worst, data=config.data),
+        draw_samples=partial(draw_samples, data=config.data, read_truths=partial(truths, alphabet=alphabet)),
         draw_prediction=draw_prediction,
         input_shape=(1, HEIGHT_PX, config.data.widths[-1]),
         metadata={

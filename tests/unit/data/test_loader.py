@@ -144,6 +144,24 @@ def test_reading_from_the_middle_of_a_run_gives_the_batches_of_the_whole_run() -
     assert all(torch.equal(one.inputs, two.inputs) for one, two in zip(whole, later, strict=True))
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_first_samples_are_kept_as_they_were_read_and_change_no_batch(num_workers: int) -> None:
+    order, place = Order(40, 11, 4, seed=5), alone("cpu")
+    loader = Loader(
+        DatasetSamples(Pictures()), lambda: training_requests(order, place, 0, 8), CPU, num_workers=num_workers
+    )
+    loader.num_to_keep = 6
+    micro_batches = [micro for step in order.steps(place, start=0, stop=8) for micro in step.micro_batches]
+    read = [loader.batch(micro.indices, micro.keys) for micro in micro_batches]
+    loader.close()
+    assert [len(batch) for batch in loader.kept] == [4, 2]
+    assert torch.equal(
+        torch.cat([batch.inputs for batch in loader.kept]), torch.cat([read[0].inputs, read[1].inputs])[:6]
+    )
+    usual = batches(0)
+    assert all(torch.equal(one.inputs, two.inputs) for one, two in zip(read, usual, strict=False))
+
+
 def test_pictures_are_laid_out_channels_last_where_asked() -> None:
     usual, last = batches(0)[0].inputs, batches(0, channels_last=True)[0].inputs
     assert last.is_contiguous(memory_format=torch.channels_last)

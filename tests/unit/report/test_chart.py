@@ -1,35 +1,105 @@
-"""A line chart: round numbers beside it, and every line on it."""
+"""Charts by matplotlib: every line on them, in any script, on a light background whatever the current folder holds."""
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+import numpy.typing as npt
+import pytest
 from PIL import Image
 
-from lockstep.report.chart import draw_lines, ticks
+from lockstep.errors import CheckpointError
+from lockstep.report.chart import draw_curves, draw_lines
+from lockstep.report.fonts import font_path_for
+
+BLUE, ORANGE, GREEN = (0, 114, 178), (213, 94, 0), (0, 158, 115)
+TRAIN = [{"epoch": step / 20, "loss": 2 * math.exp(-step / 40)} for step in range(1, 101)]
+EVALUATIONS = [{"epoch": epoch, "loss": 2.0 / epoch, "top1": 1 - 0.5 / epoch} for epoch in range(1, 6)]
 
 
-@given(st.floats(1e-6, 1e9))
-def test_ticks_are_even_and_reach_just_over_the_largest_value(most: float) -> None:
-    found = ticks(most)
-    assert found[0] == 0
-    assert found[-1] >= most * (1 - 1e-9)
-    assert found[-2] < most
-    assert 3 <= len(found) <= 9
-    assert np.allclose(np.diff(found), found[1])
+def _pixels(path: Path) -> npt.NDArray[np.int64]:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB")).astype(np.int64)
+
+
+def _count(path: Path, colour: tuple[int, int, int]) -> int:
+    return int((np.abs(_pixels(path) - colour).sum(axis=2) < 30).sum())
+
+
+def _draw_curves(path: Path, *, name: str = "digits", **changed: Any) -> None:
+    given = {"train": TRAIN, "evaluations": EVALUATIONS, **changed}
+    draw_curves(given["train"], given["evaluations"], path, monitor=("top1", "max"), name=name)
 
 
 def test_all_lines_are_on_the_chart_in_colours_of_their_own(tmp_path: Path) -> None:
     lines = {"exact": [(1, 100.0), (2, 190.0)], "ddp": [(1, 110.0), (2, 180.0)], "(ideal)": [(1, 100.0), (2, 200.0)]}
-    draw_lines(lines, tmp_path / "new" / "chart.png", title="digits", x_name="processes", y_name="samples a second")
-    picture = np.asarray(Image.open(tmp_path / "new" / "chart.png").convert("RGB")).astype(int)
-    for colour in ((0, 114, 178), (213, 94, 0)):
-        assert (np.abs(picture - colour).sum(axis=2) < 30).sum() > 100
+    draw_lines(lines, tmp_path / "new" / "chart.png", title="digits", x_name="processes", y_name="samples/s")
+    assert _count(tmp_path / "new" / "chart.png", BLUE) > 100
+    assert _count(tmp_path / "new" / "chart.png", ORANGE) > 100
 
 
 def test_a_chart_of_nothing_but_zeros_is_drawn(tmp_path: Path) -> None:
     draw_lines({"a": [(1, 0.0), (2, 0.0)]}, tmp_path / "chart.png", title="t", x_name="x", y_name="y")
     assert (tmp_path / "chart.png").is_file()
+
+
+def test_loss_curves_show_training_validation_and_the_best_evaluation(tmp_path: Path) -> None:
+    _draw_curves(tmp_path / "curves.png")
+    for colour in (BLUE, ORANGE, GREEN):
+        assert _count(tmp_path / "curves.png", colour) > 50
+    _draw_curves(tmp_path / "untrained.png", train=[])
+    assert _count(tmp_path / "untrained.png", BLUE) == 0
+
+
+@pytest.mark.parametrize(
+    "evaluations",
+    [
+        [],
+        [{"epoch": 1, "top1": 0.0}],
+        [{"epoch": 1, "loss": None, "top1": None}, {"epoch": 2, "loss": -1.0, "top1": 0.5}],
+        [{"epoch": 1, "loss": 0.0, "top1": 1.0}],
+    ],
+    ids=["none", "no loss", "not finite", "zero"],
+)
+def test_loss_curves_of_any_records_are_drawn(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
+    _draw_curves(tmp_path / "curves.png", evaluations=evaluations)
+    assert (tmp_path / "curves.png").is_file()
+
+
+def test_loss_curves_of_a_long_run_are_thinned(tmp_path: Path) -> None:
+    many = [{"epoch": step / 100, "loss": 1.0} for step in range(1, 50_001)]
+    _draw_curves(tmp_path / "curves.png", train=many)
+    assert _count(tmp_path / "curves.png", BLUE) > 100
+
+
+def test_names_in_chinese_are_drawn_and_not_as_boxes(tmp_path: Path) -> None:
+    if font_path_for("雏菊玫瑰") is None:
+        pytest.skip("no font of this machine has Chinese characters")
+    for name in ("雏菊", "玫瑰"):
+        _draw_curves(tmp_path / f"{name}.png", name=name)
+    # A font that lacks them draws the same box for each.
+    first, second = (_pixels(tmp_path / f"{name}.png") for name in ("雏菊", "玫瑰"))
+    assert (first != second).any()
+
+
+def test_the_settings_of_matplotlib_in_the_current_folder_change_no_chart(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("figure.facecolor: black\ntext.usetex: True\n")
+    code = (
+        "import sys; from pathlib import Path; import lockstep.cli.main, lockstep.recipes.mnist.drawing;"
+        "from lockstep.report.chart import draw_lines;"
+        "assert 'matplotlib' not in sys.modules, 'charts are imported with light commands';"
+        "draw_lines({'a': [(1, 1)]}, Path('c.png'), title='t', x_name='x', y_name='y')"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, check=True, timeout=300)
+    assert _pixels(tmp_path / "c.png")[0, 0].tolist() == [255, 255, 255]
+
+
+def test_a_chart_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "chart.png").mkdir()
+    with pytest.raises(CheckpointError, match=r"chart\.png"):
+        draw_lines({"a": [(1, 1.0)]}, tmp_path / "chart.png", title="t", x_name="x", y_name="y")

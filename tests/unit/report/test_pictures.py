@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lockstep.report.fonts import font_path_for
 from lockstep.report.pictures import draw_confusion, draw_sheet
 
 
@@ -30,7 +31,7 @@ def test_a_confusion_matrix_without_mistakes_has_no_red(tmp_path: Path) -> None:
 def test_a_sheet_shows_small_grey_and_large_coloured_samples(tmp_path: Path) -> None:
     grey = np.full((8, 8), 77, np.uint8)
     coloured = np.full((300, 200, 3), (200, 10, 10), np.uint8)
-    draw_sheet("worst", [grey, coloured], ["7 taken for 1", "cat"], tmp_path / "worst.png")
+    draw_sheet("worst", [grey, coloured], ["prediction 1, ground truth 7", "cat"], tmp_path / "worst.png")
     colours = _colours(tmp_path / "worst.png")
     assert (77, 77, 77) in colours
     assert (200, 10, 10) in colours
@@ -52,8 +53,16 @@ def test_a_caption_stays_below_its_own_sample(caption: str, tmp_path: Path) -> N
     draw_sheet("worst", tiles, [caption] * 2, tmp_path / "worst.png")
     tile_px, gap_px, margin_px = 112, 12, 24
     middle = margin_px + tile_px + gap_px // 2
-    assert not _has_ink(tmp_path / "worst.png", (middle - 1, 60, middle + 1, 200))
-    assert _has_ink(tmp_path / "worst.png", (margin_px, 163, margin_px + tile_px, 200))
+    assert not _has_ink(tmp_path / "worst.png", (middle - 1, 60, middle + 1, 215))
+    assert _has_ink(tmp_path / "worst.png", (margin_px, 168, margin_px + tile_px, 215))
+
+
+def test_a_sheet_fits_tiles_into_a_size_of_their_own(tmp_path: Path) -> None:
+    line = np.full((32, 160), 77, np.uint8)
+    draw_sheet("lines", [line] * 4, ["a", "b", "c", "雏菊"], tmp_path / "s.png", num_columns=2, tile_px=(320, 64))
+    with Image.open(tmp_path / "s.png") as image:
+        assert image.width == 2 * 24 + 2 * 320 + 12
+        assert image.crop((24, 60, 344, 110)).getcolors() == [(320 * 50, (77, 77, 77))]
 
 
 def test_a_long_name_of_a_class_is_whole_above_its_column_too(tmp_path: Path) -> None:
@@ -64,7 +73,7 @@ def test_a_long_name_of_a_class_is_whole_above_its_column_too(tmp_path: Path) ->
         assert long.height - short.height > 50
     draw_confusion(counts, ["x" * 500, "b"], tmp_path / "endless.png")
     with Image.open(tmp_path / "endless.png") as image:
-        assert max(image.size) < 500
+        assert max(image.size) < 600
 
 
 def test_title_and_legend_of_a_small_matrix_lie_side_by_side(tmp_path: Path) -> None:
@@ -72,3 +81,12 @@ def test_title_and_legend_of_a_small_matrix_lie_side_by_side(tmp_path: Path) -> 
     with Image.open(tmp_path / "c.png") as image:
         inked = [x for x in range(image.width) if _has_ink(tmp_path / "c.png", (x, 0, x + 1, 36))]
     assert max(right - left for left, right in itertools.pairwise(inked)) > 15
+
+
+def test_names_in_chinese_are_drawn_and_not_as_boxes(tmp_path: Path) -> None:
+    if font_path_for("雏菊玫瑰") is None:
+        pytest.skip("no font of this machine has Chinese characters")
+    for name in ("雏菊", "玫瑰"):
+        draw_confusion([[1, 0], [0, 1]], [name, "b"], tmp_path / f"{name}.png")
+    # A font that lacks them draws the same box for each.
+    assert (tmp_path / "雏菊.png").read_bytes() != (tmp_path / "玫瑰.png").read_bytes()

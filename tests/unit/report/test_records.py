@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lockstep.errors import CheckpointError
 from lockstep.report.records import FILE_NAME, Records, read_records
@@ -143,3 +144,37 @@ def test_tensorboard_shows_the_pictures_of_a_folder_under_their_names(tmp_path: 
     assert sorted(events.Tags()["images"]) == ["confusion", "people"]
     (shown,) = events.Images("people")
     assert (shown.step, shown.width, shown.height) == (40, 6, 4)
+
+
+def test_pictures_that_did_not_change_are_not_shown_again(tmp_path: Path) -> None:
+    Image.new("L", (5, 5)).save(tmp_path / "old.png")
+    records = Records(tmp_path)
+    records.show(tmp_path, 1)
+    Image.new("L", (5, 5)).save(tmp_path / "new.png")
+    records.show(tmp_path, 2)
+    records.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert {name: [image.step for image in events.Images(name)] for name in ("old", "new")} == {"old": [1], "new": [2]}
+
+
+def test_tensorboard_has_the_hyperparameters_and_which_metrics_belong_to_them(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    settings = {"optim.lr": 0.2, "epochs": 3, "loader.workers": None, "optim.betas": [0.9, 0.99], "ema": True}
+    for step in (5, 10):
+        records.write("eval", step, step / 5, {"top1": step / 10})
+        records.describe(settings, ["top1"])
+    records.close()
+    # In the run's own folder: another folder would be a second run in TensorBoard.
+    assert not [path for path in (tmp_path / "tensorboard").iterdir() if path.is_dir()]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = events.PluginTagToContent("hparams")
+    experiment = HParamsPluginData.FromString(found["_hparams_/experiment"]).experiment
+    assert [info.name.tag for info in experiment.metric_infos] == ["eval/top1"]
+    start = HParamsPluginData.FromString(found["_hparams_/session_start_info"]).session_start_info
+    assert start.hparams["optim.lr"].number_value == 0.2
+    assert start.hparams["epochs"].number_value == 3
+    assert start.hparams["ema"].string_value == "true"
+    assert start.hparams["optim.betas"].string_value == "[0.9, 0.99]"
+    assert [event.value for event in events.Scalars("eval/top1")] == pytest.approx([0.5, 1.0])

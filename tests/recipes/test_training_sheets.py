@@ -1,0 +1,82 @@
+"""The sheet of training samples of each recipe: as many tiles as samples, with the labels that the loss sees."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.config.load import load
+from lockstep.data.keyed import keys
+from lockstep.data.samples import Batch
+from lockstep.engine.parts import Parts
+from lockstep.recipes.catalog import find
+from lockstep.recipes.classify import recipe as classify
+from lockstep.recipes.classify.config import MakeConfig
+from lockstep.recipes.classify.make import make
+from lockstep.recipes.mnist import recipe as mnist
+from lockstep.recipes.pose import drawing, targets
+from lockstep.recipes.pose import recipe as pose
+from lockstep.recipes.pose.skeletons import COCO
+from lockstep.recipes.text import recipe as text
+
+
+def _parts(name: str, tmp_path: Path) -> Parts:
+    overrides = {"classify": [f"data.root={tmp_path / 'shapes'}"], "text": [], "pose": [], "digits": []}[name]
+    if name == "classify":
+        make(MakeConfig(num_per_class=4, size_px=64), tmp_path / "shapes")
+    found = find(name)
+    config = load(found.config_class, found.layers, overrides).config
+    builders: dict[str, Callable[[], Parts]] = {
+        "digits": lambda: mnist.build(config),  # type: ignore[arg-type]
+        "classify": lambda: classify.build(config, classify.dataset_info(config)),  # type: ignore[arg-type]
+        "text": lambda: text.build(config, text.dataset_info(config)),  # type: ignore[arg-type]
+        "pose": lambda: pose.build(config),  # type: ignore[arg-type]
+    }
+    return builders[name]()
+
+
+def _batch(parts: Parts, count: int) -> Batch:
+    indices = np.arange(count)
+    return parts.train_data().batch(indices, keys(0, 0, indices))
+
+
+@pytest.mark.parametrize("name", ["digits", "classify", "text", "pose"])
+def test_training_samples_are_drawn_and_left_as_they_are(name: str, tmp_path: Path) -> None:
+    parts = _parts(name, tmp_path)
+    assert parts.draw_samples is not None
+    batch = _batch(parts, 4)
+    before, states = batch.inputs.clone(), (torch.get_rng_state(), random.getstate())
+    for count in (1, 4):
+        parts.draw_samples([batch.head(count)], tmp_path / "new" / f"{count}.png")
+    assert torch.equal(batch.inputs, before)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    with Image.open(tmp_path / "new/1.png") as one, Image.open(tmp_path / "new/4.png") as four:
+        more = np.asarray(four).astype(int).sum() - np.asarray(one.resize(four.size)).astype(int).sum()
+        assert more != 0
+        assert np.asarray(four.convert("L")).min() < 60
+
+
+def test_joints_are_drawn_where_the_heatmaps_have_their_peaks() -> None:
+    joints = np.zeros((1, 17, 3))
+    joints[0, :, 0], joints[0, :, 1], joints[0, :, 2] = np.arange(17) * 3 + 2, np.arange(17) * 2 + 5, 2
+    joints[0, 4, 2] = 0
+    for tag_per_joint in (True, False):
+        index = targets.index_joints(joints, 64, 30, tag_per_joint=tag_per_joint)
+        found = drawing._joints(index[0], targets.draw_heatmaps(joints, 2.0, 64))
+        assert found[:, 2].tolist() == [float(place != 4) for place in range(17)]
+        seen = found[:, 2] > 0
+        np.testing.assert_array_equal(found[seen, :2], joints[0, seen, :2])
+
+
+def test_what_the_loss_leaves_out_is_dark() -> None:
+    image, mask = np.zeros((256, 256, 3), np.float32), np.ones((64, 64), np.float32)
+    mask[:32] = 0
+    tile = drawing._tile(image, mask, [], COCO).astype(int)
+    assert tile[10:100].mean() < 0.5 * tile[140:].mean()

@@ -1,0 +1,122 @@
+"""Pictures of a run: the training samples and the loss curves, which cost the run neither a bit nor its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from lockstep.cluster.world import alone
+from lockstep.config.schema import CheckpointConfig, OptimConfig, RunConfig
+from lockstep.data.samples import Batch, DatasetSamples
+from lockstep.engine.job import Job
+from lockstep.engine.loop import train
+from lockstep.engine.parts import Parts
+from lockstep.engine.reports import NUM_SAMPLES, Reports
+from lockstep.engine.run import make_job
+from lockstep.engine.saving import CheckpointManager
+from lockstep.metrics.classification import Accuracy
+from lockstep.storage.run_folder import RunFolder
+from lockstep.storage.weights import weights_sha256
+
+Drawn = list[tuple[list[Batch], Path]]
+
+
+def job_of(draw_samples: Callable[[Sequence[Batch], Path], None] | None, epochs: int = 2) -> Job:
+    samples = DatasetSamples([(torch.tensor([float(index), 1.0]), index % 2) for index in range(40)])
+    torch.manual_seed(0)
+    parts = Parts(
+        model=nn.Sequential(nn.Linear(2, 8), nn.Dropout(), nn.Linear(8, 2)),
+        loss=lambda outputs, batch: {"loss": nn.functional.cross_entropy(outputs, batch.targets)},
+        train_data=lambda: samples,
+        eval_data=lambda: samples,
+        metric=lambda: Accuracy(2),
+        draw_samples=draw_samples,
+    )
+    config = RunConfig(
+        recipe="test", epochs=epochs, global_batch=8, micro_batch=4, device="cpu", optim=OptimConfig(lr=0.01),
+        checkpoint=CheckpointConfig(every="1 epoch", keep=1),
+    )  # fmt: skip
+    return make_job(config, lambda: parts, alone("cpu"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    folder = RunFolder(tmp_path / "run")
+    folder.open()
+    yield folder
+    folder.close()
+    torch.use_deterministic_algorithms(False)
+
+
+def run(job: Job, folder: RunFolder, flag: Callable[[], float] = lambda: 0.0) -> str:
+    saver, reports = CheckpointManager(folder, job.config.checkpoint, job.world), Reports(job, folder)
+    saver.restore(job, "auto", print)
+    reports.settings = {"optim.lr": 0.01, "loader.num_workers": "auto"}
+    try:
+        train(job, saver, reports, flag)
+    finally:
+        reports.close()
+    return weights_sha256(job.final_weights())
+
+
+def test_the_first_training_samples_are_drawn_once_and_change_no_bit(folder: RunFolder, tmp_path: Path) -> None:
+    drawn: Drawn = []
+
+    def draw(batches: Sequence[Batch], path: Path) -> None:
+        drawn.append((list(batches), path))
+
+    job = job_of(draw)
+    first = np.concatenate(
+        [micro.indices for step in job.order.steps(job.world, stop=4) for micro in step.micro_batches]
+    )[:NUM_SAMPLES]
+    with_sheet = run(job, folder)
+    ((batches, path),) = drawn
+    assert path == folder.pictures / "train_samples.png"
+    assert np.concatenate([batch.indices.numpy() for batch in batches]).tolist() == first.tolist()
+    assert torch.cat([batch.inputs for batch in batches])[:, 0].tolist() == first.tolist()
+
+    other = RunFolder(tmp_path / "other")
+    other.open()
+    assert run(job_of(None), other) == with_sheet
+    other.close()
+
+
+def test_a_run_that_goes_on_keeps_the_samples_of_its_beginning(folder: RunFolder) -> None:
+    drawn: Drawn = []
+    asked = iter([0.0, 0.0, 0.0, 1.0])
+    run(job_of(lambda batches, path: drawn.append((list(batches), path))), folder, lambda: next(asked))
+    run(job_of(lambda batches, path: drawn.append((list(batches), path))), folder)
+    assert len(drawn) == 1
+
+
+def test_samples_that_can_not_be_drawn_are_logged_and_the_run_goes_on(
+    folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    def draw(batches: Sequence[Batch], path: Path) -> None:
+        raise ValueError("no such font")
+
+    job = job_of(draw)
+    run(job, folder)
+    assert job.progress.step == job.num_steps
+    assert "the training samples could not be drawn" in caplog.text
+
+
+def test_loss_curves_are_drawn_from_the_second_evaluation_on(folder: RunFolder, tmp_path: Path) -> None:
+    short = RunFolder(tmp_path / "short")
+    short.open()
+    run(job_of(None, epochs=1), short)
+    short.close()
+    assert not (short.pictures / "curves.png").exists()
+
+    run(job_of(None, epochs=2), folder)
+    assert (folder.pictures / "curves.png").is_file()
+    events = EventAccumulator(str(folder.path / "tensorboard"))
+    events.Reload()
+    assert events.Tags()["images"] == ["curves"]
+    assert "_hparams_/session_start_info" in events.PluginTagToContent("hparams")
