@@ -35,6 +35,7 @@ def stage(repo: Path, out: Path) -> Stage:
         staged.add_file(name, repo / source)
     for page in sorted((repo / "docs").rglob("*.md")):
         staged.add_file(page.relative_to(repo / "docs").as_posix(), page)
+    staged.rewrite_links()  # before the pages that need torch
     for name, text in generate.pages():
         staged.add_text(name, text)
     staged.write()

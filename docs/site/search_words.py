@@ -34,7 +34,7 @@ class EnglishAndChinese(SearchEnglish):
     """English words, and pairs of Chinese characters."""
 
     lang = "en-zh"
-    language_name = "English and Chinese"
+    language_name = "English"  # Sphinx calls its stemmer in JavaScript by this name
     js_splitter_code = _JS_SPLITTER
 
     def split(self, input: str) -> list[str]:

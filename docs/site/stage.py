@@ -43,8 +43,8 @@ class Stage:
         """Add a generated page; its links are those of the site."""
         self.pages[name] = text
 
-    def write(self) -> None:
-        """Rewrite all links and write all pages.
+    def rewrite_links(self) -> None:
+        """Rewrite the links of all files that were added.
 
         Raises:
             StageError: Links without a target.
@@ -61,6 +61,9 @@ class Stage:
             self.pages[name] = "".join(parts)
         if self.problems:
             raise StageError("links that lead nowhere:\n  " + "\n  ".join(self.problems))
+
+    def write(self) -> None:
+        """Write all pages."""
         for name, text in self.pages.items():
             path = self.out / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(1300)  # a build takes 10 s, and minutes where all cores are busy
 PHONE_PX = 390
+CHINESE_WORD = "\u8fdb\u7a0b"  # process
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 # Opens each page in a frame as wide as a phone, and writes how wide its content is.
@@ -31,6 +33,14 @@ async function measure() {
     const brokenImages = [...frame.contentDocument.images].filter((image) => image.complete && !image.naturalWidth);
     found[page] = [root.scrollWidth, brokenImages.length];
   }
+  for (const word of QUERIES) {
+    const open = new Promise((done) => { frame.onload = done; });
+    frame.src = "search.html?q=" + encodeURIComponent(word);
+    await open;
+    const results = () => [...frame.contentDocument.querySelectorAll("#search-results li a")];
+    for (let i = 0; i < 600 && !results().length; i++) await new Promise((done) => setTimeout(done, 100));
+    found["search " + word] = results().map((link) => link.href);
+  }
   document.body.innerHTML = "";
   const result = document.createElement("pre");
   result.textContent = "RESULT" + JSON.stringify(found) + "END";
@@ -42,7 +52,7 @@ measure();
 
 def _build(repo: Path, out: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(repo / "docs/site/build.py"), str(out)]
-    return subprocess.run(command, cwd=repo, capture_output=True, text=True, timeout=390)
+    return subprocess.run(command, cwd=repo, capture_output=True, text=True, timeout=1200)
 
 
 @pytest.fixture(scope="module")
@@ -72,29 +82,37 @@ def test_the_site_has_every_page_and_every_public_name(site: Path, repo: Path) -
 def test_the_search_finds_chinese_words(site: Path) -> None:
     index = (site / "searchindex.js").read_text(encoding="utf-8")
     terms = json.loads(re.sub(r"^Search\.setIndex\((.*)\)\s*$", r"\1", index, flags=re.DOTALL))["terms"]
-    assert "\u8fdb\u7a0b" in terms  # process
+    assert CHINESE_WORD in terms
     assert "checkpoint" in terms
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("[a](gone.md)", "docs/speed.md: gone.md"),
-        ("[a](memory.md#no-such-heading)", "no-such-heading"),
-        ("{option}`lockstep train --no-such-option`", "no-such-option"),
-    ],
-)
-def test_a_reference_to_nothing_fails_the_build(repo: Path, tmp_path: Path, text: str, says: str) -> None:
+def _copy(repo: Path, to: Path, text: str) -> None:
+    """A checkout whose page on speed ends with `text`."""
     for name in ("docs", "lockstep", "examples"):
-        shutil.copytree(repo / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(repo / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
     for page in repo.glob("*.md"):
-        shutil.copy2(page, tmp_path / page.name)
-    with (tmp_path / "docs/speed.md").open("a", encoding="utf-8") as file:
+        shutil.copy2(page, to / page.name)
+    with (to / "docs/speed.md").open("a", encoding="utf-8") as file:
         file.write(f"\n{text}\n")
+
+
+def test_a_link_to_no_file_fails_the_build(repo: Path, tmp_path: Path) -> None:
+    _copy(repo, tmp_path, "[a](gone.md) and [b](../tests/gone.py)")
     run = _build(tmp_path, tmp_path / "out")
     assert run.returncode != 0
-    assert says in run.stderr
+    assert "docs/speed.md: gone.md" in run.stderr
+    assert "docs/speed.md: ../tests/gone.py" in run.stderr
+    assert not (tmp_path / "out/html").exists()
+
+
+@pytest.mark.full
+def test_a_reference_to_nothing_fails_the_build(repo: Path, tmp_path: Path) -> None:
+    _copy(repo, tmp_path, "[a](memory.md#no-such-heading) {option}`lockstep train --no-such-option`")
+    (tmp_path / "docs/nowhere.md").write_text("# Nowhere\n\nA page that no section lists.\n")
+    run = _build(tmp_path, tmp_path / "out")
+    assert run.returncode != 0
+    for problem in ("no-such-heading", "--no-such-option", "nowhere.md: WARNING: document isn't included"):
+        assert problem in run.stderr
 
 
 @pytest.fixture
@@ -114,9 +132,10 @@ def address(site: Path) -> Iterator[str]:
 
 @pytest.mark.full
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_no_page_is_wider_than_a_phone(site: Path, address: str, tmp_path: Path) -> None:
+def test_pages_fit_on_a_phone_and_the_search_finds_them(site: Path, address: str, tmp_path: Path) -> None:
     pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html") if "_static" not in path.parts)
     script = MEASURE.replace("PAGES", json.dumps([*pages, "wide.html"])).replace("WIDTH", str(PHONE_PX))
+    script = script.replace("QUERIES", json.dumps(["checkpoints", CHINESE_WORD]))
     (site / "measure.html").write_text(script, encoding="utf-8")
     (site / "wide.html").write_text("<div style='width: 500px'>a page that does not fit</div>", encoding="utf-8")
     command = [
@@ -126,11 +145,13 @@ def test_no_page_is_wider_than_a_phone(site: Path, address: str, tmp_path: Path)
         "--disable-gpu",
         f"--user-data-dir={tmp_path / 'profile'}",
     ]
-    command += ["--virtual-time-budget=600000", "--dump-dom", f"{address}/measure.html"]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=300).stdout
+    command += ["--virtual-time-budget=1000000", "--dump-dom", f"{address}/measure.html"]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=1200).stdout
     for name in ("measure.html", "wide.html"):
         (site / name).unlink()
     found = json.loads(dom[dom.index("RESULT") + 6 : dom.rindex("END")])
+    assert any("resume.html" in link for link in found.pop("search checkpoints"))
+    assert any("zh-CN/launchers.html" in link for link in found.pop(f"search {CHINESE_WORD}"))
     assert found.pop("wide.html")[0] >= 500
     assert sorted(found) == pages
     assert {page: width for page, (width, _) in found.items() if width > PHONE_PX} == {}
