@@ -22,15 +22,7 @@ FOLDERS = {
     "docs/adr": "adr/index.md",
     **{f"lockstep/recipes/{name}": f"recipes/{name}.md" for name in ("mnist", "classify", "text", "pose")},
 }
-# Written by generate.py and below: pages of docs/ may link to them as to files beside them.
-GENERATED = {
-    "guides.md",
-    "developers.md",
-    "zh-CN/index.md",
-    "adr/index.md",
-    *(f"reference/{name}.md" for name in ("index", "cli", "api", "settings")),
-    *(f"reference/settings-{name}.md" for name in ("mnist", "classify", "text", "pose")),
-}
+# Pages that generate.py and `write_sections` write are in docs/ too, with a line for readers of the repository.
 
 # Section page: (title, its first paragraph, the pages that it lists).
 SECTIONS: dict[str, tuple[str, str, list[str]]] = {

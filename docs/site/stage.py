@@ -76,7 +76,7 @@ class Stage:
         path, _, anchor = target.partition("#")
         in_repo = posixpath.normpath((source.parent.relative_to(self.repo) / path).as_posix())
         file = self.repo / in_repo
-        if not file.exists() and not self._is_generated(in_repo):
+        if not file.exists():
             self.problems.append(f"{source.relative_to(self.repo)}: {target}")
             return target
         place = self._places.get(in_repo)
@@ -84,9 +84,6 @@ class Stage:
             place = in_repo.removeprefix("docs/") if in_repo.startswith("docs/") else self._page_of(file, in_repo)
         relative = posixpath.relpath(place, PurePosixPath(name).parent.as_posix())
         return f"{relative}#{anchor}" if anchor else relative
-
-    def _is_generated(self, in_repo: str) -> bool:
-        return in_repo.removeprefix("docs/") in {*self.pages, *navigation.GENERATED}
 
     def _page_of(self, file: Path, in_repo: str) -> str:
         """A page that shows a file of the repository, or the files of a folder."""

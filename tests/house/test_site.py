@@ -38,7 +38,8 @@ async function measure() {
     frame.src = "search.html?q=" + encodeURIComponent(word);
     await open;
     const results = () => [...frame.contentDocument.querySelectorAll("#search-results li a")];
-    for (let i = 0; i < 600 && !results().length; i++) await new Promise((done) => setTimeout(done, 100));
+    const isDone = () => /Search finished/.test(frame.contentDocument.body.textContent);
+    for (let i = 0; i < 600 && !isDone(); i++) await new Promise((done) => setTimeout(done, 100));
     found["search " + word] = results().map((link) => link.href);
   }
   document.body.innerHTML = "";
