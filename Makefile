@@ -12,9 +12,9 @@ DATA ?= data/mnist
 BENCH_ARGS ?=
 PY := .venv/bin/python
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
-SOURCES := lockstep tests benchmarks examples
+SOURCES := lockstep tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps audit test-versions
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps audit test-versions
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,12 +43,21 @@ fuzz: .venv/.installed-dev  ## read 5,000 mutated files, attack 20 runs; FUZZ=50
 	@FUZZ="$${FUZZ:-5000}" FUZZ_SEED="$${FUZZ_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/fuzz $(PYTEST_ARGS)
 	@ATTACKS="$${ATTACKS:-20}" ATTACKS_SEED="$${ATTACKS_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/cluster/test_random_attacks.py $(PYTEST_ARGS)
 
-check: .venv/.installed-dev  ## format, lint, types, import floors
+check: .venv/.installed-dev build/docs/.built  ## format, lint, types, import floors, documentation
 	@$(PY) -m ruff format --check --quiet $(SOURCES) || { echo "do: make format" >&2; exit 1; }
 	@$(PY) -m ruff check --quiet $(SOURCES)
 	@$(PY) -m mypy --no-error-summary
 	@$(PY) -c "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_logo=True))"
-	@echo "check: format, lint, types and import floors hold"
+	@echo "check: format, lint, types, import floors and documentation hold"
+
+docs: build/docs/.built  ## the documentation site in build/docs/html; a dead link is an error
+	@echo "open build/docs/html/index.html"
+
+# Anew if any page, docstring, setting or command has changed: about 10 seconds.
+build/docs/.built: .venv/.installed-dev $(shell find docs lockstep examples *.md -type f -not -name '*.pyc' -not -name '.*')
+	@mkdir -p $(@D)
+	@$(PY) docs/site/build.py $(@D)
+	@touch $@
 
 audit: .venv/.installed-dev  ## known vulnerabilities of the pinned and of the lowest allowed versions; asks the network
 	@$(PY) .ci/audit

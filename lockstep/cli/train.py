@@ -138,13 +138,10 @@ def train(
         if text is not None:
             parse_range(text, option, limit)
     here = placement(os.environ, init, rank, world_size)
-    is_stored = here is not None and here.restart and run_dir is not None and (run_dir / "config.yaml").is_file()
-    if source is None or (is_stored and source.endswith((".yaml", ".yml"))):
-        # Another launcher's restart continues with the settings of the run, whatever the file holds by now.
-        overrides = overrides if source is None else None
-        source = _source_of(run_dir)
+    is_restart = here is not None and here.restart > 0
+    source, overrides = _stored_source(source, overrides or [], run_dir, is_restart=is_restart)
     found = find(source)
-    loaded = load(found.config_class, found.layers, overrides or [])
+    loaded = load(found.config_class, found.layers, overrides)
     trust_named(source)
 
     from lockstep.storage.run_folder import check_run_dir
@@ -213,6 +210,25 @@ def _with_port(master: str | None, port: int | None) -> str | None:
     if master.count(":") == 1 or "]:" in master:
         raise ConfigError(f"--master {master} has a port, and --master-port is {port}", fix="give it once")
     return f"[{master}]:{port}" if ":" in master and "[" not in master else f"{master}:{port}"
+
+
+def _stored_source(
+    source: str | None, overrides: list[str], run_dir: Path | None, *, is_restart: bool
+) -> tuple[str, list[str]]:
+    """The source and overrides of a run; its stored settings where the user named none, or edited a YAML file since.
+
+    Args:
+        source: What the command line names.
+        overrides: Its settings.
+        run_dir: The run folder.
+        is_restart: Whether another launcher has restarted this process: the run then keeps its settings.
+    """
+    if source is None:
+        return _source_of(run_dir), overrides
+    is_stored = is_restart and run_dir is not None and (run_dir / "config.yaml").is_file()
+    if is_stored and source.endswith((".yaml", ".yml")):
+        return _source_of(run_dir), []
+    return source, overrides
 
 
 def _source_of(run_dir: Path | None) -> str:

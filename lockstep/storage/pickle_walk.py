@@ -8,10 +8,10 @@ what using that value costs.
 
 from __future__ import annotations
 
+import pickle
 import pickletools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pickle import UnpicklingError
 from typing import IO, Any
 
 _MAX_OPCODES = 600_000  # torch reads some 200,000 in a second; each tensor takes about 25
@@ -159,7 +159,7 @@ def _push_container(stack: list[_Value], argument: Any) -> int:
 
 def _push_global(stack: list[_Value], argument: str) -> int:
     if len(argument) > _MAX_NAME:  # torch's reader would take hours for the text of its error
-        raise UnpicklingError(f"GLOBAL {argument[:_MAX_NAME]}")
+        raise pickle.UnpicklingError(f"GLOBAL {argument[:_MAX_NAME]}")
     stack.append(_Value(text=argument.replace(" ", "."), is_global=True))
     return 0
 
@@ -212,7 +212,7 @@ def _call(stack: list[_Value], argument: Any) -> int:
 
 def _check_callable(function: _Value) -> None:
     if not function.is_global or function.text not in CALLABLE:
-        raise UnpicklingError(f"GLOBAL {function.text[:_MAX_NAME]}")
+        raise pickle.UnpicklingError(f"GLOBAL {function.text[:_MAX_NAME]}")
 
 
 def _build(stack: list[_Value], argument: Any) -> int:

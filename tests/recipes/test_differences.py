@@ -24,7 +24,7 @@ def tutorial_factor(step: int, steps_per_epoch: int, epochs: int, final_factor: 
 def test_the_cosine_is_as_far_from_the_tutorials_as_the_page_says(repo: Path) -> None:
     (row,) = re.findall(
         r"up to ([\d.]+) of the peak learning rate apart \((\d+) epochs of (\d+) steps, `final_factor=([\d.]+)`",
-        (repo / "docs/classify.md").read_text(),
+        (repo / "docs/own-images.md").read_text(),
     )
     stated, epochs, per_epoch, final = float(row[0]), int(row[1]), int(row[2]), float(row[3])
     assert per_epoch == math.ceil(PICTURES / BATCH)
@@ -49,6 +49,6 @@ def test_the_pose_presets_synchronise_batch_norm_and_the_page_says_so(repo: Path
 
 
 def test_each_recipe_says_where_it_differs_from_its_reference(repo: Path) -> None:
-    pages = [*(repo / "lockstep/recipes").glob("*/README.md"), repo / "docs/classify.md"]
+    pages = [*(repo / "lockstep/recipes").glob("*/README.md"), repo / "docs/own-images.md"]
     saying = {page.parent.name for page in pages if "\n## Where it differs from " in page.read_text()}
     assert saying == {"mnist", "text", "pose", "docs"}

@@ -18,7 +18,7 @@ from PIL import Image
 from lockstep.data.images import read_rgb
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
-from lockstep.recipes.classify.data import PictureFiles, read_input
+from lockstep.recipes.classify.data import PictureFiles, preprocess
 from lockstep.recipes.classify.listing import MAX_CLASSES, list_folder, read_csv
 from lockstep.recipes.mnist.idx import read_idx
 from lockstep.recipes.pose.infer import read_picture
@@ -53,7 +53,7 @@ def test_a_picture_of_one_pixel_by_a_million_is_classified_and_not_looked_at_for
     path = tmp_path / "a.png"
     path.write_bytes(_png(width, height))
     # All of it, with the shorter side brought to 256, would take 196 GB.
-    assert read_input(path, DataConfig()).shape == (3, 224, 224)
+    assert preprocess(path, DataConfig()).shape == (3, 224, 224)
     with pytest.raises(DataError, match="too long to look for people in"):
         read_picture(path)
 

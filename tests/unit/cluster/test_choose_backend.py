@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from lockstep.cluster.backends import choose_backend
 from lockstep.cluster.rendezvous import RankInfo, ranks_text
-from lockstep.cluster.world import alone, choose_backend
+from lockstep.cluster.world import alone
 from lockstep.errors import LaunchError
 
 

@@ -1,0 +1,108 @@
+"""What the site has, and in which order. A page of docs/ that no section lists fails the build."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+# Pages that are files outside docs/.
+STAGED = {
+    "security.md": "SECURITY.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "recipes/mnist.md": "lockstep/recipes/mnist/README.md",
+    "recipes/classify.md": "lockstep/recipes/classify/README.md",
+    "recipes/text.md": "lockstep/recipes/text/README.md",
+    "recipes/pose.md": "lockstep/recipes/pose/README.md",
+}
+# Links to these lead to a page of the site.
+FOLDERS = {
+    "README.md": "index.md",
+    "README.zh-CN.md": "zh-CN/index.md",
+    "docs/adr": "adr/index.md",
+    **{f"lockstep/recipes/{name}": f"recipes/{name}.md" for name in ("mnist", "classify", "text", "pose")},
+}
+# Pages that generate.py and `write_sections` write are in docs/ too, with a line for readers of the repository.
+
+# Section page: (title, its first paragraph, the pages that it lists).
+SECTIONS: dict[str, tuple[str, str, list[str]]] = {
+    "guides.md": (
+        "Guides",
+        "One page for each job.",
+        [
+            "own-images",
+            "own-model",
+            "resume",
+            "two-machines",
+            "slurm",
+            "launchers",
+            "export",
+            "debug-a-hang",
+            "faults",
+            "memory",
+            "speed",
+            "clusters",
+            *(f"recipes/{name}" for name in ("mnist", "classify", "text", "pose")),
+        ],
+    ),
+    "reference/index.md": (
+        "Reference",
+        "Generated from the code of this version.",
+        ["reference/cli", "reference/settings", "reference/api"],
+    ),
+    "developers.md": (
+        "Development",
+        "For those who change Lockstep.",
+        ["contributing", "tour", "adr/index", "log", "security", "changelog"],
+    ),
+}
+ROOT = ["getting-started", "guides", "reference/index", "developers", "zh-CN/index"]
+
+
+def write_sections(out: Path) -> None:
+    """Write the section pages, and append the tables of contents to the others."""
+    sections = dict(SECTIONS)
+    decisions = sorted(path.stem for path in (out / "adr").glob("[0-9]*.md"))
+    sections["adr/index.md"] = (
+        "Decisions",
+        "Each decision with its question, what was refused, and how it could be shown to be wrong.",
+        [f"adr/{name}" for name in decisions],
+    )
+    chinese = sorted(path.stem for path in (out / "zh-CN").glob("*.md") if path.stem != "index")
+    sections["zh-CN/index.md"] = ("中文文档", "目前有以下页面。", [f"zh-CN/{name}" for name in chinese])
+    for name, (title, intro, pages) in sections.items():
+        lines = [f"# {title}\n", f"{intro}\n"]
+        for page in pages:
+            text = (out / f"{page}.md").read_text(encoding="utf-8") if (out / f"{page}.md").exists() else ""
+            lines.append(f"- [{heading(text)}](/{page}.md){summary(text, page)}")
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join([*lines, toctree(pages)]), encoding="utf-8")
+    with (out / "index.md").open("a", encoding="utf-8") as file:
+        file.write(toctree(ROOT))
+    settings = [path.stem for path in sorted((out / "reference").glob("settings-*.md"))]
+    with (out / "reference/settings.md").open("a", encoding="utf-8") as file:
+        file.write(toctree([f"reference/{name}" for name in settings]))
+
+
+def toctree(pages: list[str]) -> str:
+    """A table of contents that only the navigation shows."""
+    return "\n".join(["\n", "```{toctree}", ":hidden:", *(f"/{page}" for page in pages), "```", ""])
+
+
+def heading(text: str) -> str:
+    """A page's title."""
+    found = re.search(r"^# (.+)$", text, re.MULTILINE)
+    return found.group(1) if found else "?"
+
+
+def summary(text: str, page: str) -> str:
+    """A page's first sentence, without links; "" for decisions, which begin with a heading."""
+    if page.startswith("adr/") or page in ("changelog",):
+        return ""
+    found = re.search(r"^# .+\n\n((?!\[|`|#|!).+(?:\n.+)*)", text, re.MULTILINE)
+    if not found:
+        return ""
+    paragraph = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(found.group(1).split()))
+    sentence = re.match(r".+?(?:[.。](?=\s|$)|。|$)", paragraph)
+    return f"<br>{sentence.group(0)}" if sentence else ""
