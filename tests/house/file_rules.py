@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 from tests.house.source import code_lines, docstring_lines, sources, texts
@@ -11,6 +12,8 @@ from tests.house.source import code_lines, docstring_lines, sources, texts
 HARD_LIMIT_LINES = 400
 SOFT_LIMIT_LINES = 300
 FUNCTION_LINES = 60
+FILES_IN_A_FOLDER = 20
+MODULES_IMPORTED = 20
 PAGE_LINES = 80
 PAGES = ("lockstep/engine/loop.py", "lockstep/engine/step.py")
 NAMELESS = {"util", "utils", "common", "misc", "helper", "helpers", "tools", "core"}
@@ -45,6 +48,35 @@ def long_pages(root: Path) -> list[str]:
         elif (count := code_lines(path)) > PAGE_LINES:
             problems.append(f"{name}: {count} lines of code, a page has {PAGE_LINES}")
     return problems
+
+
+def wide_folders(root: Path) -> list[str]:
+    """Folders of the package with more files than a reader can keep in mind."""
+    counts = Counter(path.parent.relative_to(root).as_posix() for _, path in sources(root, "lockstep"))
+    return [
+        f"{folder}: {count} files, {FILES_IN_A_FOLDER} at most"
+        for folder, count in counts.items()
+        if count > FILES_IN_A_FOLDER
+    ]
+
+
+def busy_modules(root: Path) -> list[str]:
+    """Modules that import more modules of the package than a reader can keep in mind."""
+    problems = []
+    for name, path in sources(root, "lockstep"):
+        nodes = [
+            node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)
+        ]
+        imported = {_module(root, node.module, item.name) for node in nodes for item in node.names if node.module}
+        count = len({module for module in imported if module.startswith("lockstep.")})
+        if count > MODULES_IMPORTED:
+            problems.append(f"{name}: imports {count} modules of the package, {MODULES_IMPORTED} at most")
+    return problems
+
+
+def _module(root: Path, package: str, name: str) -> str:
+    inner = root / package.replace(".", "/") / f"{name}.py"
+    return f"{package}.{name}" if inner.exists() else package
 
 
 def full_inits(root: Path) -> list[str]:
@@ -89,6 +121,8 @@ ALL = (
     long_files,
     long_functions,
     long_pages,
+    wide_folders,
+    busy_modules,
     full_inits,
     nameless_places,
     machine_paths,

@@ -12,10 +12,11 @@ from tests.house import code_rules, file_rules, safety_rules
 
 # Each takes the root of a checkout and returns what breaks it.
 Rule = Callable[[Path], list[str]]
+Files = str | dict[str, str]  # the text of one file, or of several
 RULES: tuple[Rule, ...] = (*file_rules.ALL, *code_rules.ALL, *safety_rules.ALL)
 
-# rule -> (file, text that breaks it, what the report has to say)
-BROKEN: dict[Rule, list[tuple[str, str, str]]] = {
+# rule -> (file or a name, text that breaks it, what the report has to say)
+BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
     file_rules.long_files: [("lockstep/data/x.py", "x = 1\n" * 401, "x.py: 401 lines")],
     file_rules.long_functions: [
         ("tests/test_x.py", "def test_x():\n" + "    x = 1\n" * 60, "test_x has 61 lines"),
@@ -24,6 +25,21 @@ BROKEN: dict[Rule, list[tuple[str, str, str]]] = {
     file_rules.long_pages: [
         ("lockstep/engine/loop.py", "x = 1\n" * 81, "loop.py: 81 lines of code"),
         ("lockstep/other.py", "", "step.py: not there"),
+    ],
+    file_rules.wide_folders: [
+        ("21 files", {f"lockstep/data/m{number}.py": "" for number in range(21)}, "lockstep/data: 21 files, 20 at most")
+    ],
+    file_rules.busy_modules: [
+        (
+            "21 imports",
+            {
+                "lockstep/x.py": "".join(f"from lockstep.data.m{number} import f\n" for number in range(20))
+                + "from lockstep.data import m20\n",
+                **{f"lockstep/data/m{number}.py": "f = 1\n" for number in range(20)},
+                "lockstep/data/m20.py": "",
+            },
+            "lockstep/x.py: imports 21 modules of the package",
+        )
     ],
     file_rules.full_inits: [("lockstep/data/__init__.py", "from lockstep.data.order import Order\n", "not empty")],
     file_rules.nameless_places: [
@@ -167,8 +183,9 @@ def _write(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(("rule", "name", "text", "says"), _cases(BROKEN))
-def test_a_broken_rule_is_noticed(house: Path, rule: Rule, name: str, text: str, says: str) -> None:
-    _write(house / name, text)
+def test_a_broken_rule_is_noticed(house: Path, rule: Rule, name: str, text: Files, says: str) -> None:
+    for file, content in text.items() if isinstance(text, dict) else [(name, text)]:
+        _write(house / file, content)
     if says.endswith("not there"):
         (house / "lockstep/engine/step.py").unlink()
     problems = rule(house)
