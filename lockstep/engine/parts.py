@@ -74,7 +74,7 @@ class Parts:
         """
         if self.monitor[1] not in ("max", "min"):
             raise ConfigError(
-                f"the mode of a monitored metric can't be {self.monitor[1]!r}",
+                f"the mode of the monitored metric is {self.monitor[1]!r}",
                 where="Parts.monitor",
                 allowed="max, min",
             )

@@ -250,7 +250,7 @@ def test_torchrun_starts_the_same_work(tmp_path: Path, repo: Path) -> None:
 def test_a_long_tmpdir_leaves_room_for_sockets(tmp_path: Path, repo: Path) -> None:
     place = tmp_path / ("long" * 25)
     place.mkdir()
-    script = "from lockstep.cluster import forkserver as f; f.prepare([]); f.temp_folder().__enter__(); print('ready')"
+    script = "from lockstep.launch import forkserver as f; f.prepare([]); f.temp_folder().__enter__(); print('ready')"
     clean = {**os.environ, "PYTHONPATH": str(repo), "TMPDIR": str(place)}
     done = subprocess.run([sys.executable, "-c", script], env=clean, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr

@@ -17,14 +17,14 @@ from tests.runs import LONG_S, TINY, environment, own_port
 SCRIPT = """
 import sys
 from lockstep.cli.main import run
-from lockstep.cluster import rollcall
-wait, reach = rollcall._Call.wait, rollcall.open_store
+from lockstep.cluster import rendezvous
+wait, reach = rendezvous._Rendezvous.wait, rendezvous.open_store
 def tell(function):
     def told(*args):
         print("joining", flush=True)
         return function(*args)
     return told
-rollcall._Call.wait, rollcall.open_store = tell(wait), tell(reach)
+rendezvous._Rendezvous.wait, rendezvous.open_store = tell(wait), tell(reach)
 sys.exit(run(sys.argv[1:]))
 """
 

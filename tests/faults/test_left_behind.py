@@ -16,7 +16,7 @@ from tests.faults.faults import SHM, SLOW, job
 from tests.runs import LONG_S, TINY, environment, lockstep, wait_until
 
 ENDLESS = "epochs=1000"
-NEXT_START = "from lockstep.cluster import forkserver\nwith forkserver.temp_folder(): pass"
+NEXT_START = "from lockstep.launch import forkserver\nwith forkserver.temp_folder(): pass"
 TRAIN = f"{sys.executable} -P -m lockstep train {TINY} epochs=1"
 
 

@@ -194,7 +194,7 @@ def store_values() -> list[Seed]:
     state.deadline = datetime(2026, 1, 1, tzinfo=UTC)
     sign = {"doing": "x", "waits": False, "step": 3, "stalled_s": 2.5}
     signed = {
-        "card": cards[0], "roll": cards, "fault": {"what": "it failed", "facts": {"where": "here", "do": "that"}},
+        "card": cards[0], "roll": cards, "fault": {"what": "it failed", "slots": {"where": "here", "fix": "that"}},
         "verdict": {"by": 1, "culprits": [asdict(RankStatus(0, "host", 7, **sign))]},  # type: ignore[arg-type]  # of all types
         "connect verdict": {"what": "lost rank 1", "facts": {"likely": "x"}, "num_lost": 1},
         "watch": {**sign, "beat": 1.5, "work_s": 2.5, "num_steps": 3, "num_micro_batches": 6},

@@ -26,7 +26,7 @@ def links(world: World, spoilt_rank: int | None = None) -> list[dict[str, Any]]:
         return [finding.to_json() for finding in between.examine(world)]
 
 
-def dataset_info(world: World, other_rank: int) -> list[dict[str, Any]]:
+def summary(world: World, other_rank: int) -> list[dict[str, Any]]:
     """What the doctor says of a world in which one rank has another torch."""
     mine = compare.summary(world, None, [])
     if world.rank == other_rank:

@@ -42,7 +42,7 @@ def test_a_wrong_sum_is_a_problem(pool: RankPool) -> None:
 
 
 def test_the_rank_with_other_facts_is_named_on_all_ranks(pool: RankPool) -> None:
-    answers = pool.run(3, doctor_jobs.facts, 1)
+    answers = pool.run(3, doctor_jobs.summary, 1)
     assert all(answer == answers[0] for answer in answers)
     (torch_line,) = [line for line in answers[0] if line["check"] == "torch"]
     assert torch_line["verdict"] == "problem"

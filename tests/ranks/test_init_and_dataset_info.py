@@ -34,7 +34,7 @@ def test_a_fault_in_the_data_is_said_on_every_rank(pool: RankPool, tmp_path: Pat
 
 def test_facts_that_are_no_json_are_refused(pool: RankPool, tmp_path: Path) -> None:
     (said,) = pool.run(1, carry_out, tmp_path / "a", "never", {"names": {1, 2}})
-    assert said.startswith("config error: the recipe's facts can't be written as JSON\n")
+    assert said.startswith("config error: the result of the recipe's dataset_info can't be written as JSON\n")
 
 
 def test_training_starts_where_rank_0_says_and_is_not_sent_back_by_a_resume(pool: RankPool, tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ def test_the_recipe_learns_finds_draws_and_answers(tmp_path: Path) -> None:
         found = parts.infer(parts.model, {"rgb": picture["rgb"][None], "image_id": [picture["image_id"]]})
     answer = parts.postprocess(found[0])
     json.dumps(answer)
-    assert parts.draw_prediction(tmp_path / "a.jpg", answer).size == (90, 70)
+    drawn = parts.draw_prediction(tmp_path / "a.jpg", answer)
+    assert (drawn.size == (90, 70)) == bool(answer["people"])  # without people, a line of text is below
 
 
 def test_a_run_starts_from_weights_that_are_given(tmp_path: Path) -> None:
@@ -88,11 +89,11 @@ def test_a_run_starts_from_weights_that_are_given(tmp_path: Path) -> None:
     _steps(first, 1)
     torch.save({"state_dict": first.model.state_dict()}, tmp_path / "first.pth")
     second = _parts(weights=str(tmp_path / "first.pth"))
-    assert second.start is not None
-    assert second.start(second.model)
+    assert second.init_weights is not None
+    assert second.init_weights(second.model)
     state = second.model.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in first.model.state_dict().items())
-    assert _parts().start is None
+    assert _parts().init_weights is None
 
 
 def test_the_data_that_is_made_is_read_as_coco(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from lockstep.errors import DataError
 # Sides of views at the smallest scale are multiples of this.
 STEP_PX = 64
 # The network sees a picture's short side at a fixed size: of one pixel by a million it would see 262 billion.
-MAX_RATIO = 16
+MAX_RATIO = 32
 
 
 @dataclass(frozen=True)

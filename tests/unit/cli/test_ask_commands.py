@@ -21,7 +21,7 @@ class FakeTrained(SimpleNamespace):
     """Stands for `lockstep.inference.predict`: notes what it is called with."""
 
     def __init__(self) -> None:
-        super().__init__(calls=[], facts={"class": 7, "probability": 0.99123}, expand=list)
+        super().__init__(calls=[], prediction={"class": 7, "probability": 0.99123}, expand=list)
 
     def evaluate(self, *args: Any, **more: Any) -> dict[str, float]:
         self.calls.append((*args, more))
@@ -31,7 +31,7 @@ class FakeTrained(SimpleNamespace):
         self.calls.append(args)
         for path in args[1]:
             fault = DataError(f"{path} is no picture") if path.suffix == ".txt" else None
-            yield predict.Answer(path, {"error": str(fault)} if fault else self.facts, fault)
+            yield predict.Answer(path, {"error": str(fault)} if fault else self.prediction, fault)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_predict_goes_on_after_a_file_that_is_no_picture(fake: FakeTrained, caps
 def test_predict_shows_the_likeliest_as_a_table_and_only_counts_what_lies_deeper(
     fake: FakeTrained, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake.facts = {
+    fake.prediction = {
         "class": "tulips",
         "top": [{"class": "tulips", "probability": 0.9}, {"class": "roses and so on", "probability": 0.05}],
         "people": [{"keypoints": [[1, 2], [3, 4]]}] * 3,

@@ -130,7 +130,9 @@ def test_a_rank_is_taken_exactly_if_it_is_below_the_world_size(rank: int, world_
             placement({}, "tcp://a:1", rank, world_size)
 
 
-@pytest.mark.parametrize("module", ["env", "stop", "forkserver", "causes", "address"])
+@pytest.mark.parametrize(
+    "module", ["cluster.env", "cluster.signals", "launch.forkserver", "launch.failures", "cluster.address"]
+)
 def test_what_runs_before_torch_does_not_import_it(module: str) -> None:
-    code = f"import sys, lockstep.cluster.{module}; sys.exit('torch' in sys.modules)"
+    code = f"import sys, lockstep.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

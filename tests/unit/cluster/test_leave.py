@@ -11,12 +11,12 @@ from tests.runs import LONG_S, environment
 
 SCRIPT = """
 import atexit, threading, time
-from lockstep.cluster import ending
+from lockstep.cluster import abort
 
 atexit.register(print, "cleaned up")
 print("unflushed", end=" ")
 threading.Thread(target=time.sleep, args=(1000,), name={name!r}, daemon=True).start()
-ending.leave(4)
+abort.leave(4)
 """
 
 

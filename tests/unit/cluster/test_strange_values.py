@@ -67,7 +67,7 @@ def test_an_end_with_a_code_that_no_process_has_is_not_taken_for_a_success(code:
 
 
 def test_a_fault_may_have_facts_of_any_name() -> None:
-    error = rendezvous._fault({"what": "it failed", "facts": {"self": 1, "what": 2}})
+    error = rendezvous._fault({"what": "it failed", "slots": {"self": 1, "what": 2}})
     assert error is not None
     assert error.slots == {"self": "1", "what": "2"}
 

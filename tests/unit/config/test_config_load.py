@@ -190,7 +190,7 @@ def test_settings_that_do_not_fit_together_are_named_with_their_places() -> None
     error = fails("global_batch=16", layers=(PRESET, mapping_layer({"micro_batch": 32}, "my.yaml:4")))
     assert error.what == "micro_batch (32) is more than global_batch (16)"
     assert error.slots["given"] == "on the command line: global_batch=16\nmy.yaml:4  micro_batch: 32"
-    assert "(default)  optim.milestones: []" in fails("optim.schedule=multi_step").facts["given"]
+    assert "(default)  optim.milestones: []" in fails("optim.schedule=multi_step").slots["given"]
 
 
 def test_the_first_fault_comes_in_full_and_the_others_in_a_line_each() -> None:

@@ -75,7 +75,7 @@ def test_predict_answers_with_the_names_that_the_run_kept_for_every_file_of_a_fo
 ) -> None:
     answers = list(predictions(TrainedModel(run), [pictures, pictures / "a.png"]))
     assert [str(answer.file.relative_to(pictures)) for answer in answers] == ["a.png", "b.png", "more/b.png"]
-    assert [answer.facts["class"] for answer in answers] == ["dark", "bright", "bright"]
+    assert [answer.prediction["class"] for answer in answers] == ["dark", "bright", "bright"]
 
 
 def test_a_recipe_s_own_way_to_infer_is_used_and_settings_can_differ(run: Path, pictures: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_file_that_can_not_be_read_has_its_error_and_the_others_their_answers(
     (pictures / "torn.png").write_bytes((pictures / "a.png").read_bytes()[:30])
     files = [pictures, pictures / "gone.png"]
     answers = list(predictions(TrainedModel(run), files))
-    errors = {answer.file.name: answer.facts["error"] for answer in answers if answer.error}
+    errors = {answer.file.name: answer.prediction["error"] for answer in answers if answer.error}
     assert set(errors) == {"notes.txt", "torn.png", "gone.png"}
     assert all(name in text and "\n" not in text for name, text in errors.items())
     assert len(answers) - len(errors) == 3

@@ -183,7 +183,7 @@ from lockstep.config.schema import CheckpointConfig
 from lockstep.storage.checkpoint import clean, save
 from lockstep.engine.job import Progress
 from lockstep.storage.run_folder import RunFolder
-from lockstep.engine.saving import Saver
+from lockstep.engine.saving import CheckpointManager
 from tests.unit.storage.test_checkpoint_damage import passed_over, is_whole, some
 
 run = RunFolder(Path(sys.argv[1]))
@@ -192,7 +192,7 @@ save(some(1), folder)
 done, random_numbers = 1, random.Random(0)
 
 def train(mouth):
-    saver = Saver(run, CheckpointConfig(every="1 steps", keep=2), alone("cpu"))
+    saver = CheckpointManager(run, CheckpointConfig(every="1 steps", keep=2), alone("cpu"))
     for step in range(done + 1, 10_000):
         state = some(step)
         saver.save(SimpleNamespace(
