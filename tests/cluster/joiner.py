@@ -72,13 +72,13 @@ def _prepare(scenario: str) -> None:
     if scenario in signals:
         connecting.connect = connect  # type: ignore[assignment]
     if scenario == LEAVES_LATE:
-        in_thread = connecting.in_thread
+        call = connecting.call_with_timeout
 
         def slow(*given: Any) -> None:
-            in_thread(*given)
+            call(*given)
             time.sleep(LATE_S)
 
-        connecting.in_thread = slow
+        connecting.call_with_timeout = slow
     if scenario == HURRIES:
         connecting.time_left = lambda *_: 3.0
     if scenario == WRONG_INTERFACE:

@@ -49,7 +49,7 @@ def test_ranks_that_meet_in_a_file_name_one_that_is_killed(visits: Callable[...,
 
 
 def test_a_rank_of_another_host_that_is_silent_is_named(visits: Callable[..., Any], init: str) -> None:
-    first = visits(init, 0, 2, constants={"SILENT_S": 5.0, "SAY_EVERY_S": 2.0, "QUIET_S": 0.0})
+    first = visits(init, 0, 2, constants={"SILENT_S": 5.0, "REPORT_EVERY_S": 2.0, "QUIET_S": 0.0})
     victim = visits(init, 1, 2, scenario=joiner.DIES_ELSEWHERE)
     _, text, said = first.answer()
     check_names(text, 1, victim.process.pid, "no sign of life for 5 s")

@@ -62,11 +62,11 @@ FAULTS: dict[str, tuple[Change, str]] = {
     ),
     "no joints, as it says": (
         lambda c: c["annotations"][0].update(num_keypoints=0),
-        r"num_keypoints of annotation 100 is 0(.|\n)*expected  \d+, as many",
+        r"num_keypoints of annotation 100 is 0(.|\n)*allowed  \d+, as many",
     ),
     "joints, as it says": (
         lambda c: c["annotations"][0].update(num_keypoints=3, keypoints=[0] * 51),
-        r"num_keypoints of annotation 100 is 3(.|\n)*expected  0, as many",
+        r"num_keypoints of annotation 100 is 3(.|\n)*allowed  0, as many",
     ),
     "more joints than there are": (
         lambda c: c["annotations"][0].update(num_keypoints=18),

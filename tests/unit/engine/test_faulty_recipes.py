@@ -60,7 +60,7 @@ def test_a_fault_is_named_with_what_to_do(fault: str, text: str, capsys: pytest.
     error = capsys.readouterr().err
     assert "config error: " in error
     assert text in error
-    assert "\n  do " in error
+    assert "\n  fix " in error
 
 
 def test_an_empty_evaluation_set_is_refused_before_training(capsys: pytest.CaptureFixture[str]) -> None:
