@@ -33,6 +33,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "own-images",
             "own-model",
             "resume",
+            "run-folder",
             "two-machines",
             "slurm",
             "launchers",
