@@ -1,6 +1,6 @@
-# make digits   set up, train, and see what it made      make test    set up, and run tests of each part
-# PYTHON=python3.12 picks the interpreter (3.11 or newer); PROCS=4 the number of processes; SEED=7 another order of the
-# tests and other made-up cases in them; JOBS=4 as many files of tests at a time. TORCH_INDEX=URL takes torch from there.
+# make digits   set up, train, and print the results      make test    set up, and test each part
+# PYTHON=python3.12 selects the interpreter (3.11 or newer); PROCS=4 the number of processes; SEED=7 the order of the tests
+# and their generated cases; JOBS=4 the number of test files that run in parallel; TORCH_INDEX=URL the index for torch.
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -16,60 +16,60 @@ SOURCES := lockstep tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
 .PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps audit test-versions
 
-help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 digits: .venv/.installed  ## train the digits recipe on 2 processes, in under a minute after set-up
 	@$(PY) -m lockstep train digits --procs $(PROCS)
 
-test: .venv/.installed-dev  ## at least one test of each promise and part, in at most 6 minutes on 2 cores
+test: .venv/.installed-dev  ## run at least one test of each promise and part: up to 6 minutes on 2 cores
 	@$(PYTEST) -m "not full and not lab" $(PYTEST_ARGS)
 
-test-full: .venv/.installed-dev  ## the tests that `make test` leaves out
+test-full: .venv/.installed-dev  ## run the tests that `make test` leaves out
 	@$(PYTEST) -m "full and not lab" $(PYTEST_ARGS)
 
-test-all: .venv/.installed-dev  ## all tests: 20 to 30 minutes on 2 cores
+test-all: .venv/.installed-dev  ## run all tests: 20 to 30 minutes on 2 cores
 	@$(PYTEST) -m "not lab" $(PYTEST_ARGS)
 
-test-cluster: .venv/.installed-lab  ## real Slurm, MPI, ssh and hosts with links of their own: Debian, as root
+test-cluster: .venv/.installed-lab  ## test with a real Slurm, MPI, ssh, and hosts with separate network links; needs Debian and root
 	@tests/lab/install
 	@$(PY) -m pytest tests/cluster tests/lab $(PYTEST_ARGS)
 	@$(PY) -m pytest -m lab $(PYTEST_ARGS)
 
-test-faults: .venv/.installed-dev  ## kill ranks at 20 random moments; FAULTS=100 for more, FAULTS_SEED=7 for the same again
+test-faults: .venv/.installed-dev  ## kill ranks at 20 random moments; FAULTS=100 for more, FAULTS_SEED=7 to repeat a run
 	@FAULTS="$${FAULTS:-20}" FAULTS_SEED="$${FAULTS_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/faults/test_kill.py $(PYTEST_ARGS)
 
-fuzz: .venv/.installed-dev  ## read 5,000 mutated files, attack 20 runs; FUZZ=50000 ATTACKS=100 for more, FUZZ_SEED=7 for the same again
+fuzz: .venv/.installed-dev  ## read 5,000 mutated files, attack 20 runs; FUZZ=50000 ATTACKS=100 for more, FUZZ_SEED=7 to repeat a run
 	@FUZZ="$${FUZZ:-5000}" FUZZ_SEED="$${FUZZ_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/fuzz $(PYTEST_ARGS)
 	@ATTACKS="$${ATTACKS:-20}" ATTACKS_SEED="$${ATTACKS_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/cluster/test_random_attacks.py $(PYTEST_ARGS)
 
-check: .venv/.installed-dev build/docs/.built  ## format, lint, types, import floors, documentation
-	@$(PY) -m ruff format --check --quiet $(SOURCES) || { echo "do: make format" >&2; exit 1; }
+check: .venv/.installed-dev build/docs/.built  ## check format, lint, types, import layers and documentation
+	@$(PY) -m ruff format --check --quiet $(SOURCES) || { echo "fix: make format" >&2; exit 1; }
 	@$(PY) -m ruff check --quiet $(SOURCES)
 	@$(PY) -m mypy --no-error-summary
 	@$(PY) -c "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_logo=True))"
-	@echo "check: format, lint, types, import floors and documentation hold"
+	@echo "check: format, lint, types, import layers and documentation are fine"
 
-docs: build/docs/.built  ## the documentation site in build/docs/html; a dead link is an error
+docs: build/docs/.built  ## build the documentation site in build/docs/html; a dead link is an error
 	@echo "open build/docs/html/index.html"
 
-# Anew if any page, docstring, setting or command has changed: about 10 seconds.
+# Rebuilt if any page, docstring, setting or command has changed: about 10 seconds.
 build/docs/.built: .venv/.installed-dev $(shell find docs lockstep examples *.md -type f -not -name '*.pyc' -not -name '.*')
 	@mkdir -p $(@D)
 	@$(PY) docs/site/build.py $(@D)
 	@touch $@
 
-audit: .venv/.installed-dev  ## known vulnerabilities of the pinned and of the lowest allowed versions; asks the network
+audit: .venv/.installed-dev  ## list known vulnerabilities of the pinned and the lowest allowed versions; needs the network
 	@$(PY) .ci/audit
 
-test-versions: .venv/.installed-dev  ## quick tests with other versions of Python and torch; VERSIONS="3.12/2.15 3.11/lowest"
+test-versions: .venv/.installed-dev  ## run quick tests with other versions of Python and torch; VERSIONS="3.12/2.15 3.11/lowest"
 	@JOBS="$(JOBS)" $(PY) .ci/versions $(VERSIONS)
 
-format: .venv/.installed-dev  ## rewrite the sources as the formatter wants them
+format: .venv/.installed-dev  ## reformat the sources
 	@$(PY) -m ruff check --quiet --fix $(SOURCES) || true
 	@$(PY) -m ruff format $(SOURCES)
 
-venv: .venv/.installed-dev  ## make .venv with all that is needed to develop
+venv: .venv/.installed-dev  ## create .venv with all development tools
 
 .venv/.installed: pyproject.toml constraints.txt .ci/venv
 	@MAKECMDGOALS="$(MAKECMDGOALS)" .ci/venv "$(PYTHON)" ""
@@ -86,42 +86,42 @@ venv: .venv/.installed-dev  ## make .venv with all that is needed to develop
 bench-mnist-peers: .venv/bench/.installed  ## compare with hand-written DDP, Lightning, Accelerate; DATA=folder with MNIST's .gz files
 	@$(PY) benchmarks/mnist_peers.py --data "$(DATA)" --peers-python .venv/bench/bin/python $(BENCH_ARGS)
 
-bench-steps: .venv/bench/.installed  ## a step of ResNet-34, CRNN and HigherHRNet beside plain PyTorch, Lightning, Accelerate
+bench-steps: .venv/bench/.installed  ## compare the step time of ResNet-34, CRNN and HigherHRNet with plain PyTorch, Lightning and Accelerate
 	@$(PY) benchmarks/steps.py --peers-python .venv/bench/bin/python $(BENCH_ARGS)
 
-bench-exact-cost: .venv/.installed  ## what the same bits cost: a step's time in exact mode beside torch's DDP
+bench-exact-cost: .venv/.installed  ## compare the step time in exact mode with torch's DDP
 	@$(PY) benchmarks/exact_cost.py
 
-bench-sync-batch-norm: .venv/.installed  ## what batch norm over the global batch costs beside micro and torch's DDP
+bench-sync-batch-norm: .venv/.installed  ## compare batch_norm=sync with batch_norm=micro and torch's DDP
 	@$(PY) benchmarks/sync_batch_norm.py $(BENCH_ARGS)
 
-bench-precision: .venv/.installed  ## what digits ends with in fp32, bf16 and fp16; BENCH_ARGS="mnist data.root=DIR" for others
+bench-precision: .venv/.installed  ## compare the final accuracy of digits in fp32, bf16 and fp16; BENCH_ARGS="mnist data.root=DIR" for other recipes
 	@$(PY) benchmarks/precision.py $(BENCH_ARGS)
 
-bench-mnist-accuracy: .venv/.installed  ## accuracy after each epoch beside the hand-written job; DATA=folder with MNIST's .gz files
+bench-mnist-accuracy: .venv/.installed  ## compare the accuracy after each epoch with hand-written DDP; DATA=folder with MNIST's .gz files
 	@$(PY) benchmarks/mnist_accuracy.py --data "$(DATA)" $(BENCH_ARGS)
 
-bench-checkpoints: .venv/.installed  ## how long a save holds training up, beside a plain torch.save with fsync
+bench-checkpoints: .venv/.installed  ## compare how long a checkpoint blocks training with torch.save and fsync
 	@$(PY) benchmarks/checkpoints.py $(BENCH_ARGS)
 
-bench-watch: .venv/.installed  ## what it costs that ranks watch each other
+bench-watch: .venv/.installed  ## measure the cost of the hang detector and the replica check
 	@$(PY) benchmarks/watch_cost.py $(BENCH_ARGS)
 
-bench-link: .venv/.installed-dev  ## a step over a link held to 100 Mbit/s beside what its bytes say: Linux, as root
+bench-link: .venv/.installed-dev  ## compare a step over a 100 Mbit/s link with the time its bytes need; needs Linux and root
 	@$(PY) benchmarks/link.py $(BENCH_ARGS)
 
-bench-pose: .venv/.installed-dev  ## pose: grouping, targets, samples and evaluation beside the reference's algorithms
+bench-pose: .venv/.installed-dev  ## compare pose grouping, targets, samples and evaluation with the reference implementations
 	@$(PY) benchmarks/pose.py $(BENCH_ARGS)
 
-bench-faults: .venv/bench/.installed  ## what each tool does about a kill, a hang, a NaN, a full disk and more; half an hour
+bench-faults: .venv/bench/.installed  ## compare how tools handle a kill, a hang, a NaN, a full disk and more: half an hour
 	@$(PY) benchmarks/faults.py --peers-python .venv/bench/bin/python $(BENCH_ARGS)
 
-bench-order: .venv/.installed  ## what it costs to know one's samples among 100 million
+bench-order: .venv/.installed  ## measure the cost of the sample order for 100 million samples
 	@$(PY) benchmarks/order.py
 
-# The peers live apart, so that they can't change what Lockstep runs with; torch itself is taken from .venv.
+# The other tools have their own environment, so that they cannot change Lockstep's packages; torch is shared with .venv.
 .venv/bench/.installed: .venv/.installed
-	@echo "installing the peers (Lightning, Accelerate) into .venv/bench"
+	@echo "installing Lightning and Accelerate into .venv/bench"
 	@$(PY) -m venv --clear .venv/bench
 	@$(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
 	    > "$$(.venv/bench/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/lockstep_venv.pth"
@@ -129,6 +129,6 @@ bench-order: .venv/.installed  ## what it costs to know one's samples among 100 
 	    -c constraints.txt accelerate lightning
 	@touch $@
 
-clean:  ## remove .venv and the tools' caches; runs/ stays
+clean:  ## remove .venv and caches; keep runs/
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

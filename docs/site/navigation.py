@@ -33,6 +33,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "own-images",
             "own-model",
             "resume",
+            "run-folder",
             "two-machines",
             "slurm",
             "launchers",
@@ -68,8 +69,10 @@ def write_sections(out: Path) -> None:
         "Each decision with its question, what was refused, and how it could be shown to be wrong.",
         [f"adr/{name}" for name in decisions],
     )
-    chinese = sorted(path.stem for path in (out / "zh-CN").glob("*.md") if path.stem != "index")
-    sections["zh-CN/index.md"] = ("中文文档", "目前有以下页面。", [f"zh-CN/{name}" for name in chinese])
+    chinese = {path.stem for path in (out / "zh-CN").glob("*.md")} - {"index"}
+    in_order = [name for name in ("getting-started", *SECTIONS["guides.md"][2]) if name in chinese]
+    intro = "Lockstep 在任意多个进程、GPU 和机器上训练 PyTorch 视觉模型，并且每次得到同一个模型。其他页面只有英文版。"
+    sections["zh-CN/index.md"] = ("中文文档", intro, [f"zh-CN/{name}" for name in in_order])
     for name, (title, intro, pages) in sections.items():
         lines = [f"# {title}\n", f"{intro}\n"]
         for page in pages:
@@ -100,6 +103,7 @@ def summary(text: str, page: str) -> str:
     """A page's first sentence, without links; "" for decisions, which begin with a heading."""
     if page.startswith("adr/") or page in ("changelog",):
         return ""
+    text = re.sub(r"^(# .+\n\n)\[English\]\(.*\)\n\n", r"\1", text)
     found = re.search(r"^# .+\n\n((?!\[|`|#|!).+(?:\n.+)*)", text, re.MULTILINE)
     if not found:
         return ""
