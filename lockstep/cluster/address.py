@@ -38,7 +38,7 @@ class ReservedPort:
             self._keeper.close()
 
 
-def is_ours(address: str) -> bool:
+def is_local_address(address: str) -> bool:
     """Whether an IP address is one of this machine's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -62,7 +62,9 @@ def store_address(host: str, port: int) -> str:
         found = {str(item[4][0]) for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
         return host
-    mine = sorted((address for address in found if is_ours(address)), key=lambda address: (":" in address, address))
+    mine = sorted(
+        (address for address in found if is_local_address(address)), key=lambda address: (":" in address, address)
+    )
     outward = [address for address in mine if not _is_loopback(address)]
     if outward:
         return outward[0]
@@ -80,7 +82,7 @@ def network() -> str:
     """What all processes have in common that reach each other over 127.0.0.1; empty if it can't be known."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/net')}" if is_ours("127.0.0.1") else ""
+        return f"{boot} {os.readlink('/proc/self/ns/net')}" if is_local_address("127.0.0.1") else ""
     return ""
 
 
@@ -153,7 +155,7 @@ def interface_towards(init: str) -> str:
 
 
 def link_speed(init: str) -> float | None:
-    """What the network card towards `tcp://HOST:PORT` says it can carry, bit/s; None if it does not say."""
+    """What the network info towards `tcp://HOST:PORT` says it can carry, bit/s; None if it does not say."""
     name = interface_towards(init)
     try:
         megabits = (

@@ -27,7 +27,7 @@ def gather_object(world: World, value: T) -> list[T] | None:
     """Every rank's value, by rank, on rank 0; None elsewhere. `codec.encode` lists what a value may hold."""
     if world.size == 1:
         return [value]
-    with world.pulse.waiting(EXCHANGING):
+    with world.activity.waiting(EXCHANGING):
         mine, lengths = _with_lengths(world, value)
         padded = [torch.empty_like(mine) for _ in lengths] if world.is_main else None
         dist.gather(mine, padded, dst=0)
@@ -38,7 +38,7 @@ def all_gather_object(world: World, value: T) -> list[T]:
     """Every rank's value, by rank, on every rank."""
     if world.size == 1:
         return [value]
-    with world.pulse.waiting(EXCHANGING):
+    with world.activity.waiting(EXCHANGING):
         mine, lengths = _with_lengths(world, value)
         padded = [torch.empty_like(mine) for _ in lengths]
         dist.all_gather(padded, mine)
@@ -49,7 +49,7 @@ def broadcast_object(world: World, value: T) -> T:
     """Rank 0's value, on every rank; what the others give is ignored."""
     if world.size == 1:
         return value
-    with world.pulse.waiting(EXCHANGING):
+    with world.activity.waiting(EXCHANGING):
         data = codec.encode(value) if world.is_main else b""
         length = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
         dist.broadcast(length, src=0)
@@ -126,7 +126,7 @@ def broadcast_tensors(world: World, tensors: Sequence[Tensor]) -> None:
         return
     # Collectives take contiguous tensors only; one in channels_last order goes through a copy.
     buffers = [tensor.detach().contiguous() for tensor in tensors]
-    with world.pulse.waiting(EXCHANGING):
+    with world.activity.waiting(EXCHANGING):
         for work in [dist.broadcast(buffer, src=0, async_op=True) for buffer in buffers]:
             if work is not None:
                 work.wait()

@@ -58,10 +58,10 @@ def time_left(join_timeout_s: float, start: float) -> float:
 def connect(
     start: Callable[[], object],
     rank: int,
-    cards: Sequence[RankInfo],
+    infos: Sequence[RankInfo],
     store: SignedStore,
     limit_s: float,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     has_agent_store: bool = False,
 ) -> None:
@@ -70,7 +70,7 @@ def connect(
     Args:
         start: Starts the group; returns once this rank is connected to all others.
         rank: This process's rank.
-        cards: All processes of the world, by rank.
+        infos: All processes of the world, by rank.
         store: Shared by all ranks.
         limit_s: How long connecting may take.
         say: Gets a text every few seconds while a rank has not connected.
@@ -79,7 +79,7 @@ def connect(
     Raises:
         LaunchError: A rank is lost, or the ranks can't reach each other.
     """
-    with _Monitor(rank, cards, store, limit_s, say, has_agent_store) as monitor:
+    with _Monitor(rank, infos, store, limit_s, report, has_agent_store) as monitor:
         try:
             call_with_timeout(start, limit_s, monitor.check)
             store.store.set(f"{_DONE}/{rank}", "1")
@@ -102,15 +102,15 @@ class _Monitor:
     def __init__(
         self,
         rank: int,
-        cards: Sequence[RankInfo],
+        infos: Sequence[RankInfo],
         store: SignedStore,
         limit_s: float,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         has_agent_store: bool,
     ) -> None:
-        self._rank, self._cards, self._store = rank, cards, store
-        self._limit_s, self._say, self._has_agent_store = limit_s, say, has_agent_store
-        self._period_s = max(PERIOD_S, len(cards) / 256)
+        self._rank, self._infos, self._store = rank, infos, store
+        self._limit_s, self._report, self._has_agent_store = limit_s, report, has_agent_store
+        self._period_s = max(PERIOD_S, len(infos) / 256)
         self._reported: dict[int, bytes] = {}
         self._silent_s: dict[int, float] = {}
         self._alive: set[int] = set()  # have reported since this rank's group failed to start
@@ -154,8 +154,8 @@ class _Monitor:
         if waited_s >= self._next_say:
             self._next_say += REPORT_EVERY_S
             if self._is_lowest:
-                quiet = [self._cards[other] for other in self._quiet()]
-                self._say(peer_errors.still_waiting(self._cards, self._missing(), waited_s, self._limit_s, quiet))
+                quiet = [self._infos[other] for other in self._quiet()]
+                self._report(peer_errors.still_waiting(self._infos, self._missing(), waited_s, self._limit_s, quiet))
 
     def wait_for_verdict(self, failure: BaseException) -> NoReturn:
         """Raise the reason why this rank could not connect, once it is known which of the others are alive."""
@@ -192,7 +192,7 @@ class _Monitor:
         if (verdict := store.get(VERDICT)) is not None:
             self._adopt(store.store, verdict)
         elif (gone := self._find_gone(store.store)) is not None:
-            self._decide(store, peer_errors.lost(self._cards[gone], "its process has ended"), num_lost=1)
+            self._decide(store, peer_errors.lost(self._infos[gone], "its process has ended"), num_lost=1)
         else:
             self._judge(store, passed_s)
 
@@ -202,7 +202,7 @@ class _Monitor:
         for other in self._others():
             if self._is_done(store, other):
                 continue
-            self._listen(store, other, passed_s)
+            self._update_silence(store, other, passed_s)
             if other < self._rank and not self._is_quiet(other) and self._failure is None:
                 self._is_lowest = False
                 return
@@ -210,16 +210,16 @@ class _Monitor:
         silent = [other for other in self._not_done() if self._silent_s.get(other, 0.0) >= SILENT_S]
         if silent:
             reason = f"no sign of life for {SILENT_S:.0f} s"
-            self._decide(signed, peer_errors.lost(self._cards[silent[0]], reason), num_lost=len(silent))
+            self._decide(signed, peer_errors.lost(self._infos[silent[0]], reason), num_lost=len(silent))
         elif isinstance(self._failure, TimeoutError):
             if self._alive.issuperset(set(self._not_done()).difference(self._quiet())):
                 self._decide(signed, self._gave_up(), num_lost=len(self._quiet()))
         elif self._failure is not None and self._alive.issuperset(self._not_done()):
-            mine = self._cards[self._rank]
-            self._decide(signed, peer_errors.could_not_connect(mine, self._failure, signed.strangers()), num_lost=0)
+            mine = self._infos[self._rank]
+            self._decide(signed, peer_errors.could_not_connect(mine, self._failure, signed.refusal_cause()), num_lost=0)
 
     def _others(self) -> list[int]:
-        return [other for other in range(len(self._cards)) if other != self._rank]
+        return [other for other in range(len(self._infos)) if other != self._rank]
 
     def _not_done(self) -> list[int]:
         return [other for other in self._others() if other not in self._done]
@@ -232,19 +232,19 @@ class _Monitor:
     def _find_gone(self, store: Store) -> int | None:
         """A rank of this host whose process has ended before it was connected."""
         for other in self._others():
-            card = self._cards[other]
+            info = self._infos[other]
             # In this order: a process may connect, do its work and end between the two questions.
-            is_gone = self._is_here(card) and not is_running(card.pid)
+            is_gone = self._is_here(info) and not is_running(info.pid)
             if is_gone and (self._failure is not None or not self._is_done(store, other)):
                 return other
         return None
 
-    def _is_here(self, card: RankInfo) -> bool:
+    def _is_here(self, info: RankInfo) -> bool:
         """Whether a rank's process id means something to this one."""
-        mine = self._cards[self._rank]
-        return card.host == mine.host and card.namespace == mine.namespace != ""
+        mine = self._infos[self._rank]
+        return info.host == mine.host and info.namespace == mine.namespace != ""
 
-    def _listen(self, store: Store, other: int, passed_s: float) -> None:
+    def _update_silence(self, store: Store, other: int, passed_s: float) -> None:
         report = peek(store, f"{_ALIVE}/{other}")
         before = self._reported.get(other)
         if report is not None and report != before:
@@ -266,13 +266,13 @@ class _Monitor:
     def _adopt(self, store: Store, verdict: Any) -> None:
         error, num_lost = peer_errors.from_json(verdict)
         with suppress(dist.DistError):
-            store.add("connect/told", 1)
+            store.add("connect/acknowledged", 1)
             end = time.monotonic() + LINGER_S
             # Rank 0 serves the store that the others still have to read this from.
             serves = self._rank == 0 and not self._has_agent_store
             while serves and time.monotonic() < end:
                 num_done = sum(self._is_done(store, other) for other in self._others())
-                if store.add("connect/told", 0) >= len(self._cards) - num_done - num_lost:
+                if store.add("connect/acknowledged", 0) >= len(self._infos) - num_done - num_lost:
                     break
                 time.sleep(0.02)
         self._verdict = error
@@ -283,10 +283,10 @@ class _Monitor:
     def _lost_store(self, reason: str) -> LaunchError:
         if self._has_agent_store:
             return peer_errors.lost_agent(self._rank, reason)
-        return peer_errors.lost(self._cards[0], f"its store is gone: {reason}")
+        return peer_errors.lost(self._infos[0], f"its store is gone: {reason}")
 
     def _gave_up(self) -> LaunchError:
-        waiting = [self._cards[other] for other in self._not_done()]
-        stopped = [card for card in waiting if self._is_here(card) and stacks.is_stopped(card.pid)]
-        quiet = [self._cards[other] for other in self._quiet()]
+        waiting = [self._infos[other] for other in self._not_done()]
+        stopped = [info for info in waiting if self._is_here(info) and stacks.is_stopped(info.pid)]
+        quiet = [self._infos[other] for other in self._quiet()]
         return peer_errors.gave_up(self._missing(), self._limit_s, stopped, quiet)

@@ -56,13 +56,13 @@ class RankAssignment:
 ALONE = RankAssignment(0, 1, 0, 1, "", "alone")
 
 
-def in_world(environ: Mapping[str, str]) -> bool:
+def is_in_world(environ: Mapping[str, str]) -> bool:
     """Whether somebody has started this process as one of a world."""
     environ, _ = to_torchrun_env(environ)
     return bool(environ.get("RANK") or environ.get("WORLD_SIZE"))
 
 
-def placement(
+def read_assignment(
     environ: Mapping[str, str], init: str | None = None, rank: int | None = None, world_size: int | None = None
 ) -> RankAssignment | None:
     """This process's place, or None where nobody has started a world.
@@ -78,7 +78,7 @@ def placement(
     """
     run_key(environ)  # checked even where this process is none of a world: it will start some
     if init is None and rank is None and world_size is None:
-        return _from_environment(environ) if in_world(environ) else None
+        return _from_environment(environ) if is_in_world(environ) else None
     if init is None:
         given = "--rank" if rank is not None else "--world-size"
         raise LaunchError(f"{given} was given without --init", fix=f"say where the processes meet: --init {FORMS}")

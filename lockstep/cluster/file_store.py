@@ -23,7 +23,7 @@ LARGEST = 256 << 20
 SETTLE_S = 2.0
 
 
-def open_file_store(path: Path, placement: RankAssignment) -> Store:
+def open_file_store(path: Path, assignment: RankAssignment) -> Store:
     """Open the store, and make its file where there is none.
 
     Raises:
@@ -31,18 +31,18 @@ def open_file_store(path: Path, placement: RankAssignment) -> Store:
     """
     folder = path.parent
     if not folder.is_dir():
-        raise LaunchError(f"can't meet at {placement.init}: there is no folder {folder}")
+        raise LaunchError(f"can't meet at {assignment.init}: there is no folder {folder}")
     try:
         # Opened as torch does, which would wait for ever: permissions don't say that nothing can be made in /proc.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
     except OSError as error:
-        raise LaunchError(f"can't meet at {placement.init}: {path} can't be written: {error.strerror}") from None
+        raise LaunchError(f"can't meet at {assignment.init}: {path} can't be written: {error.strerror}") from None
     if not is_store_file(path):
         raise LaunchError(
-            f"can't meet at {placement.init}: {path} is a file that no run has made",
+            f"can't meet at {assignment.init}: {path} is a file that no run has made",
             fix="name a file that is not there",
         )
-    store = FileStore(str(path), placement.world_size)
+    store = FileStore(str(path), assignment.world_size)
     # For ever: at its end it would count itself out of the file, and so make it anew after rank 0 has removed it.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
     return store

@@ -20,8 +20,8 @@ class Generations:
     takes a seat, and rank 0 invites all seats into a world of a new number; who sits in an old seat is gone.
     """
 
-    def __init__(self, placement: RankAssignment, store: SignedStore, start: float, timeout_s: float) -> None:
-        self._rank, self._store, self._end, self._timeout_s = placement.rank, store, start + timeout_s, timeout_s
+    def __init__(self, assignment: RankAssignment, store: SignedStore, start: float, timeout_s: float) -> None:
+        self._rank, self._store, self._end, self._timeout_s = assignment.rank, store, start + timeout_s, timeout_s
         self._mine = store.store.add("seats", 1)
         self._num_invited = 0
         self._world = 0

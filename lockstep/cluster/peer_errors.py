@@ -23,7 +23,7 @@ LOST_PEER = (
 )
 
 
-def lost_peer(error: BaseException) -> bool:
+def is_lost_peer(error: BaseException) -> bool:
     """Whether an error looks like the loss of another process, which has its own words about why.
 
     What torch raises for it is a RuntimeError; an OSError about a connection has to do with something else: a
@@ -41,18 +41,18 @@ _BLAME_INTERFACE = {
 }
 
 
-def name(card: RankInfo) -> str:
+def name(info: RankInfo) -> str:
     """A rank with its host and process id."""
-    return f"rank {card.rank} ({card.host}, pid {card.pid})"
+    return f"rank {info.rank} ({info.host}, pid {info.pid})"
 
 
 def still_waiting(
-    cards: Sequence[RankInfo], missing: Sequence[int], waited_s: float, limit_s: float, quiet: Sequence[RankInfo]
+    infos: Sequence[RankInfo], missing: Sequence[int], waited_s: float, limit_s: float, quiet: Sequence[RankInfo]
 ) -> str:
     """The line for the log while connecting takes long.
 
     Args:
-        cards: All ranks.
+        infos: All ranks.
         missing: Those that have not connected.
         waited_s: For how long.
         limit_s: How long they have in all.
@@ -61,15 +61,15 @@ def still_waiting(
     names = f"\n  no sign of life from {', '.join(map(name, quiet[:4]))}" if quiet else ""
     have = "has" if len(missing) == 1 else "have"
     return (
-        f"connecting {len(cards)} processes: {ranks_text(missing)} {have} not connected, {waited_s:.0f} s{names}"
+        f"connecting {len(infos)} processes: {ranks_text(missing)} {have} not connected, {waited_s:.0f} s{names}"
         f"\n  giving up in {as_clock(limit_s - waited_s)} (cluster.join_timeout_s)"
     )
 
 
-def lost(card: RankInfo, reason: str) -> LaunchError:
+def lost(info: RankInfo, reason: str) -> LaunchError:
     """A rank has ended, or can't be seen any more."""
     return LaunchError(
-        f"lost {name(card)} before all ranks were connected: {reason}",
+        f"lost {name(info)} before all ranks were connected: {reason}",
         cause="it was killed or has failed, and its own output says why; or its machine or network is down",
         fix="start again, with --resume auto where the run has saved",
     )
@@ -105,26 +105,26 @@ def gave_up(
     return LaunchError(what, where=where, **_BLAME_INTERFACE)
 
 
-def could_not_connect(card: RankInfo, failure: BaseException, strangers: str = "") -> LaunchError:
+def could_not_connect(info: RankInfo, failure: BaseException, refusals: str = "") -> LaunchError:
     """torch gave up, though all ranks are alive.
 
     Args:
-        card: Of the rank that could not connect.
+        info: Of the rank that could not connect.
         failure: What torch raised.
-        strangers: That another program writes to the store; empty if none is known of.
+        refusals: That another program writes to the store; empty if none is known of.
     """
     if is_too_many_files(failure):
         return too_many_files()
     reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
     if any(words in reason.lower() for words in _ENDED_PEER):
         return LaunchError(
-            f"{name(card)} lost another process before all ranks were connected",
+            f"{name(info)} lost another process before all ranks were connected",
             given=reason[:200],
             cause="that process has ended; its own output says why",
         )
-    what = f"{name(card)} met the others, but can't connect to them: {reason}"
-    if strangers:
-        return LaunchError(what, cause=strangers, fix="ss -tnp shows which programs are connected to the run's ports")
+    what = f"{name(info)} met the others, but can't connect to them: {reason}"
+    if refusals:
+        return LaunchError(what, cause=refusals, fix="ss -tnp shows which programs are connected to the run's ports")
     return explained(LaunchError(what, **_BLAME_INTERFACE))
 
 

@@ -15,7 +15,7 @@ from lockstep.cluster.env import LAUNCHED
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 # Whether this process itself was asked; other ranks stop because one was.
-was_asked = False
+was_stop_requested = False
 
 
 class StopSignal:
@@ -65,9 +65,9 @@ class StopSignal:
         self._before.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        global was_asked
+        global was_stop_requested
         now = time.monotonic()
-        was_asked = True
+        was_stop_requested = True
         if self.signal is None:
             self.signal, self._since = signal.Signals(number), now
             if self._on_stop is not None:

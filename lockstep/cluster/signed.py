@@ -137,7 +137,7 @@ class SignedStore:
         """
         value = self._read(name, self.store.get(name))
         if value is None:
-            raise DistStoreError(f"a message was refused: {self.strangers()}")
+            raise DistStoreError(f"a message was refused: {self.refusal_cause()}")
         return value
 
     def put_first(self, name: str, value: object) -> Any:
@@ -164,7 +164,7 @@ class SignedStore:
             self.refused[name] = reason
             LOGGER.warning("the store's key %.80r was ignored: %s", name, reason)
 
-    def strangers(self) -> str:
+    def refusal_cause(self) -> str:
         """What to suspect where messages were refused; empty if none were."""
         if not self.refused:
             return ""

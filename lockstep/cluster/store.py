@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from torch._C._distributed_c10d import Store, TCPStore
 
-from lockstep.cluster.address import is_ours, port_holder, store_address
+from lockstep.cluster.address import is_local_address, port_holder, store_address
 from lockstep.cluster.env import RankAssignment
 from lockstep.cluster.file_store import open_file_store
 from lockstep.cluster.signed import peek
@@ -38,28 +38,28 @@ SERVE_S = 60.0
 LOOKUP_S = 10.0
 
 
-def open_store(placement: RankAssignment, timeout_s: float, say: Callable[[str], None]) -> Store:
-    """The store at the placement's address; waits for rank 0 to serve it.
+def open_store(assignment: RankAssignment, timeout_s: float, report: Callable[[str], None]) -> Store:
+    """The store at the assignment's address; waits for rank 0 to serve it.
 
     Raises:
         LaunchError: It can't be served or reached, or is another program's; says why.
     """
-    parts = urlsplit(placement.init)
+    parts = urlsplit(assignment.init)
     if parts.scheme == "file":
-        return open_file_store(Path(parts.path), placement)
+        return open_file_store(Path(parts.path), assignment)
     host, port = str(parts.hostname), int(parts.port or 0)
-    addresses = resolve_host(host, port, placement.init)
-    if placement.rank == 0 and not placement.agent_store:
-        _check_here(host, addresses, placement.init, "rank 0", "--init")
-        mine = serve_store(host, port, placement.init, timeout_s)
+    addresses = resolve_host(host, port, assignment.init)
+    if assignment.rank == 0 and not assignment.agent_store:
+        _check_here(host, addresses, assignment.init, "rank 0", "--init")
+        mine = serve_store(host, port, assignment.init, timeout_s)
         mine.set(SERVED, "rank 0")
         return mine
     wait_for_listener(
-        host, port, placement.init, timeout_s, say, f"rank {placement.rank}", "rank 0", command_for(placement, 0)
+        host, port, assignment.init, timeout_s, report, f"rank {assignment.rank}", "rank 0", command_for(assignment, 0)
     )
-    store = connect(host, port, placement.init, timeout_s, "rank 0")
-    if not placement.agent_store:
-        _check_ours(store, port, placement.init)
+    store = connect(host, port, assignment.init, timeout_s, "rank 0")
+    if not assignment.agent_store:
+        _check_ours(store, port, assignment.init)
     return store
 
 
@@ -81,7 +81,7 @@ def _check_ours(store: Store, port: int, init: str) -> None:
         time.sleep(0.01)
 
 
-def open_for_nodes(nodes: RendezvousConfig, say: Callable[[str], None]) -> tuple[Store, bool]:
+def open_for_nodes(nodes: RendezvousConfig, report: Callable[[str], None]) -> tuple[Store, bool]:
     """The store at which the launchers of several machines meet, and whether this one serves it.
 
     Where the machines were given ranks, node rank 0 serves it; else the first launcher on the endpoint's machine.
@@ -97,11 +97,11 @@ def open_for_nodes(nodes: RendezvousConfig, say: Callable[[str], None]) -> tuple
     me, whom, store = f"node {socket.gethostname()}", "the rendezvous", "a rendezvous"
     if nodes.rank is not None:
         me, whom, store = f"node rank {nodes.rank} ({socket.gethostname()})", "node rank 0", "node rank 0"
-    elif any(is_ours(address) for address in addresses):
+    elif any(is_local_address(address) for address in addresses):
         with suppress(LaunchError):  # another launcher of this machine serves it already
             return serve_store(host, port, nodes.endpoint, SERVE_S), True
     command = command_option("--node-rank", 0)
-    wait_for_listener(host, port, nodes.endpoint, nodes.join_timeout_s, say, me, whom, command)
+    wait_for_listener(host, port, nodes.endpoint, nodes.join_timeout_s, report, me, whom, command)
     return connect(host, port, nodes.endpoint, nodes.join_timeout_s, store), False
 
 
@@ -111,9 +111,9 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def command_for(placement: RankAssignment, rank: int) -> str:
+def command_for(assignment: RankAssignment, rank: int) -> str:
     """What to type to start another rank, from what was typed for this one; empty if a launcher starts them."""
-    if placement.started_by != "command line":
+    if assignment.started_by != "command line":
         return ""
     return command_option("--rank", rank) or f"RANK={rank} {_typed(sys.argv[1:])}"
 
@@ -162,7 +162,7 @@ def resolve_host(host: str, port: int, init: str) -> list[str]:
 
 
 def _check_here(host: str, addresses: list[str], init: str, who: str, option: str) -> None:
-    if not any(is_ours(address) for address in addresses):
+    if not any(is_local_address(address) for address in addresses):
         raise LaunchError(
             f"{who} must run on {host}, but this is {socket.gethostname()}",
             given=init,
@@ -217,7 +217,7 @@ def wait_for_listener(
     port: int,
     init: str,
     timeout_s: float,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     who: str,
     whom: str,
     command: str = "",
@@ -238,7 +238,7 @@ def wait_for_listener(
         LaunchError: Nobody does.
     """
     start = time.monotonic()
-    next_say = REPORT_EVERY_S
+    next_report_s = REPORT_EVERY_S
     pause_s = 0.01
     address = store_address(host, port)
     while True:
@@ -256,9 +256,9 @@ def wait_for_listener(
                 fix=command or None,
                 where="cluster.join_timeout_s",
             )
-        if waited >= next_say:
-            next_say += REPORT_EVERY_S
-            say(
+        if waited >= next_report_s:
+            next_report_s += REPORT_EVERY_S
+            report(
                 f"{who} waits for {whom} at {init}: {reason}, {waited:.0f} s\n"
                 + (f"  on its machine:  {command}\n" if command else "")
                 + f"  giving up in {as_clock(timeout_s - waited)} (cluster.join_timeout_s)"

@@ -27,7 +27,7 @@ from lockstep.launch.supervisor import Supervisor, send_signal
 
 LOCAL = "127.0.0.1"
 # How long a node that was told to stop may take to say so.
-HEARD_S = 3.0
+STOP_REASON_S = 3.0
 
 
 class LocalRendezvous(RendezvousHandler):
@@ -74,26 +74,26 @@ class Agent(LocalElasticAgent):
     Args:
         spec: What to run; its `local_world_size` shrinks where processes are lost for good.
         watch: Knows of stops, and why processes have died.
-        least_procs: With fewer processes than this it gives up.
+        min_procs: With fewer processes than this it gives up.
     """
 
-    def __init__(self, spec: WorkerSpec, watch: Supervisor, least_procs: int) -> None:
+    def __init__(self, spec: WorkerSpec, supervisor: Supervisor, min_procs: int) -> None:
         super().__init__(
             spec,
-            DefaultLogsSpecs(str(watch.folder)),
+            DefaultLogsSpecs(str(supervisor.folder)),
             start_method="forkserver",
         )
-        self.watch = watch
-        self.leaves = False
+        self.supervisor = supervisor
+        self.is_leaving = False
         assert isinstance(spec.rdzv_handler, LocalRendezvous | NodeRendezvous)
         self._handler = spec.rdzv_handler
-        self._meeting = self._handler if isinstance(self._handler, NodeRendezvous) else None
-        self._least_procs = least_procs
+        self._node_rendezvous = self._handler if isinstance(self._handler, NodeRendezvous) else None
+        self._min_procs = min_procs
         self._max_restarts = spec.max_restarts
         self._num_restarts = 0
         self._members: frozenset[Any] = frozenset()
         # Started again because of a loss elsewhere: it counts only if no node was lost.
-        self._is_lent = False
+        self._is_uncounted = False
         self._has_announced = False
 
     def pids(self) -> list[int]:
@@ -115,98 +115,100 @@ class Agent(LocalElasticAgent):
                 break
             except dist.DistStoreError:
                 # A node was lost between its joining and the numbering of ranks. Again, with those left.
-                self.watch.raise_if_asked()
-                if self._meeting is None:
+                self.supervisor.raise_if_stop_requested()
+                if self._node_rendezvous is None:
                     raise
-        if self._meeting is not None:
-            before, self._members = self._members, self._meeting.members
-            if self._is_lent and before == self._members:
-                self._pay_back()
+        if self._node_rendezvous is not None:
+            before, self._members = self._members, self._node_rendezvous.members
+            if self._is_uncounted and before == self._members:
+                self._count_restart()
             if before and before != self._members:
                 size, num_nodes = worker_group.workers[0].world_size, len(self._members)
-                self.watch.say(f"going on with {_count(size, 'process', 'es')} on {_count(num_nodes, 'node')}")
-        self._is_lent = self._has_announced = False
+                self.supervisor.report(f"going on with {_count(size, 'process', 'es')} on {_count(num_nodes, 'node')}")
+        self._is_uncounted = self._has_announced = False
         # What the agent tells its workers as the restart count is the difference to this: which world of the run it
         # is, the same on all nodes, whatever was lost where.
         worker_group.spec.max_restarts = self._remaining_restarts + self._handler.round
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        watch, meeting, processes = self.watch, self._meeting, self._processes()
+        supervisor, rendezvous, processes = self.supervisor, self._node_rendezvous, self._processes()
         has_ended = any(process.exitcode is not None for process in processes.values())
-        if has_ended and watch.stop is None and meeting is not None and meeting.is_pause():
-            return self._begin_again(worker_group)
-        if watch.stop is not None and not self._has_announced:
+        if has_ended and supervisor.stop is None and rendezvous is not None and rendezvous.is_pause():
+            return self._restart_in_new_round(worker_group)
+        if supervisor.stop is not None and not self._has_announced:
             self._has_announced = True
             self._prepare_to_leave()
-        watch.look(processes, self._handler.round)
-        if watch.stop is not None or (watch.cause is not None and not watch.cause.may_pass):
+        supervisor.poll(processes, self._handler.round)
+        if supervisor.stop is not None or (supervisor.cause is not None and not supervisor.cause.may_pass):
             self._remaining_restarts = 0
-        elif watch.cause is not None:
-            self._choose_how_to_go_on(watch.cause, worker_group.spec)
+        elif supervisor.cause is not None:
+            self._plan_restart(supervisor.cause, worker_group.spec)
         result: RunResult = super()._monitor_workers(worker_group)
-        if result.state == WorkerState.SUCCEEDED and watch.stop is None and meeting is not None:
+        if result.state == WorkerState.SUCCEEDED and supervisor.stop is None and rendezvous is not None:
             done = list(result.return_values.values())
             if not any(one.code for one in done):
-                return self._wait_for_rank_0(worker_group, meeting, result)
-            if not any(one.was_asked for one in done):
-                return self._find_out_who_stopped(worker_group, meeting, result)
+                return self._wait_for_rank_0(worker_group, rendezvous, result)
+            if not any(one.was_stop_requested for one in done):
+                return self._find_stop_reason(worker_group, rendezvous, result)
         return result
 
-    def _wait_for_rank_0(self, worker_group: WorkerGroup, meeting: NodeRendezvous, result: RunResult) -> RunResult:
+    def _wait_for_rank_0(self, worker_group: WorkerGroup, rendezvous: NodeRendezvous, result: RunResult) -> RunResult:
         """The run is complete when rank 0 has written the result; where it is lost before, that is to be done again."""
-        end = time.monotonic() + 2 * meeting.nodes.node_timeout_s
-        while worker_group.group_rank != 0 and self.watch.stop is None and not meeting.is_over():
+        end = time.monotonic() + 2 * rendezvous.nodes.node_timeout_s
+        while worker_group.group_rank != 0 and self.supervisor.stop is None and not rendezvous.is_over():
             is_lost = time.monotonic() > end
-            if meeting.is_pause() or meeting.num_nodes_waiting() > 0 or (is_lost and self._waits_for_nodes):
-                return self._begin_again(worker_group)
+            if rendezvous.is_pause() or rendezvous.num_nodes_waiting() > 0 or (is_lost and self._waits_for_nodes):
+                return self._restart_in_new_round(worker_group)
             if is_lost:
                 break
             time.sleep(0.1)
         return result
 
-    def _find_out_who_stopped(self, worker_group: WorkerGroup, meeting: NodeRendezvous, result: RunResult) -> RunResult:
+    def _find_stop_reason(self, worker_group: WorkerGroup, rendezvous: NodeRendezvous, result: RunResult) -> RunResult:
         """All processes have saved and stopped, as one on another node was told to."""
-        end = time.monotonic() + HEARD_S
-        while time.monotonic() < end and not meeting.is_over():
-            if meeting.is_pause():
-                return self._begin_again(worker_group)
+        end = time.monotonic() + STOP_REASON_S
+        while time.monotonic() < end and not rendezvous.is_over():
+            if rendezvous.is_pause():
+                return self._restart_in_new_round(worker_group)
             time.sleep(0.1)
-        if meeting.is_over() or not self._waits_for_nodes:
+        if rendezvous.is_over() or not self._waits_for_nodes:
             return result
-        self.watch.say("the launcher of another node was killed, and its processes have stopped")
-        return self._begin_again(worker_group)
+        self.supervisor.report("the launcher of another node was killed, and its processes have stopped")
+        return self._restart_in_new_round(worker_group)
 
-    def _begin_again(self, worker_group: WorkerGroup) -> RunResult:
+    def _restart_in_new_round(self, worker_group: WorkerGroup) -> RunResult:
         self._restart_workers(worker_group)
         return RunResult(WorkerState.HEALTHY)
 
     @property
     def _waits_for_nodes(self) -> bool:
         """Whether the run goes on, or waits, where a node is lost."""
-        return self._meeting is not None and (self._meeting.nodes.size.is_elastic or self._max_restarts > 0)
+        return self._node_rendezvous is not None and (
+            self._node_rendezvous.nodes.size.is_elastic or self._max_restarts > 0
+        )
 
-    def _choose_how_to_go_on(self, cause: RootCause, spec: WorkerSpec) -> None:
+    def _plan_restart(self, cause: RootCause, spec: WorkerSpec) -> None:
         """Restarts are counted for processes of this machine; a lost node is not one of them."""
         if cause.is_elsewhere and self._waits_for_nodes:
-            self._is_lent = True
+            self._is_uncounted = True
             self._remaining_restarts += 1
         elif self._remaining_restarts > 0:
-            self._say_restart()
-        elif spec.local_world_size > self._least_procs:
-            self.watch.say(
+            self._report_restart()
+        elif spec.local_world_size > self._min_procs:
+            self.supervisor.report(
                 f"going on with {_count(spec.local_world_size - 1, 'process', 'es')} instead of {spec.local_world_size}"
             )
             spec.local_world_size -= 1
             self._remaining_restarts = 1
         elif self._can_leave():
-            self.leaves = True
-            self.watch.say("no restart is left here: this node leaves, and the others go on")
+            self.is_leaving = True
+            self.supervisor.report("no restart is left here: this node leaves, and the others go on")
 
-    def _say_restart(self) -> None:
+    def _report_restart(self) -> None:
         self._num_restarts += 1
-        self.watch.say(f"restart {self._num_restarts} of {self._max_restarts}")
+        self.supervisor.report(f"restart {self._num_restarts} of {self._max_restarts}")
 
-    def _pay_back(self) -> None:
+    def _count_restart(self) -> None:
         """No node was lost, so another one started its processes again, and that counts here too."""
         if self._remaining_restarts == 0:
             raise LaunchError(
@@ -214,26 +216,26 @@ class Agent(LocalElasticAgent):
                 given=f"--max-restarts {self._max_restarts}",
                 fix="go on with --resume auto",
             )
-        self._say_restart()
+        self._report_restart()
         self._remaining_restarts -= 1
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         # Nothing has failed, and some still run: torch's agent comes here when a node waits to join.
-        if self.watch.cause is None and any(process.is_alive() for process in self._processes().values()):
-            self._let_workers_save(worker_group)
-            self.watch.have_stopped()
-        self.watch.cause = None
+        if self.supervisor.cause is None and any(process.is_alive() for process in self._processes().values()):
+            self._save_and_stop_workers(worker_group)
+            self.supervisor.clear_stop_request()
+        self.supervisor.cause = None
         super()._restart_workers(worker_group)
 
-    def _let_workers_save(self, worker_group: WorkerGroup) -> None:
+    def _save_and_stop_workers(self, worker_group: WorkerGroup) -> None:
         """Somebody has come or goes, and nothing has failed: all save and stop, to go on in another world."""
-        assert self._meeting is not None
-        if not self._meeting.is_pause():
-            self.watch.say("another node has come: saving, to go on together")
-            self._meeting.announce("comes")
-        end = time.monotonic() + self.watch.stop_timeout_s
-        self.watch.ask_to_stop(self.pids())
-        while time.monotonic() < end and self.watch.stop is None:
+        assert self._node_rendezvous is not None
+        if not self._node_rendezvous.is_pause():
+            self.supervisor.report("another node has come: saving, to go on together")
+            self._node_rendezvous.announce("comes")
+        end = time.monotonic() + self.supervisor.stop_timeout_s
+        self.supervisor.request_stop(self.pids())
+        while time.monotonic() < end and self.supervisor.stop is None:
             if super()._monitor_workers(worker_group).state != WorkerState.HEALTHY:
                 return
             time.sleep(0.02)
@@ -242,13 +244,13 @@ class Agent(LocalElasticAgent):
 
     def _prepare_to_leave(self) -> None:
         """A node that is told to stop leaves, where enough others are left; Ctrl-C stops all of them."""
-        if self._meeting is not None and self.watch.stop != signal.SIGINT and self._can_leave():
-            self.leaves = True
-            self._meeting.announce("leaves")
+        if self._node_rendezvous is not None and self.supervisor.stop != signal.SIGINT and self._can_leave():
+            self.is_leaving = True
+            self._node_rendezvous.announce("leaves")
 
     def _can_leave(self) -> bool:
-        meeting = self._meeting
-        return meeting is not None and not meeting.serves and len(self._members) > meeting.nodes.size.least
+        rendezvous = self._node_rendezvous
+        return rendezvous is not None and not rendezvous.serves and len(self._members) > rendezvous.nodes.size.least
 
     def _exit_barrier(self) -> None:
         """What torch's agent waits for here, we have waited for already."""

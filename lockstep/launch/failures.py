@@ -25,7 +25,7 @@ class ErrorReport:
         time: When, in seconds since 1970.
         text: An error's text, or a traceback.
         exit_code: What the command shall exit with.
-        is_ours: The text is made for people: a LockstepError.
+        is_user_error: The text is made for people: a LockstepError.
         is_consequence: It looks like the loss of another process.
         may_pass: The same work may well succeed when it is started again.
         culprits: Ranks that it blames, if any.
@@ -34,7 +34,7 @@ class ErrorReport:
     time: float
     text: str
     exit_code: int
-    is_ours: bool
+    is_user_error: bool
     is_consequence: bool
     may_pass: bool
     culprits: Sequence[int] = ()
@@ -49,14 +49,14 @@ class ProcessFailure:
         pid: Its process id.
         exit_code: Its exit code, or minus the signal's number.
         report: What it said itself, if it could.
-        by_us: The launcher killed it after another one had died.
+        killed_by_launcher: The launcher killed it after another one had died.
     """
 
     rank: int
     pid: int
     exit_code: int
     report: ErrorReport | None
-    by_us: bool = False
+    killed_by_launcher: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,48 +76,48 @@ class RootCause:
     is_elsewhere: bool = False
 
 
-def root_cause(deaths: Sequence[ProcessFailure]) -> ProcessFailure:
-    """The death that the others follow from.
+def root_cause(process_failures: Sequence[ProcessFailure]) -> ProcessFailure:
+    """The failure that the others follow from.
 
     A process that was killed comes before errors; among errors the earliest that does not speak of a lost peer. An
     abort counts less: NCCL's watchdog aborts the ranks that have lost one. A process that the launcher has killed
     counts where it had already reported an error of its own.
     """
 
-    def order(death: ProcessFailure) -> tuple[int, float]:
-        report = death.report
-        if death.by_us and (report is None or report.is_consequence):
+    def order(failure: ProcessFailure) -> tuple[int, float]:
+        report = failure.report
+        if failure.killed_by_launcher and (report is None or report.is_consequence):
             return (4, 0.0)
         if report is not None:
             return (3 if report.is_consequence else 1, report.time)
-        return (0 if death.exit_code < 0 and death.exit_code != -signal.SIGABRT else 2, 0.0)
+        return (0 if failure.exit_code < 0 and failure.exit_code != -signal.SIGABRT else 2, 0.0)
 
-    return min(deaths, key=order)
+    return min(process_failures, key=order)
 
 
-def explain(death: ProcessFailure, host: str, out_of_memory: str = "") -> RootCause:
-    """Put a death into words.
+def explain(failure: ProcessFailure, host: str, out_of_memory: str = "") -> RootCause:
+    """Put a failure into words.
 
     Args:
-        death: The first cause.
+        failure: The first cause.
         host: This machine's name.
         out_of_memory: What the kernel says about memory, if it does.
     """
-    who = f"rank {death.rank} (host {host}, pid {death.pid})"
-    report = death.report
-    if report is not None and report.is_ours:
+    who = f"rank {failure.rank} (host {host}, pid {failure.pid})"
+    report = failure.report
+    if report is not None and report.is_user_error:
         return RootCause(report.text, report.exit_code, report.may_pass, report.is_consequence)
     if report is not None:
         text = f"{who} failed:\n{report.text}"
         return RootCause(text, report.exit_code, report.may_pass, report.is_consequence)
-    if death.exit_code < 0:
+    if failure.exit_code < 0:
         error = LaunchError(
-            f"{who} was killed by signal {-death.exit_code} ({_signal_name(-death.exit_code)})",
-            cause=_likely(-death.exit_code, out_of_memory),
+            f"{who} was killed by signal {-failure.exit_code} ({_signal_name(-failure.exit_code)})",
+            cause=_likely_cause(-failure.exit_code, out_of_memory),
         )
         return RootCause(str(error), error.exit_code, True)
-    error = LaunchError(f"{who} ended without a word, with exit code {death.exit_code}")
-    return RootCause(str(error), death.exit_code or error.exit_code, True)
+    error = LaunchError(f"{who} ended without a word, with exit code {failure.exit_code}")
+    return RootCause(str(error), failure.exit_code or error.exit_code, True)
 
 
 def _signal_name(number: int) -> str:
@@ -127,7 +127,7 @@ def _signal_name(number: int) -> str:
         return "unknown"
 
 
-def _likely(number: int, out_of_memory: str) -> str:
+def _likely_cause(number: int, out_of_memory: str) -> str:
     if number == signal.SIGKILL:
         return out_of_memory or "somebody's kill -9, or out of memory (the kernel's log, if you may read it: dmesg)"
     if number == signal.SIGBUS:

@@ -70,7 +70,7 @@ def parse_hosts(text: str) -> list[RemoteHost]:
 
 
 def run_on_hosts(
-    machines: Sequence[RemoteHost], command: Callable[[int, RemoteHost], Sequence[str]], say: Callable[[str], None]
+    machines: Sequence[RemoteHost], command: Callable[[int, RemoteHost], Sequence[str]], report: Callable[[str], None]
 ) -> int:
     """Run a command on each machine, in the same folder as here, until all have ended.
 
@@ -109,7 +109,7 @@ def run_on_hosts(
         if code and not stopped:
             first_failure.append(code)
             if code == SSH_FAILED:
-                say(f"{machine.name}: ssh could not connect, or lost the connection; the others are stopped")
+                report(f"{machine.name}: ssh could not connect, or lost the connection; the others are stopped")
                 for other in running:
                     _let_go(other)
 

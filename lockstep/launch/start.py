@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.cluster.env import RankAssignment, placement
+from lockstep.cluster.env import RankAssignment, read_assignment
 from lockstep.config.given import given_path
 from lockstep.config.process_range import MAX_NODES, ProcessRange, RendezvousConfig, parse_range
 from lockstep.config.schema import RunConfig
@@ -93,7 +93,7 @@ def rank_assignment(
         ConfigError: It is one, and was told how many processes to start.
         LaunchError: What it was told is not whole, or contradicts itself.
     """
-    here = placement(os.environ, init, rank, world_size)
+    here = read_assignment(os.environ, init, rank, world_size)
     if here is not None and procs is not None:
         raise ConfigError(
             f"--procs {procs} was given to one process of a world of {here.world_size}",
@@ -239,7 +239,7 @@ def launch_here(
         procs.most,
         entry,
         arguments,
-        least_procs=procs.least,
+        min_procs=procs.least,
         max_restarts=max_restarts,
         nodes=nodes,
         stop_timeout_s=config.cluster.stop_timeout_s,

@@ -54,11 +54,11 @@ class Supervisor:
         self.stop: signal.Signals | None = None
         self.cause: RootCause | None = None
         self._stop_since = 0.0
-        self._told: set[int] = set()
+        self._signalled: set[int] = set()
         self._overdue = False
         self._memory_kills = failures.count_memory_kills()
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Write it to stderr and to launcher.log."""
         text = printable(text)
         # A closed terminal or a full disk must not hide how the run ends.
@@ -114,7 +114,7 @@ class Supervisor:
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def raise_if_asked(self) -> None:
+    def raise_if_stop_requested(self) -> None:
         """End a wait that has no processes to stop yet.
 
         Raises:
@@ -123,7 +123,7 @@ class Supervisor:
         if self.stop is not None:
             raise StopRequested
 
-    def last_word(self, code: int) -> str:
+    def end_message(self, code: int) -> str:
         """What other machines are told of an end with this exit code."""
         if code == 0:
             return ""
@@ -132,17 +132,17 @@ class Supervisor:
             return f"the run was stopped by {self.stop.name} on {host}"
         return self.cause.text if self.cause is not None else f"the run was stopped on {host}"
 
-    def ask_to_stop(self, pids: Sequence[int] | set[int]) -> None:
+    def request_stop(self, pids: Sequence[int] | set[int]) -> None:
         """Let processes save and stop; one that is only starting, and has no ears yet, finds the file."""
         (self.folder / STOP_FILE).touch()
         send_signal(pids, signal.SIGTERM)
 
-    def have_stopped(self) -> None:
+    def clear_stop_request(self) -> None:
         """Those that were asked to stop are gone: others may be started."""
         if self.stop is None:
             (self.folder / STOP_FILE).unlink(missing_ok=True)
 
-    def look(self, processes: Processes, restart: int) -> None:
+    def poll(self, processes: Processes, restart: int) -> None:
         """Look after the workers once: pass a stop on, or note why one has died and end the others.
 
         Args:
@@ -152,23 +152,23 @@ class Supervisor:
         forkserver.keep_tracker_alive()
         # A worker that is done waits for the others, so whoever has ended before that has failed.
         if any(process.exitcode is not None for process in processes.values()):
-            self._note_deaths(processes, restart)
+            self._record_failures(processes, restart)
         elif self.stop is not None:
-            self._pass_stop_on(processes)
+            self._forward_stop(processes)
 
-    def _pass_stop_on(self, processes: Processes) -> None:
+    def _forward_stop(self, processes: Processes) -> None:
         pids = {process.pid for process in processes.values() if process.pid is not None}
-        self.ask_to_stop(pids - self._told)
-        self._told |= pids
+        self.request_stop(pids - self._signalled)
+        self._signalled |= pids
         if time.monotonic() - self._stop_since > self.stop_timeout_s and not self._overdue:
             self._overdue = True
-            self.say(
+            self.report(
                 f"killed the processes: they did not stop within {self.stop_timeout_s:.0f} s; "
                 "set a larger cluster.stop_timeout_s if a step takes longer"
             )
             send_signal(pids, signal.SIGKILL)
 
-    def _note_deaths(self, processes: Processes, restart: int) -> None:
+    def _record_failures(self, processes: Processes, restart: int) -> None:
         end = time.monotonic() + GRACE_S
         while time.monotonic() < end and any(process.exitcode is None for process in processes.values()):
             time.sleep(0.01)
@@ -178,11 +178,13 @@ class Supervisor:
         )
         for process in processes.values():
             process.join(GRACE_S)
-        deaths = [
-            ProcessFailure(rank, process.pid or 0, process.exitcode or 0, self._report(rank, restart), rank in late)
+        process_failures = [
+            ProcessFailure(
+                rank, process.pid or 0, process.exitcode or 0, self._read_report(rank, restart), rank in late
+            )
             for rank, process in processes.items()
         ]
-        first = failures.root_cause(deaths)
+        first = failures.root_cause(process_failures)
         if self.stop is not None and (self._overdue or first.exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM)):
             return
         memory = failures.out_of_memory(first.pid, self._memory_kills) if first.exit_code == -signal.SIGKILL else ""
@@ -190,9 +192,9 @@ class Supervisor:
         culprits = first.report.culprits if first.report is not None else ()
         if culprits and not set(culprits) & set(processes):
             self.cause = dataclasses.replace(self.cause, is_elsewhere=True)
-        self.say(self.cause.text)
+        self.report(self.cause.text)
 
-    def _report(self, rank: int, restart: int) -> ErrorReport | None:
+    def _read_report(self, rank: int, restart: int) -> ErrorReport | None:
         try:
             return ErrorReport(**json.loads(report_path(self.folder, rank, restart).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from lockstep.cluster import abort, signals
-from lockstep.cluster.env import KEY, LAUNCHED, RankAssignment, placement
-from lockstep.cluster.peer_errors import lost_peer
+from lockstep.cluster.env import KEY, LAUNCHED, RankAssignment, read_assignment
+from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.cluster.signals import when_parent_dies
 from lockstep.errors import CheckpointError, ConfigError, DataError, HangError, LaunchError, LockstepError, ReaderLost
 from lockstep.launch.failures import ErrorReport
@@ -33,11 +33,11 @@ class WorkerResult:
 
     Attributes:
         code: What the command shall exit with, as the entry says where it returns a number.
-        was_asked: This process was told to stop; otherwise it stopped with another one.
+        was_stop_requested: This process was told to stop; otherwise it stopped with another one.
     """
 
     code: int
-    was_asked: bool
+    was_stop_requested: bool
 
 
 def run_worker(
@@ -66,7 +66,7 @@ def run_worker(
         return WorkerResult(0, True)
     os.environ[LAUNCHED] = "1"
     os.environ[KEY] = key
-    here = placement(os.environ)
+    here = read_assignment(os.environ)
     assert here is not None, "the agent sets the world's variables"
     # Opened now: where no more files may be opened, that is what has to be reported.
     try:
@@ -100,7 +100,7 @@ def run_worker(
     _flush()
     if state["orphan"]:
         os._exit(0)
-    return WorkerResult(code if isinstance(code, int) else 0, signals.was_asked)
+    return WorkerResult(code if isinstance(code, int) else 0, signals.was_stop_requested)
 
 
 def report_path(folder: Path, rank: int, restart: int) -> Path:
@@ -130,7 +130,7 @@ def _report(file: IO[str], here: RankAssignment, error: BaseException) -> None:
         time=time.time(),
         text=str(error) if ours else "".join(traceback.format_exception(error)).rstrip(),
         exit_code=_exit_code(error),
-        is_ours=ours,
+        is_user_error=ours,
         is_consequence=_is_consequence(error),
         may_pass=isinstance(error, (LaunchError, ReaderLost)) or not ours,
         culprits=error.ranks if isinstance(error, HangError) else (),
@@ -146,7 +146,7 @@ def _report(file: IO[str], here: RankAssignment, error: BaseException) -> None:
 def _is_consequence(error: BaseException) -> bool:
     if isinstance(error, LockstepError):
         return isinstance(error, LaunchError) and not isinstance(error, HangError)
-    return lost_peer(error)
+    return is_lost_peer(error)
 
 
 def _exit_code(error: BaseException) -> int:

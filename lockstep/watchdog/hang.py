@@ -9,7 +9,7 @@ from lockstep.cluster.activity import COMPUTING, READING
 from lockstep.cluster.rendezvous import ranks_text
 from lockstep.errors import HangError
 
-SILENT_S = 10.0  # a sign comes about once a second
+SILENT_S = 10.0  # a status comes about once a second
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class RankStatus:
         waits: Whether that was waiting for others.
         step: The optimizer step; None outside of steps.
         stalled_s: How long it had been without progress when it said so, seconds.
-        silent_s: How long ago that is, seconds; by the clock of who has heard it.
+        silent_s: How long ago that is, seconds; by the clock of who has reported it.
         is_here: It runs on the machine of who says so.
         is_stopped: Its process is known to be stopped, by SIGSTOP, say.
         serves: It holds the world's store, through which the ranks hear of each other.
@@ -53,30 +53,30 @@ class RankStatus:
         return self.doing + (f", step {self.step:,}" if self.step is not None else "")
 
 
-def find_stalled_ranks(signs: Sequence[RankStatus], timeout_s: float) -> list[RankStatus]:
+def find_stalled_ranks(statuses: Sequence[RankStatus], timeout_s: float) -> list[RankStatus]:
     """Who holds the world up: those that are silent or at something of their own, while all stand still.
 
     Those that wait for others are to blame only where nobody else is: then they wait for each other.
 
     Args:
-        signs: Of all ranks.
+        statuses: Of all ranks.
         timeout_s: How long all must have made no progress.
 
     Returns:
         Nobody while some rank still gets on.
     """
-    if any(sign.still_s < timeout_s for sign in signs):
+    if any(status.still_s < timeout_s for status in statuses):
         return []
-    silent = [sign for sign in signs if is_silent(sign, timeout_s)]
-    if any(sign.serves for sign in silent):
+    silent = [status for status in statuses if is_silent(status, timeout_s)]
+    if any(status.serves for status in silent):
         # Nothing can be known of the others then.
-        return [sign for sign in silent if sign.serves]
-    return silent + [sign for sign in signs if not sign.waits and sign not in silent] or list(signs)
+        return [status for status in silent if status.serves]
+    return silent + [status for status in statuses if not status.waits and status not in silent] or list(statuses)
 
 
-def is_silent(sign: RankStatus, timeout_s: float) -> bool:
+def is_silent(status: RankStatus, timeout_s: float) -> bool:
     """Whether a rank has said nothing for so long that it can't."""
-    return sign.silent_s >= min(SILENT_S, timeout_s / 2)
+    return status.silent_s >= min(SILENT_S, timeout_s / 2)
 
 
 def explain(culprits: Sequence[RankStatus], size: int, timeout_s: float, stacks: str) -> HangError:
@@ -89,7 +89,7 @@ def explain(culprits: Sequence[RankStatus], size: int, timeout_s: float, stacks:
         stacks: Where the stacks are.
     """
     first = culprits[0]
-    names = ranks_text([sign.rank for sign in culprits]) if size > 1 else "the run"
+    names = ranks_text([status.rank for status in culprits]) if size > 1 else "the run"
     verb = "have" if len(culprits) > 1 else "has"
     silent = is_silent(first, timeout_s)
     still = f"{first.still_s:.0f} s"
@@ -97,35 +97,35 @@ def explain(culprits: Sequence[RankStatus], size: int, timeout_s: float, stacks:
         what = f"all ranks have waited for each other for {still}: {first.where}"
     elif silent:
         last = f"; last seen {first.where}" if first.doing else ""
-        what = f"{names} {verb} given no sign of life for {first.silent_s:.0f} s{last}"
+        what = f"{names} {verb} given no status of life for {first.silent_s:.0f} s{last}"
     else:
         what = f"{names} {verb} made no progress for {still}: {first.where}"
     others = size - len(culprits)
     error = HangError(
         what,
-        rank="\n".join(f"{sign.rank} (host {sign.host}, pid {sign.pid})" for sign in culprits[:8]),
+        rank="\n".join(f"{status.rank} (host {status.host}, pid {status.pid})" for status in culprits[:8]),
         others=f"{others} rank{'s' if others > 1 else ''} waited for {'it' if len(culprits) == 1 else 'them'}"
         if others
         else None,
-        cause=_likely(first, silent),
+        cause=_likely_cause(first, silent),
         stacks=stacks,
         fix=f"If it is only slow, set watch.hang_timeout_s={3 * timeout_s:.0f}. --max-restarts restarts it.",
     )
-    error.ranks = tuple(sign.rank for sign in culprits)
+    error.ranks = tuple(status.rank for status in culprits)
     return error
 
 
-def _likely(sign: RankStatus, silent: bool) -> str:
-    if sign.is_stopped:
-        return f"its process is stopped, by SIGSTOP or a debugger: kill -CONT {sign.pid} lets it go on"
-    if silent and sign.is_here:
+def _likely_cause(status: RankStatus, silent: bool) -> str:
+    if status.is_stopped:
+        return f"its process is stopped, by SIGSTOP or a debugger: kill -CONT {status.pid} lets it go on"
+    if silent and status.is_here:
         return "native code never gives Python's lock back; its stack says where"
     if silent:
         return "its machine or the network to it is gone, or native code there never gives Python's lock back"
-    if sign.waits:
+    if status.waits:
         return "the network between them is cut, or model code on one rank talks to the others by itself"
-    if sign.doing == READING:
+    if status.doing == READING:
         return "a read that never ends: a network disk, a lock, a download; its stack says where"
-    if sign.doing == COMPUTING:
+    if status.doing == COMPUTING:
         return "the model's own code never ends, or the device does not answer; its stack says where"
     return "its stack says where"

@@ -159,8 +159,8 @@ def test_a_damaged_verdict_is_an_error_with_a_text(text: Any) -> None:
 
 
 def test_a_verdict_is_read_as_it_was_written() -> None:
-    card = RankInfo(1, 2, "b", 7, "cpu", "gloo", 0)
-    error, num_lost = peer_errors.from_json(peer_errors.to_json(peer_errors.lost(card, "x"), 2))
+    info = RankInfo(1, 2, "b", 7, "cpu", "gloo", 0)
+    error, num_lost = peer_errors.from_json(peer_errors.to_json(peer_errors.lost(info, "x"), 2))
     assert (error.what, num_lost) == ("lost rank 1 (b, pid 7) before all ranks were connected: x", 2)
     assert isinstance(error, LaunchError)
     assert "cause" in error.slots

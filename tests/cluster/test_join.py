@@ -68,7 +68,7 @@ def test_two_processes_meet_by_the_environment(visits: Callable[..., Any]) -> No
 
 def has_joined(meet: Path) -> bool:
     """Whether a process has said who it is at a file where others meet."""
-    return meet.exists() and b"card/" in meet.read_bytes()
+    return meet.exists() and b"info/" in meet.read_bytes()
 
 
 def test_a_missing_rank_is_named_and_then_given_up(visits: Callable[..., Any], tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.store import open_for_nodes, split_endpoint
 from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
-from lockstep.launch.nodes import admission, auth, clocks, ranks
-from lockstep.launch.nodes.places import assign_node_ranks
+from lockstep.launch.nodes import admission, auth, clocks, rank_claims
+from lockstep.launch.nodes.node_ranks import assign_node_ranks
 from lockstep.launch.nodes.state import StateInStore
 from lockstep.launch.nodes.store_calls import ANSWER_S, StoreCalls
 
@@ -75,25 +75,25 @@ class NodeRendezvous(RendezvousHandler):
         LaunchError: The store can't be served or reached.
     """
 
-    def __init__(self, nodes: RendezvousConfig, check: Callable[[], None], say: Callable[[str], None]) -> None:
-        self.nodes, self._calls = nodes, StoreCalls(nodes, check, say)
+    def __init__(self, nodes: RendezvousConfig, check: Callable[[], None], report: Callable[[str], None]) -> None:
+        self.nodes, self._calls = nodes, StoreCalls(nodes, check, report)
         self.members: frozenset[Any] = frozenset()
-        self._store, self.serves = self._calls.attend(
-            lambda: open_for_nodes(nodes, say), nodes.join_timeout_s + ANSWER_S
+        self._store, self.serves = self._calls.wait(
+            lambda: open_for_nodes(nodes, report), nodes.join_timeout_s + ANSWER_S
         )
         self._key_file: auth.KeyFile | None = None
         self._makes_folder = self.serves and nodes.folder is not None and not nodes.folder.exists()
         try:
-            is_first = self._calls.attend(lambda: admission.admit(self._store, nodes, self.serves), admission.LIMIT_S)
+            is_first = self._calls.wait(lambda: admission.admit(self._store, nodes, self.serves), admission.LIMIT_S)
             # Who has joined with us answers within moments, or is lost.
             self._store.set_timeout(timedelta(seconds=max(10.0, nodes.node_timeout_s)))
             run = PrefixStore(f"lockstep/{nodes.run_id}", self._store)
             self.key = self._agree_on_key(run, is_first)
             self._run = SignedStore(run, auth.nodes_seal(self.key, nodes))
             if (rank := nodes.rank) is not None:
-                self._calls.attend(lambda: ranks.claim(self._run, rank, nodes.size.most), ANSWER_S)
+                self._calls.wait(lambda: rank_claims.claim(self._run, rank, nodes.size.most), ANSWER_S)
         except BaseException:
-            self._leave_nothing()
+            self._clean_up()
             raise
         self._round_store: SignedStore | None = None
         self._port = ReservedPort()
@@ -119,7 +119,7 @@ class NodeRendezvous(RendezvousHandler):
             key, self._key_file = auth.exchange_key(run, self.nodes)
             return key
 
-        return self._calls.attend(agree, auth.GREETING_S + ANSWER_S)
+        return self._calls.wait(agree, auth.GREETING_S + ANSWER_S)
 
     @property
     def round(self) -> int:
@@ -153,7 +153,7 @@ class NodeRendezvous(RendezvousHandler):
                 return self._numbered(self._inner.next_rendezvous())
 
         try:
-            info = self._calls.attend(join, self.nodes.join_timeout_s + 2 * ANSWER_S, self._state)
+            info = self._calls.wait(join, self.nodes.join_timeout_s + 2 * ANSWER_S, self._state)
         except RendezvousClosedError:
             raise self._ended() from None
         except RendezvousTimeoutError:
@@ -195,7 +195,7 @@ class NodeRendezvous(RendezvousHandler):
 
     def set_closed(self) -> None:
         """Let nobody join any more."""
-        self._calls.ask(self._inner.set_closed)
+        self._calls.query(self._inner.set_closed)
 
     def shutdown(self) -> bool:
         """Nothing: `end` does it, with a reason."""
@@ -204,29 +204,29 @@ class NodeRendezvous(RendezvousHandler):
     def announce(self, pause: Pause) -> None:
         """Tell the other nodes why all processes are about to save and stop."""
         if (store := self._round_store) is not None:
-            self._calls.ask(lambda: store.put("pause", pause))
+            self._calls.query(lambda: store.put("pause", pause))
 
     def is_pause(self) -> bool:
         """Whether the processes of this round were to stop only to be started anew."""
         store = self._round_store
-        return store is not None and self._calls.ask(lambda: store.get("pause")) in get_args(Pause)
+        return store is not None and self._calls.query(lambda: store.get("pause")) in get_args(Pause)
 
     def is_over(self) -> bool:
         """Whether a node has ended the run."""
-        return self._calls.ask(lambda: self._run.get("ended")) is not None
+        return self._calls.query(lambda: self._run.get("ended")) is not None
 
     def leave(self) -> None:
         """Let the others go on without this node at once, not only when it is missed."""
 
         def leave() -> None:
             if self.nodes.rank is not None:
-                ranks.release(self._run, self.nodes.rank)
+                rank_claims.release(self._run, self.nodes.rank)
             # Held by a join that goes on; it ends with this process.
             if self._lock.acquire(timeout=1.0):
                 self._inner._stop_heartbeats()
                 self._inner._op_executor.run(_RendezvousExitOp(), time.monotonic() + ANSWER_S)
 
-        self._calls.ask(leave)
+        self._calls.query(leave)
 
     def end(self, code: int, text: str) -> None:
         """End the run on all nodes. The first to say so is heard.
@@ -238,20 +238,20 @@ class NodeRendezvous(RendezvousHandler):
 
         def close() -> None:
             self._run.put_first("ended", {"code": code, "text": text})
-            self._run.store.add("told", 1)
+            self._run.store.add("acknowledged", 1)
             with self._lock:
                 self._inner.shutdown()
 
-        def all_told() -> None:
-            while self._run.count("told") < len(self.members):
+        def all_acknowledged() -> None:
+            while self._run.count("acknowledged") < len(self.members):
                 time.sleep(0.05)
 
-        self._calls.ask(close)
+        self._calls.query(close)
         if self.serves:
-            self._calls.ask(all_told, LINGER_S)
-        self._leave_nothing()
+            self._calls.query(all_acknowledged, LINGER_S)
+        self._clean_up()
 
-    def _leave_nothing(self) -> None:
+    def _clean_up(self) -> None:
         """Remove the key file, and the run folder if `admission.publish` made it and no run has begun in it."""
         if self._key_file is not None:
             self._key_file.remove()
@@ -261,10 +261,10 @@ class NodeRendezvous(RendezvousHandler):
 
     def _ended(self) -> EndedOnOtherNode:
         def read() -> Any:
-            self._run.store.add("told", 1)
+            self._run.store.add("acknowledged", 1)
             return self._run.get("ended")
 
-        said = self._calls.ask(read)
+        said = self._calls.query(read)
         return ended_elsewhere(said)
 
     def _count_waiting(self) -> None:
@@ -287,5 +287,5 @@ class NodeRendezvous(RendezvousHandler):
         """Of nodes that people gave ranks, those that have never come."""
         if self.nodes.rank is None:
             return ""
-        absent = self._calls.ask(lambda: ranks.absent(self._run, self.nodes.size.most))
+        absent = self._calls.query(lambda: rank_claims.absent(self._run, self.nodes.size.most))
         return f"node {ranks_text(absent)}" if absent else ""

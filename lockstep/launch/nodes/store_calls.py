@@ -30,8 +30,8 @@ class StoreCalls:
         say: Gets a text every few seconds while somebody is missing.
     """
 
-    def __init__(self, nodes: RendezvousConfig, check: Callable[[], None], say: Callable[[str], None]) -> None:
-        self._nodes, self._check, self._say = nodes, check, say
+    def __init__(self, nodes: RendezvousConfig, check: Callable[[], None], report: Callable[[str], None]) -> None:
+        self._nodes, self._check, self._report = nodes, check, report
 
     def lost_store(self, reason: str) -> LaunchError:
         """The store does not answer any more."""
@@ -41,28 +41,28 @@ class StoreCalls:
             fix="when it is back, start the same command on all machines, with --resume auto",
         )
 
-    def ask(self, question: Callable[[], T], limit_s: float = ANSWER_S) -> T | None:
+    def query(self, question: Callable[[], T], limit_s: float = ANSWER_S) -> T | None:
         """An answer of the store, or None where there is none."""
         try:
             return call_with_timeout(question, limit_s, lambda waited_s: None)
         except (RendezvousError, dist.DistError, TimeoutError):
             return None
 
-    def attend(self, call: Callable[[], T], limit_s: float, state: Callable[[], str] | None = None) -> T:
+    def wait(self, call: Callable[[], T], limit_s: float, state: Callable[[], str] | None = None) -> T:
         """An answer that may take long; meanwhile `check` is called, and `say` with the state.
 
         Raises:
             LaunchError: There is none within the limit.
         """
-        next_say = REPORT_EVERY_S
+        next_report_s = REPORT_EVERY_S
 
         def tick(waited_s: float) -> None:
-            nonlocal next_say
+            nonlocal next_report_s
             self._check()
-            if state is not None and waited_s >= next_say:
-                next_say += min(next_say, 60.0)
+            if state is not None and waited_s >= next_report_s:
+                next_report_s += min(next_report_s, 60.0)
                 left = as_clock(self._nodes.join_timeout_s - waited_s)
-                self._say(f"{state()}, {waited_s:.0f} s\n  giving up in {left} (cluster.join_timeout_s)")
+                self._report(f"{state()}, {waited_s:.0f} s\n  giving up in {left} (cluster.join_timeout_s)")
 
         try:
             return call_with_timeout(call, limit_s, tick)

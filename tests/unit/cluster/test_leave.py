@@ -1,4 +1,4 @@
-"""The end of a process while a thread of it is in a call that does not come back."""
+"""The exit of a process while one of its threads is in a call that never returns."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.runs import LONG_S, environment
 
 SCRIPT = """
 import atexit, threading, time
-from lockstep.cluster import ending
+from lockstep.cluster import abort
 
 atexit.register(print, "cleaned up")
 print("unflushed", end=" ")
 threading.Thread(target=time.sleep, args=(1000,), name={name!r}, daemon=True).start()
-ending.leave(4)
+abort.leave(4)
 """
 
 
