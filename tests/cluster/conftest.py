@@ -53,7 +53,7 @@ def visits(fork_server: None) -> Iterator[Callable[..., Visit]]:
     ) -> Visit:
         ours, theirs = context.Pipe(duplex=False)
         # That somebody waits is said after 5 s, which a busy machine may need to start two processes.
-        args = (theirs, given, environ or {}, options, {"SAY_EVERY_S": 60.0, **(constants or {})}, scenario)
+        args = (theirs, given, environ or {}, options, {"REPORT_EVERY_S": 60.0, **(constants or {})}, scenario)
         process = context.Process(target=joiner.visit, args=args)
         process.start()
         theirs.close()

@@ -39,7 +39,7 @@ def test_a_rank_that_is_killed_before_it_connects_is_named_by_all(visits: Callab
 
 def test_rank_0_that_is_killed_before_it_connects_is_named(visits: Callable[..., Any], init: str) -> None:
     victim = visits(init, 0, 2, scenario=joiner.DIES_EARLY)
-    check_names(visits(init, 1, 2).error(), 0, victim.process.pid, "its (process has ended|store is gone)")
+    check_names(visits(init, 1, 2).error(), 0, victim.process.pid, "its (process has ended|store is lost)")
 
 
 def test_ranks_that_meet_in_a_file_name_one_that_is_killed(visits: Callable[..., Any], tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_ranks_that_meet_in_a_file_name_one_that_is_killed(visits: Callable[...,
 
 
 def test_a_rank_of_another_host_that_is_silent_is_named(visits: Callable[..., Any], init: str) -> None:
-    first = visits(init, 0, 2, constants={"SILENT_S": 5.0, "SAY_EVERY_S": 2.0, "QUIET_S": 0.0})
+    first = visits(init, 0, 2, constants={"SILENT_S": 5.0, "REPORT_EVERY_S": 2.0, "QUIET_S": 0.0})
     victim = visits(init, 1, 2, scenario=joiner.DIES_ELSEWHERE)
     _, text, said = first.answer()
     check_names(text, 1, victim.process.pid, "no sign of life for 5 s")
@@ -72,7 +72,7 @@ def test_the_interface_is_blamed_where_all_ranks_are_alive(visits: Callable[...,
     pair = [visits(init, rank, 2, scenario=joiner.WRONG_INTERFACE if rank == 0 else "") for rank in (0, 1)]
     for visit in pair:
         text = visit.error()
-        assert re.search(r"rank 0 \([^)]*\) met the others, but can't connect to them", text), text
+        assert re.search(r"rank 0 \([^)]*\) joined the rendezvous, but can't connect to them", text), text
         assert "set GLOO_SOCKET_IFNAME" in text
 
 

@@ -75,7 +75,7 @@ def test_a_missing_rank_is_named_and_then_given_up(visits: Callable[..., Any], t
     meet = tmp_path / "meet"
     second = visits(f"file://{meet}", 2, 3)
     wait_until(lambda: has_joined(meet))
-    first = visits(f"file://{meet}", 0, 3, constants={"SAY_EVERY_S": 0.4}, join_timeout_s=4.0)
+    first = visits(f"file://{meet}", 0, 3, constants={"REPORT_EVERY_S": 0.4}, join_timeout_s=4.0)
     answers = [first.answer(), second.answer()]
     said = answers[0][2]
     assert re.match(r"waiting for 3 processes: 2 have joined \(ranks 0 2\), [0-3] s", said[0])
@@ -90,14 +90,15 @@ def test_a_missing_rank_is_named_and_then_given_up(visits: Callable[..., Any], t
 
 
 def test_a_missing_rank_0_is_named_by_the_others(visits: Callable[..., Any], tmp_path: Path) -> None:
-    visit = visits(f"file://{tmp_path}/meet", 1, 2, constants={"SAY_EVERY_S": 0.3, "SLACK_S": 0.0}, join_timeout_s=3.0)
+    constants = {"REPORT_EVERY_S": 0.3, "SLACK_S": 0.0}
+    visit = visits(f"file://{tmp_path}/meet", 1, 2, constants=constants, join_timeout_s=3.0)
     _, text, said = visit.answer()
     assert "missing rank 0" in said[0]
     assert "gave up" in text
 
 
 def test_nobody_at_the_port_is_said_and_then_given_up(visits: Callable[..., Any], init: str) -> None:
-    visit = visits(init, 1, 2, constants={"SAY_EVERY_S": 0.3}, join_timeout_s=3.0)
+    visit = visits(init, 1, 2, constants={"REPORT_EVERY_S": 0.3}, join_timeout_s=3.0)
     _, text, said = visit.answer()
     assert f"rank 1 waits for rank 0 at {init}: connection refused" in said[0]
     assert re.search(rf"waited \d+ s for rank 0 at {init}: connection refused", text)

@@ -168,7 +168,7 @@ def store_key(path: Path) -> None:
     from torch._C._distributed_c10d import HashStore
 
     from lockstep.cluster import collectives, generations, peer_errors, rendezvous
-    from lockstep.cluster.signed import Seal, SignedStore
+    from lockstep.cluster.signed import Seal, SignedStore, error_from_store
     from lockstep.config.process_range import ProcessRange, RendezvousConfig
     from lockstep.errors import LaunchError
     from lockstep.launch.nodes import admission, clocks, rank_claims
@@ -186,7 +186,7 @@ def store_key(path: Path) -> None:
         is_running(info.pid)
         str(info)
     rendezvous._rank_infos(value, 2)
-    str(rendezvous._fault(value))
+    str(error_from_store(value))
     str(peer_errors.from_json(value)[0])
     if detector._is_status(value):
         never = {"silent_s": 1.0, "rank": 0, "host": "h", "pid": 1}

@@ -23,9 +23,8 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from lockstep.cluster.address import port_holder
+from lockstep.cluster.address import port_holder, split_endpoint
 from lockstep.cluster.signed import peek
-from lockstep.cluster.store import split_endpoint
 from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError, cannot_make
 from lockstep.launch.nodes import clocks

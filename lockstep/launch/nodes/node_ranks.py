@@ -8,9 +8,8 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 
-from lockstep.cluster.address import ReservedPort, address_towards
+from lockstep.cluster.address import ReservedPort, address_towards, split_endpoint
 from lockstep.cluster.signed import AgentStore, Seal, SignedStore
-from lockstep.cluster.store import split_endpoint
 from lockstep.config.process_range import RendezvousConfig
 
 

@@ -28,10 +28,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousExitOp,
 )
 
-from lockstep.cluster.address import ReservedPort, address_towards
+from lockstep.cluster.address import ReservedPort, address_towards, split_endpoint
 from lockstep.cluster.rendezvous import ranks_text
 from lockstep.cluster.signed import SignedStore
-from lockstep.cluster.store import open_for_nodes, split_endpoint
+from lockstep.cluster.store import open_for_nodes
 from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
 from lockstep.launch.nodes import admission, auth, clocks, rank_claims

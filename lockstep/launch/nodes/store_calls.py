@@ -9,8 +9,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from lockstep.cluster.store import REPORT_EVERY_S, as_clock
-from lockstep.cluster.timeout import call_with_timeout
+from lockstep.cluster.timeout import REPORT_EVERY_S, as_clock, call_with_timeout
 from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
 from lockstep.open_files import out_of_files

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lockstep.cluster.activity import ADDING, COMPUTING, READING, UPDATING, Activity
+from lockstep.cluster.activity import COMPUTING, READING, REDUCING, UPDATING, Activity
 
 CPU = torch.device("cpu")
 
@@ -44,7 +44,7 @@ def test_own_work_is_a_step_s_reading_and_computing_without_waiting_for_others(m
         with activity.waiting("in batch norm"):
             passes(2.0)
         activity.end_work(num_micro_batches=3)
-        assert (activity.doing, activity.waits, activity.step) == (ADDING, True, step)
+        assert (activity.doing, activity.waits, activity.step) == (REDUCING, True, step)
         passes(4.0)
         activity.end_wait()
         assert (activity.doing, activity.waits) == (UPDATING, False)

@@ -96,7 +96,7 @@ def test_every_error_of_the_package_arrives_as_itself() -> None:
     for kind in kinds:
         back = decode(encode(kind("x is wrong", where="a\nb", fix="mend it")))
         assert type(back) is kind
-        assert (back.what, list(back.facts.items())) == ("x is wrong", [("where", "a\nb"), ("fix", "mend it")])
+        assert (back.what, list(back.slots.items())) == ("x is wrong", [("where", "a\nb"), ("fix", "mend it")])
 
 
 def test_an_error_of_a_recipe_s_own_kind_arrives_as_the_package_s_kind() -> None:

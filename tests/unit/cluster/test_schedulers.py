@@ -85,7 +85,7 @@ def test_mpich_is_recognised() -> None:
 
 def test_mpich_on_several_machines_asks_where_rank_0_is() -> None:
     apart = MPICH | {"MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}
-    with pytest.raises(LaunchError, match="nothing says where rank 0 is"):
+    with pytest.raises(LaunchError, match="no variable locates rank 0"):
         read_assignment(apart)
     assert _place(apart | {"MASTER_ADDR": "a", "MASTER_PORT": "5"}).init == "tcp://a:5"
 

@@ -66,13 +66,13 @@ def test_an_end_with_a_code_that_no_process_has_is_not_taken_for_a_success(code:
     assert ended_elsewhere({"code": code, "text": ""}).code == 4
 
 
-def test_a_fault_may_have_slots_of_any_name() -> None:
-    error = rendezvous._fault({"what": "it failed", "slots": {"self": 1, "what": 2}})
+def test_slots_of_other_names_are_left_out_of_a_fault_in_the_store() -> None:
+    error = signed.error_from_store({"what": "it failed", "slots": {"self": 1, "what": 2, "where": 3}})
     assert error is not None
-    assert error.slots == {"self": "1", "what": "2"}
+    assert error.slots == {"where": "3"}
 
 
-def test_a_spoiled_count_of_seats_does_not_keep_rank_0_busy() -> None:
+def test_a_damaged_count_of_arrivals_does_not_keep_rank_0_busy() -> None:
     raw = HashStore()
     raw.add("arrivals", 1 << 60)
     here = RankAssignment(0, 2, None, None, "tcp://h:1", "torchrun", agent_store=True)

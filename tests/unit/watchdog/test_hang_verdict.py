@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.cluster import abort
-from lockstep.cluster.activity import ADDING, COMPUTING, READING
+from lockstep.cluster.activity import COMPUTING, READING, REDUCING
 from lockstep.cluster.world import alone
 from lockstep.errors import LaunchError
 from lockstep.watchdog.detector import HangDetector
@@ -20,7 +20,7 @@ TIMEOUT_S = 60.0
 
 def status(rank: int, **more: Any) -> RankStatus:
     """A rank that has waited for the others' gradients for a little longer than is allowed."""
-    waits = RankStatus(rank, "a", 100 + rank, ADDING, waits=True, step=5, stalled_s=TIMEOUT_S + 1)
+    waits = RankStatus(rank, "a", 100 + rank, REDUCING, waits=True, step=5, stalled_s=TIMEOUT_S + 1)
     return replace(waits, **more)
 
 
@@ -85,7 +85,7 @@ def test_the_likely_cause_follows_from_what_is_known(culprit: RankStatus, words:
 
 def test_ranks_that_wait_for_each_other_are_not_blamed_one_by_one() -> None:
     text = str(explain([status(0), status(1)], 2, TIMEOUT_S, "stacks"))
-    assert "all ranks have waited for each other for 61 s: adding up gradients, step 5" in text
+    assert "all ranks have waited for each other for 61 s: reducing gradients, step 5" in text
     assert "the network between them is cut" in text
 
 
