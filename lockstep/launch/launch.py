@@ -49,7 +49,7 @@ def launch(
 
     Args:
         num_procs: How many processes.
-        entry: An importable function; `env.assignment(os.environ)` gives it its rank. May return an exit code.
+        entry: An importable function; `env.read_assignment(os.environ)` returns its rank. May return an exit code.
         args: Its arguments; must be picklable.
         min_procs: When no restart is left, continue with the remaining processes, down to this many; None: never.
         max_restarts: How often all processes are restarted after one has died.

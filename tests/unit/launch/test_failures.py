@@ -69,9 +69,9 @@ def test_a_bus_error_points_at_shared_memory() -> None:
     assert "/dev/shm" in explain(ProcessFailure(0, 10, -signal.SIGBUS, None), "a").text
 
 
-def test_an_end_without_a_word_is_a_failure_even_with_exit_code_0() -> None:
+def test_an_end_without_a_message_is_a_failure_even_with_exit_code_0() -> None:
     cause = explain(ProcessFailure(0, 10, 0, None), "a")
-    assert "without a word" in cause.text
+    assert "without an error message" in cause.text
     assert cause.exit_code == 4
 
 
