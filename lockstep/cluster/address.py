@@ -122,10 +122,10 @@ def port_holder(port: int) -> str:
 def command_of(pid: int) -> str:
     """Return a process's command line, at most 80 characters; empty if unknown."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return ""
-    text = " ".join(word for word in words if word)
+    text = " ".join(argument for argument in arguments if argument)
     return text if len(text) <= 80 else text[:77] + "..."
 
 

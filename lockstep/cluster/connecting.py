@@ -196,8 +196,8 @@ class _Monitor:
         store.store.set(f"{_ALIVE}/{self._rank}", str(time.monotonic()))
         if (verdict := store.get(VERDICT)) is not None:
             self._adopt(store.store, verdict)
-        elif (gone := self._find_gone(store.store)) is not None:
-            self._decide(store, peer_errors.lost(self._infos[gone], "its process has ended"), num_lost=1)
+        elif (ended := self._find_ended(store.store)) is not None:
+            self._decide(store, peer_errors.lost(self._infos[ended], "its process has ended"), num_lost=1)
         else:
             self._judge(store, passed_s)
 
@@ -234,13 +234,13 @@ class _Monitor:
             self._done.add(other)
         return other in self._done
 
-    def _find_gone(self, store: Store) -> int | None:
+    def _find_ended(self, store: Store) -> int | None:
         """Return a rank of this host whose process ended before it was connected."""
         for other in self._others():
             info = self._infos[other]
             # In this order: between the two checks a process may connect, do its work and end.
-            is_gone = self._is_here(info) and not is_running(info.pid)
-            if is_gone and (self._failure is not None or not self._is_done(store, other)):
+            has_ended = self._is_here(info) and not is_running(info.pid)
+            if has_ended and (self._failure is not None or not self._is_done(store, other)):
                 return other
         return None
 

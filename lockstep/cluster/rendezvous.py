@@ -278,7 +278,7 @@ class _Rendezvous:
             return
         self._fault(
             f"{parts.path} is left over from an earlier run",
-            where=f"its rank {other.rank} was {other}, which is gone",
+            where=f"its rank {other.rank} was {other}, which has ended",
             fix=f"Remove it (rm {parts.path}), or choose another file in --init.",
         )
 

@@ -27,7 +27,7 @@ class StackDumper:
     """
 
     def __init__(self) -> None:
-        # An anonymous file: it is gone with the last process that has it open.
+        # An anonymous file: the kernel frees it with the last process that has it open.
         self._file: IO[bytes] = _in_memory() if hasattr(os, "memfd_create") else tempfile.TemporaryFile()  # noqa: SIM115  # open as long as this object
         self.descriptor = self._file.fileno()
         if SIGNAL is not None:

@@ -9,8 +9,7 @@ The agent polls its workers every 20 ms. Each poll decides between four outcomes
               └────── _restart_workers ──┘        └─ a node joined or left: workers save, then restart in a new round
 
 After a failure, workers resume from the newest checkpoint. Where nothing failed (a node leaves or joins) they save
-before they stop, so no step is lost. The 13 private names of torch that this package uses are listed in
-tests/house/test_elastic_names.py.
+before they stop, so no step is lost. tests/house/test_elastic_names.py lists the private names of torch used here.
 """
 
 from __future__ import annotations
@@ -137,8 +136,8 @@ class Agent(LocalElasticAgent):
                     f"continuing with {_count(size, 'process', 'es')} on {_count(num_nodes, 'node')}"
                 )
         self._is_uncounted = self._has_announced = False
-        # The agent passes (max_restarts - remaining restarts) to its workers as the restart count. This makes it the number of
-        # the round, which is equal on all nodes, whatever was lost on each.
+        # The agent passes (max_restarts - remaining restarts) to its workers as the restart count. This makes it the
+        # round's number, which is equal on all nodes, whatever was lost on each.
         worker_group.spec.max_restarts = self._remaining_restarts + self._handler.round
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -199,7 +198,7 @@ class Agent(LocalElasticAgent):
         )
 
     def _plan_restart(self, cause: RootCause, spec: WorkerSpec) -> None:
-        """Choose how to continue after a failure. Restarts are counted per node; the loss of another node is not counted."""
+        """Choose how to continue after a failure. Restarts are counted per node, without losses of other nodes."""
         if cause.is_elsewhere and self._waits_for_nodes:
             self._is_uncounted = True
             self._remaining_restarts += 1
@@ -268,7 +267,7 @@ class Agent(LocalElasticAgent):
         """Do nothing: `_wait_for_rank_0` has waited already."""
 
     def _construct_event(self, state: str, source: EventSource, *args: Any, **kwargs: Any) -> Event:
-        # torch's implementation resolves the host's full name, which may take a name server's timeout; no event is read.
+        # torch's implementation resolves the host's full name, which may take a name server's timeout.
         return Event(f"{source.value}.{state}", source)
 
 

@@ -78,7 +78,11 @@ def batch_script(job: BatchJob) -> str:
         _option("output", f"{str(job.run_dir).replace('%', '%%')}{'-%a' if is_array else ''}.log"),
         *job.options,
     ]
-    words = [shlex.join(job.command), *(['"${settings[@]}"'] if is_array else []), f"--run-dir {folder} --resume auto"]
+    command = [
+        shlex.join(job.command),
+        *(['"${settings[@]}"'] if is_array else []),
+        f"--run-dir {folder} --resume auto",
+    ]
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in options),
@@ -87,7 +91,7 @@ def batch_script(job: BatchJob) -> str:
         "# Ranks sign their messages with a key of this start. srun passes the environment on.",
         'export LOCKSTEP_KEY="${LOCKSTEP_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")}"',
         "# Ranks detect a failed rank by themselves; Slurm must not kill those that are still saving.",
-        f"srun --kill-on-bad-exit=0 {' '.join(words)}",
+        f"srun --kill-on-bad-exit=0 {' '.join(command)}",
         "code=$?",
         f"# {WARNED}: Slurm has warned of the time limit, and the run has saved. The requeued job resumes it.",
         f'if [ "$code" -eq {WARNED} ]; then',
