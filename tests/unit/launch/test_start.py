@@ -103,7 +103,7 @@ def test_a_checkpoint_to_go_on_from_may_be_in_the_home_folder(tmp_path: Path, mo
     assert (resume_from("never", None), resume_from("auto", tmp_path)) == ("never", "auto")
 
 
-@pytest.mark.parametrize(("resume", "what"), [("~/run", "is a run folder"), ("~/none", "is no checkpoint"),
+@pytest.mark.parametrize(("resume", "what"), [("~/run", "is a run folder"), ("~/none", "is not a checkpoint"),
                                               ("auto", "without --run-dir"), ("", "--resume is empty")])  # fmt: skip
 def test_what_can_not_be_gone_on_from_is_said(
     resume: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

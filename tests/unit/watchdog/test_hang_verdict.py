@@ -61,7 +61,7 @@ def test_nobody_is_to_blame_while_one_rank_gets_on(doing: str) -> None:
 def test_the_text_names_the_rank_what_it_was_at_for_how_long_and_what_to_do() -> None:
     text = str(explain([reads(1)], 3, TIMEOUT_S, "run/logs/stacks-rank-*.txt"))
     assert text.splitlines()[0] == "hang: rank 1 has made no progress for 61 s: reading samples, step 5"
-    assert "rank    1 (host a, pid 101)" in text
+    assert "rank 1 (host a, pid 101)" in text
     assert "2 ranks waited for it" in text
     assert "network disk" in text
     assert "run/logs/stacks-rank-*.txt" in text
@@ -73,10 +73,10 @@ def test_the_text_names_the_rank_what_it_was_at_for_how_long_and_what_to_do() ->
     ("culprit", "words"),
     [
         (silent(1, is_here=True, is_stopped=True), "kill -CONT 101"),
-        (silent(1, is_here=True), "native code never gives Python's lock back"),
-        (silent(1), "its machine or the network to it is gone"),
+        (silent(1, is_here=True), "native code never releases Python's interpreter lock"),
+        (silent(1), "its machine or the network to it is down"),
         (status(1, doing=COMPUTING, waits=False), "the device does not answer"),
-        (status(1, doing="evaluating", waits=False), "its stack says where"),
+        (status(1, doing="evaluating", waits=False), "see its stack"),
     ],
 )
 def test_the_likely_cause_follows_from_what_is_known(culprit: RankStatus, words: str) -> None:
