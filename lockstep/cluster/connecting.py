@@ -164,6 +164,7 @@ class _Monitor:
 
     def wait_for_verdict(self, failure: BaseException) -> NoReturn:
         """Raise the reason why this rank could not connect, once it is known which other ranks are alive."""
+        # Reports from before the failure prove nothing: a dead peer may be the reason for it.
         self._alive.clear()
         self._failure = failure
         while True:

@@ -135,6 +135,7 @@ class Agent(LocalElasticAgent):
                 self.supervisor.report(
                     f"continuing with {_count(size, 'process', 'es')} on {_count(num_nodes, 'node')}"
                 )
+        # Only now is it known whether a node was lost: the members of the round before and of this one differ.
         self._is_uncounted = self._has_announced = False
         # The agent passes (max_restarts - remaining restarts) to its workers as the restart count. This makes it the
         # round's number, which is equal on all nodes, whatever was lost on each.
@@ -153,6 +154,7 @@ class Agent(LocalElasticAgent):
             self._remaining_restarts = 0
         elif supervisor.cause is not None:
             self._plan_restart(supervisor.cause, worker_group.spec)
+        # torch's agent decides on a restart by _remaining_restarts, which the lines above have set.
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.SUCCEEDED and supervisor.stop is None and rendezvous is not None:
             done = list(result.return_values.values())
@@ -209,6 +211,7 @@ class Agent(LocalElasticAgent):
                 f"continuing with {_count(spec.local_world_size - 1, 'process', 'es')} "
                 f"instead of {spec.local_world_size}"
             )
+            # torch's agent reads the size at the next rendezvous. One restart, for the smaller world.
             spec.local_world_size -= 1
             self._remaining_restarts = 1
         elif self._can_leave():
@@ -246,6 +249,7 @@ class Agent(LocalElasticAgent):
             self._node_rendezvous.announce("comes")
         end = time.monotonic() + self.supervisor.stop_timeout_s
         self.supervisor.request_stop(self.pids())
+        # torch's own poll, without failure analysis: an exit is expected here.
         while time.monotonic() < end and self.supervisor.stop is None:
             if super()._monitor_workers(worker_group).state != WorkerState.HEALTHY:
                 return

@@ -101,6 +101,7 @@ def root_cause(process_failures: Sequence[ProcessFailure]) -> ProcessFailure:
         # No report: 0 is a kill from outside (kill -9, out of memory), 2 an abort or a silent exit.
         return (0 if failure.exit_code < 0 and failure.exit_code != -signal.SIGABRT else 2, 0.0)
 
+    # min keeps the first of equals: the lowest rank.
     return min(process_failures, key=order)
 
 
@@ -114,11 +115,13 @@ def explain(failure: ProcessFailure, host: str, out_of_memory: str = "") -> Root
     """
     name = f"rank {failure.rank} (host {host}, pid {failure.pid})"
     report = failure.report
+    # The worker's text is final: it contains the rank, and must not be wrapped into a second error.
     if report is not None and report.is_user_error:
         return RootCause(report.text, report.exit_code, report.may_pass, report.is_consequence)
     if report is not None:
         text = f"{name} failed:\n{report.text}"
         return RootCause(text, report.exit_code, report.may_pass, report.is_consequence)
+    # Negative: ended by a signal. Neither the process nor Python could write a report then.
     if failure.exit_code < 0:
         error = LaunchError(
             f"{name} was killed by signal {-failure.exit_code} ({_signal_name(-failure.exit_code)})",
@@ -170,6 +173,7 @@ def out_of_memory(pid: int, kills_before: int) -> str:
     """
     if re.search(rf"Killed process {pid}\b", _kernel_log()):
         return f"out of memory: the kernel's log names pid {pid}"
+    # In a container the kernel's log is often not readable, but the cgroup's counter is.
     if count_memory_kills() > kills_before:
         return "out of memory: the kernel has killed a process of this container for it"
     return ""

@@ -112,6 +112,7 @@ class Supervisor:
 
         def handle(number: int, frame: FrameType | None) -> None:
             now = time.monotonic()
+            # os.write, as print may be interrupted in its own lock and would deadlock or raise here.
             if self.stop is None:
                 self.stop, self._stop_since = signal.Signals(number), now
                 again = "press Ctrl-C again" if number == signal.SIGINT else "send it again"
@@ -177,6 +178,7 @@ class Supervisor:
             self._forward_stop(processes)
 
     def _forward_stop(self, processes: Processes) -> None:
+        # Workers that were restarted meanwhile have new ids, and have not been signalled yet.
         pids = {process.pid for process in processes.values() if process.pid is not None}
         self.request_stop(pids - self._signalled)
         self._signalled |= pids
@@ -192,6 +194,7 @@ class Supervisor:
         end = time.monotonic() + GRACE_S
         while time.monotonic() < end and any(process.exitcode is None for process in processes.values()):
             time.sleep(0.01)
+        # Still running after the grace time: blocked in a collective, so its end says nothing about the cause.
         late = {rank for rank, process in processes.items() if process.exitcode is None}
         send_signal(
             [process.pid for rank, process in processes.items() if rank in late and process.pid], signal.SIGKILL
@@ -217,6 +220,7 @@ class Supervisor:
         self.report(self.cause.text)
 
     def _read_report(self, rank: int, restart: int) -> ErrorReport | None:
+        # A process that was killed leaves none, or the unfinished .part file under another name.
         try:
             return ErrorReport(**json.loads(report_path(self.folder, rank, restart).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):

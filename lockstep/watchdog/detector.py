@@ -134,6 +134,7 @@ class HangDetector:
     def _read_reports(self, store: SignedStore, names: list[str]) -> None:
         # One call for all keys, unless one is missing: a rank has not started, or another program deleted it.
         found = store.get_all(names) if store.store.check(names) else [store.get(name) for name in names]
+        # A heartbeat is new if its "beat" has changed; its value belongs to the sender's clock and is not compared.
         before: list[Any] = [*self._last_reported] or [None] * self._world.size
         reported: list[Any] = []
         for rank, (old, new) in enumerate(zip(before, found, strict=True)):

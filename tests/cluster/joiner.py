@@ -44,7 +44,7 @@ def visit(
     try:
         here = env.read_assignment(environ, *given)
         assert here is not None
-        with world.join(here, say=said.append, **({"device": "cpu"} | options)) as joined:
+        with world.join(here, report=said.append, **({"device": "cpu"} | options)) as joined:
             if scenario == DIES:
                 os.kill(os.getpid(), signal.SIGKILL)
             if scenario == FAILS:

@@ -246,6 +246,7 @@ class NodeRendezvous(RendezvousHandler):
         """
 
         def close() -> None:
+            # Written before the shutdown: others raise RendezvousClosedError at once, and then read the reason.
             self._run.put_first("ended", {"code": code, "text": text})
             self._run.store.add("acknowledged", 1)
             with self._lock:
