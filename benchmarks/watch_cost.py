@@ -29,7 +29,7 @@ from torch import nn
 
 from lockstep.cluster import collectives
 from lockstep.cluster.activity import Activity
-from lockstep.cluster.env import placement
+from lockstep.cluster.env import read_assignment
 from lockstep.cluster.world import World, join
 from lockstep.config.schema import RunConfig
 from lockstep.data.samples import Batch, DatasetSamples
@@ -127,7 +127,7 @@ def measure(name: str, world: World, folder: Path, rounds: int, block_s: float) 
 def work(rank: int, num_procs: int, port: int, folder: Path, models: list[str], rounds: int, block_s: float) -> None:
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_procs), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    here = placement(os.environ)
+    here = read_assignment(os.environ)
     assert here is not None
     with join(here, device="cpu") as world:
         for name in models:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.cluster.env import ALONE, RankAssignment, placement
+from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
 from lockstep.cluster.signals import StopSignal, when_parent_dies
 from lockstep.config.given import as_overrides, given_path
 from lockstep.config.load import Loaded, load
@@ -237,7 +237,7 @@ def train_command(
 def _train_worker(text: str) -> int:
     """Train as one of the launcher's processes; the environment says which rank this is."""
     found = find(recipe_of(text))
-    return _train(found, RunSpec.from_json(text, found.config_class), placement(os.environ) or ALONE)
+    return _train(found, RunSpec.from_json(text, found.config_class), read_assignment(os.environ) or ALONE)
 
 
 def _train(found: RecipeSpec, spec: RunSpec, here: RankAssignment) -> int:
@@ -295,6 +295,6 @@ def world(
     """
     from lockstep.cluster.world import join
 
-    here = placement(os.environ, init, rank, world_size) or ALONE
+    here = read_assignment(os.environ, init, rank, world_size) or ALONE
     with join(here, device=device, backend=backend, join_timeout_s=join_timeout_s, timeout_s=timeout_s) as joined:
         yield joined

@@ -125,7 +125,7 @@ def train(
 
     `lockstep config SOURCE` shows every setting. Under torchrun the command joins the world that it started.
     """
-    from lockstep.cluster.env import placement
+    from lockstep.cluster.env import read_assignment
     from lockstep.config.load import load
     from lockstep.config.process_range import MAX_NODES, MAX_PROCS, parse_range
     from lockstep.recipes.catalog import command_arguments, find
@@ -137,7 +137,7 @@ def train(
     for option, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
         if text is not None:
             parse_range(text, option, limit)
-    here = placement(os.environ, init, rank, world_size)
+    here = read_assignment(os.environ, init, rank, world_size)
     is_restart = here is not None and here.restart > 0
     source, overrides = _stored_source(source, overrides or [], run_dir, is_restart=is_restart)
     found = find(source)

@@ -1,4 +1,7 @@
-"""The end of a process whose main thread does not come to one. Nothing here imports torch."""
+"""Ends this process when its main thread cannot return: from another thread, or past a blocked native call.
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
@@ -12,51 +15,51 @@ from typing import NoReturn
 
 from lockstep.errors import LockstepError
 
-# Threads that call torch's store, and may be there for ever. `asking.in_thread` and others name them so.
+# Names of threads that call torch's store and can block there forever; `timeout.call_with_timeout` and others set them.
 _IN_STORE = {"rendezvous", "rendezvous-watch", "clock", "store-client", "connect-monitor"}
 
-_tell: Callable[[LockstepError], object] | None = None
+_notify: Callable[[LockstepError], object] | None = None
 _record: Callable[[BaseException], object] | None = None
 
 
-def notify_with(tell: Callable[[LockstepError], object]) -> None:
-    """Somebody else says how this process has ended: its launcher."""
-    global _tell
-    _tell = tell
+def notify_with(notify: Callable[[LockstepError], object]) -> None:
+    """Set the function that reports the final error in place of stderr, for example to the launcher."""
+    global _notify
+    _notify = notify
 
 
 def record_with(record: Callable[[BaseException], object]) -> None:
-    """Set what writes down why this process fails."""
+    """Set the function that writes the reason of a failure to disk."""
     global _record
     _record = record
 
 
 def record(error: BaseException) -> None:
-    """Write down why this process fails, before its connections close.
+    """Write the reason of a failure to disk before this process closes its connections.
 
-    Its peers fail as soon as they lose it. On a busy machine they may be gone long before this process is, and the
-    launcher ends it then: what it failed of must be on disk by that time.
+    Peers fail as soon as they lose this process, and the launcher then ends all of them. On a busy machine that happens
+    before this process has finished, so its reason must be on disk by then.
     """
     if _record is not None:
         _record(error)
 
 
 def abort(error: LockstepError) -> NoReturn:
-    """End this process at once, from any thread, with an error's text and exit code."""
-    if _tell is not None:
-        _tell(error)
+    """End this process at once with the error's text and exit code. Any thread may call it."""
+    if _notify is not None:
+        _notify(error)
     else:
-        # A closed pipe is no reason to stay.
+        # A closed pipe must not keep the process alive.
         with suppress(OSError, ValueError):
             print(f"\n{error}", file=sys.stderr, flush=True)
     os._exit(error.exit_code)
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with an exit code.
+    """Exit with a code, even while a thread is blocked in a store call.
 
-    Where a thread still waits for a store, Python's own end would unwind it in the middle of C++, which aborts the
-    process with SIGABRT in place of the code.
+    Python's own shutdown would unwind such a thread in the middle of C++ code, which raises SIGABRT and replaces the
+    code.
     """
     if not any(thread.name in _IN_STORE for thread in threading.enumerate()):
         sys.exit(code)

@@ -1,4 +1,4 @@
-"""What this process is at: a sign of life that costs next to nothing, for whoever watches over the run."""
+"""Records what the main thread is doing: a heartbeat for the hang detector and a timer of each step."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 
-READING, COMPUTING, ADDING, UPDATING = "reading samples", "forward and backward", "adding up gradients", "updating"
+READING, COMPUTING, REDUCING, UPDATING = "reading samples", "forward and backward", "reducing gradients", "updating"
 
 
 class Activity:
-    """The main thread says what it begins; any other thread may look.
+    """Current activity of the main thread; other threads may read it without a lock.
 
     Attributes:
-        doing: What it is at.
-        waits: Whether that is waiting for other ranks.
+        doing: Name of the current activity.
+        waits: Whether the activity waits for other ranks.
         step: The optimizer step, from 0; None outside of steps.
-        num_beats: Grows with everything it begins: who makes progress beats.
-        work_s: Seconds of its own work in steps so far: reading, forward, backward; without waiting for others.
-        wait_s: Seconds of waiting in steps so far: for the others, and for the sum to travel.
-        num_steps: Steps that this work was for.
-        num_micro_batches: Micro-batches that this work was for.
+        num_beats: Number of activities entered so far. A rank makes progress if this grows.
+        work_s: Seconds of own work in steps so far: reading, forward, backward, without waits for other ranks.
+        wait_s: Seconds of waiting in steps so far: for other ranks and for the network.
+        num_steps: Steps that `work_s` covers.
+        num_micro_batches: Micro-batches that `work_s` covers.
     """
 
     def __init__(self) -> None:
@@ -35,13 +35,18 @@ class Activity:
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def enter(self, doing: str, *, waits: bool = False) -> None:
-        """Something begins."""
+        """Enter an activity.
+
+        Args:
+            doing: Its name, for logs and error texts.
+            waits: Whether it waits for other ranks.
+        """
         self.doing, self.waits = doing, waits
         self.num_beats += 1
 
     @contextmanager
     def waiting(self, doing: str) -> Iterator[None]:
-        """Around a wait for other ranks inside of something else."""
+        """Mark a wait for other ranks inside another activity; its time does not count as work."""
         before = self.doing, self.waits
         self.enter(doing, waits=True)
         began = time.perf_counter()
@@ -52,17 +57,22 @@ class Activity:
             self.enter(before[0], waits=before[1])
 
     def begin_step(self, step: int, device: torch.device) -> None:
-        """A step begins: what follows is this rank's own work."""
+        """Start a step, and with it this rank's own work.
+
+        Args:
+            step: The optimizer step, from 0.
+            device: Device of the computation; CUDA events time the work there.
+        """
         self.step = step
         self._step_began, self._waited_s, self._work_before = time.perf_counter(), 0.0, self.work_s
         if device.type == "cuda":
-            # The host only orders the work; how long it takes, the device has to say.
+            # The host only enqueues kernels, so their duration has to be measured on the device.
             self._events = (_event(), _event())
             self._events[0].record()
 
     def end_work(self, num_micro_batches: int) -> None:
-        """This rank's own work of a step is done, or ordered from its device; now it needs the others."""
-        self.enter(ADDING, waits=True)
+        """End this rank's own work of a step, computed or enqueued on the device; the reduction over ranks follows."""
+        self.enter(REDUCING, waits=True)
         if self._events is None:
             self.work_s += time.perf_counter() - self._step_began - self._waited_s
         else:
@@ -71,7 +81,7 @@ class Activity:
         self.num_steps += 1
 
     def end_wait(self) -> None:
-        """The others have come, and the device has done all that was ordered before."""
+        """End the wait for other ranks. The device must have finished all work enqueued before."""
         if self._events is not None:
             self.work_s += self._events[0].elapsed_time(self._events[1]) / 1000
             self._events = None

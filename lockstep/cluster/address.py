@@ -1,4 +1,4 @@
-"""Addresses, ports and interfaces of this machine. Nothing here imports torch."""
+"""IP addresses, ports and network interfaces of this machine. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -12,34 +12,42 @@ from urllib.parse import urlsplit
 
 
 class ReservedPort:
-    """A TCP port of this machine that nobody listens on, kept free for a process that is still to come.
+    """Reserves a TCP port of this machine for a process that starts later.
 
-    The system gives it to no program that asks for any port; who asks for it by its number may listen on it, as the one
-    who keeps it does not. So another run that starts at the same time can't take it in between.
+    The socket is bound but does not listen. Linux then never assigns the port to a program that asks for any free port,
+    while a program that asks for it by number, with SO_REUSEADDR, may listen on it. So a second run that starts at the
+    same time cannot take the port in between.
     """
 
     def __init__(self) -> None:
         self._keeper: socket.socket | None = None
 
     def renew(self, host: str = "127.0.0.1") -> int:
-        """Keep another one, at an address of this machine or at all of them (""), instead of the last."""
+        """Reserve another port in place of the last one.
+
+        Args:
+            host: An address of this machine; "" for all of them.
+
+        Returns:
+            The port.
+        """
         self.close()
         self._keeper = socket.socket()
         self._keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._keeper.bind((host, 0))
         port = int(self._keeper.getsockname()[1])
-        if not sys.platform.startswith("linux"):  # other systems would let nobody listen there
+        if not sys.platform.startswith("linux"):  # on other systems no process could listen there
             self.close()
         return port
 
     def close(self) -> None:
-        """Keep none any more."""
+        """Release the port."""
         if self._keeper is not None:
             self._keeper.close()
 
 
-def is_ours(address: str) -> bool:
-    """Whether an IP address is one of this machine's."""
+def is_local_address(address: str) -> bool:
+    """Whether an IP address belongs to this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -50,19 +58,25 @@ def is_ours(address: str) -> bool:
 
 
 def store_address(host: str, port: int) -> str:
-    """Where a store for `host` listens, and where this machine reaches it: one address, and never all of them.
+    """Resolve a host to the one address at which its store listens and clients connect.
 
-    A machine's own name is often 127.0.1.1 to itself, where other machines can't reach it. It then stands for the
+    A machine often resolves its own name to 127.0.1.1, which other machines cannot reach. The name then stands for the
     address by which this machine reaches others.
 
+    Args:
+        host: Host name or IP address.
+        port: TCP port.
+
     Returns:
-        An address of this machine, or `host` where that is another machine.
+        An address of this machine, or `host` itself where that is another machine.
     """
     try:
         found = {str(item[4][0]) for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
         return host
-    mine = sorted((address for address in found if is_ours(address)), key=lambda address: (":" in address, address))
+    mine = sorted(
+        (address for address in found if is_local_address(address)), key=lambda address: (":" in address, address)
+    )
     outward = [address for address in mine if not _is_loopback(address)]
     if outward:
         return outward[0]
@@ -76,18 +90,24 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Split HOST:PORT into host and port."""
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def network() -> str:
-    """What all processes have in common that reach each other over 127.0.0.1; empty if it can't be known."""
+    """Return an identifier shared by processes that can reach each other over 127.0.0.1; empty if unknown."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/net')}" if is_ours("127.0.0.1") else ""
+        return f"{boot} {os.readlink('/proc/self/ns/net')}" if is_local_address("127.0.0.1") else ""
     return ""
 
 
 def port_holder(port: int) -> str:
-    """Who listens on a TCP port of this machine: `pid 4123 (python -m http.server)`; empty if it can't be known.
+    """Describe the process that listens on a TCP port of this machine: `pid 4123 (python -m http.server)`.
 
-    From /proc, so on Linux only, and only for processes that this user may look into.
+    Reads /proc: Linux only, and only processes that this user may inspect. Empty if unknown.
     """
     inodes = _listening_inodes(port)
     if not inodes:
@@ -100,12 +120,12 @@ def port_holder(port: int) -> str:
 
 
 def command_of(pid: int) -> str:
-    """A process's command line, shortened; empty if it can't be known."""
+    """Return a process's command line, at most 80 characters; empty if unknown."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return ""
-    text = " ".join(word for word in words if word)
+    text = " ".join(argument for argument in arguments if argument)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -115,7 +135,7 @@ def _holds(process: Path, wanted: set[str]) -> bool:
     except OSError:
         return False
     for handle in handles:
-        # A file may be closed between being listed and being read.
+        # A descriptor may be closed between listing and reading it.
         with contextlib.suppress(OSError):
             if os.readlink(handle) in wanted:
                 return True
@@ -138,9 +158,9 @@ def _listening_inodes(port: int) -> set[str]:
 
 
 def interface_towards(init: str) -> str:
-    """The network interface by which this machine reaches the host of `tcp://HOST:PORT`; empty if it can't be known.
+    """Return the network interface by which this machine reaches the host of `tcp://HOST:PORT`; empty if unknown.
 
-    A file:// meeting place is taken to be on this machine only if nothing better is known, so it names none.
+    A file:// address does not name a host, so the result is empty.
     """
     parts = urlsplit(init)
     if parts.scheme != "tcp" or not sys.platform.startswith("linux"):
@@ -153,7 +173,7 @@ def interface_towards(init: str) -> str:
 
 
 def link_speed(init: str) -> float | None:
-    """What the network card towards `tcp://HOST:PORT` says it can carry, bit/s; None if it does not say."""
+    """Return the nominal speed of the network interface towards `tcp://HOST:PORT`, bit/s; None if unknown."""
     name = interface_towards(init)
     try:
         megabits = (
@@ -165,7 +185,12 @@ def link_speed(init: str) -> float | None:
 
 
 def address_towards(host: str, port: int) -> str:
-    """This machine's address as `host` sees it; empty if it can't be known."""
+    """Return this machine's address as seen from `host`; empty if unknown.
+
+    Args:
+        host: Host name or IP address.
+        port: Any port of it.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""Chooses what carries the tensors of a world: gloo, NCCL or MPI."""
+"""Selects the communication backend of a world: gloo, NCCL or MPI."""
 
 from __future__ import annotations
 
@@ -10,44 +10,48 @@ from lockstep.cluster.rendezvous import RankInfo, ranks_text
 from lockstep.errors import LaunchError
 
 
-def choose_backend(cards: Sequence[RankInfo]) -> tuple[str, str]:
-    """The backend that all processes take, worked out by each from the same roll.
+def choose_backend(infos: Sequence[RankInfo]) -> tuple[str, str]:
+    """Select the backend from all ranks' information. Every rank computes the same result.
 
     Args:
-        cards: Every process's, by rank.
+        infos: All ranks, by rank.
 
     Returns:
         The backend, and a warning or an empty text.
 
     Raises:
-        LaunchError: They don't compute on the same kind of device, or the backend can't be.
+        LaunchError: The ranks use different kinds of device, or the backend is not available.
     """
     for name in ("device", "backend"):
         groups: dict[str, list[int]] = {}
-        for card in cards:
-            groups.setdefault(getattr(card, name), []).append(card.rank)
+        for info in infos:
+            groups.setdefault(getattr(info, name), []).append(info.rank)
         if len(groups) > 1:
             parts = [f"{value} on {ranks_text(ranks)}" for value, ranks in groups.items()]
             raise LaunchError(
                 f"the processes don't agree on the {name}: {', '.join(parts)}",
-                fix="set device=cpu or device=cuda for all" if name == "device" else "set cluster.backend for all",
+                fix=f"Set {'device=cpu or device=cuda' if name == 'device' else 'cluster.backend'} for all processes.",
             )
-    device, asked = cards[0].device, cards[0].backend
+    device, asked = infos[0].device, infos[0].backend
     if asked == "mpi" and not dist.is_mpi_available():
-        raise LaunchError("cluster.backend is mpi, but this torch was built without MPI", allowed="auto, gloo, nccl")
+        raise LaunchError(
+            "cluster.backend is mpi, but this torch was built without MPI",
+            allowed="auto, gloo, nccl",
+            fix="Set cluster.backend=auto, or install a torch that was built with MPI.",
+        )
     if asked == "nccl" and device != "cuda":
         raise LaunchError(
-            "cluster.backend is nccl, but the device is cpu", fix="set cluster.backend=gloo or device=cuda"
+            "cluster.backend is nccl, but the device is cpu", fix="Set cluster.backend=gloo or device=cuda."
         )
-    shared = [card.host for card in cards if sum(c.host == card.host for c in cards) > card.num_gpus]
+    shared = [info.host for info in infos if sum(c.host == info.host for c in infos) > info.num_gpus]
     if device == "cuda" and shared and asked != "mpi":
-        # NCCL refuses two ranks on one GPU.
-        count = sum(card.host == shared[0] for card in cards)
-        gpus = next(card.num_gpus for card in cards if card.host == shared[0])
+        # NCCL does not support two ranks on one GPU.
+        count = sum(info.host == shared[0] for info in infos)
+        gpus = next(info.num_gpus for info in infos if info.host == shared[0])
         if asked == "nccl":
             raise LaunchError(
                 f"cluster.backend is nccl, but {count} processes share {gpus} GPU(s) on {shared[0]}",
-                fix=f"start at most {gpus} there, or set cluster.backend=gloo",
+                fix=f"Start at most {gpus} there, or set cluster.backend=gloo.",
             )
         return "gloo", f"warning: {count} processes share {gpus} GPU(s) on {shared[0]}: gloo instead of nccl, slower"
     if asked != "auto":

@@ -1,9 +1,9 @@
-"""Encodes the values that processes send each other, as JSON followed by the raw bytes of tensors and arrays.
+"""Encodes the objects that ranks exchange, as JSON followed by the raw bytes of tensors and arrays.
 
     8 bytes: length of the JSON | JSON | bytes of the first tensor | bytes of the second | ...
 
-Decoding builds plain values, tensors and the errors of this package, and nothing else: unlike pickle, a message from
-the network cannot run code. Floats keep all their bits, since JSON writes the shortest decimal that reads back equal.
+Unlike pickle, a message from the network cannot run code: decoding builds only plain values, tensors, arrays and the
+errors of this package. Floats keep all bits, because JSON writes the shortest decimal that reads back equal.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch import Tensor
 from lockstep import errors
 from lockstep.errors import LockstepError
 
-# The key of a JSON object that names the type of the value it stands for.
+# Key of a JSON object that names the type of the value.
 _TYPE = "$"
 _HEADER_BYTES = 8
 _PLAIN = {NoneType, bool, int, float, str}
-# numpy types without references to Python objects.
+# Kinds of numpy types without references to Python objects.
 _ARRAY_KINDS = "biufcSUmM"
 _ERRORS = {
     kind.__name__: kind
@@ -44,14 +44,14 @@ _ERRORS = {
 
 
 class MessageError(ValueError):
-    """Bytes that no `encode` has written."""
+    """Bytes that `encode` has not written."""
 
 
 def encode(value: Any) -> bytes:
     """Encode None, numbers, strings, bytes, paths, tensors, arrays, errors, and lists, tuples, sets and dicts of them.
 
     Raises:
-        TypeError: The value holds something else.
+        TypeError: The value contains another type.
     """
     blobs = bytearray()
     try:
@@ -62,19 +62,22 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes, device: torch.device | None = None) -> Any:
-    """Decode what `encode` has written.
+    """Decode a message of `encode`.
 
     Args:
         data: The message.
-        device: Where to put tensors that were not on the CPU.
+        device: Device for tensors that were not on the CPU; None: keep them on the CPU.
+
+    Returns:
+        The value. Tensors and arrays have the shape and dtype that they were encoded with.
 
     Raises:
-        MessageError: The bytes are damaged, or come from something else.
+        MessageError: The bytes are damaged, or come from another program.
     """
     try:
         length = int.from_bytes(data[:_HEADER_BYTES], "little")
         if len(data) < _HEADER_BYTES + length:
-            raise MessageError("a message is cut short")
+            raise MessageError("a message is truncated")
         blobs = memoryview(data)[_HEADER_BYTES + length :]
         text = data[_HEADER_BYTES : _HEADER_BYTES + length]
         return json.loads(text, object_hook=lambda found: _unpacked(found, blobs, device))
@@ -120,7 +123,7 @@ def _packed(value: Any, blobs: bytearray) -> Any:
 
 
 def _packed_items(items: list[Any], blobs: bytearray) -> list[Any]:
-    # Most lists are long and hold numbers only: these are left as they are, without a call for each.
+    # Most lists are long and contain only numbers: they are kept as they are, without a call for each item.
     return items if set(map(type, items)) <= _PLAIN else [_packed(item, blobs) for item in items]
 
 
@@ -146,18 +149,18 @@ def _unpacked(found: dict[str, Any], blobs: memoryview, device: torch.device | N
         return found
     name, content = found[_TYPE], found["of"]
     if name == "tensor":
-        dtype, shape, moved, place = content
+        dtype, shape, is_on_device, span = content
         kind = _dtype(dtype)
-        data = _blob(place, blobs, kind.itemsize * math.prod(_shape(shape)))
+        data = _blob(span, blobs, kind.itemsize * math.prod(_shape(shape)))
         flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
         tensor = flat.reshape(shape)
-        return tensor.to(device) if moved and device is not None else tensor
+        return tensor.to(device) if is_on_device and device is not None else tensor
     if name == "array":
-        dtype, shape, is_scalar, place = content
+        dtype, shape, is_scalar, span = content
         wanted = np.dtype(dtype)
         if wanted.kind not in _ARRAY_KINDS:
             raise MessageError(f"a message has an array of {wanted}")
-        data = _blob(place, blobs, wanted.itemsize * math.prod(_shape(shape)))
+        data = _blob(span, blobs, wanted.itemsize * math.prod(_shape(shape)))
         array = np.frombuffer(bytearray(data), dtype=wanted).reshape(shape)
         return array[()] if is_scalar else array
     if name == "bytes":
@@ -181,8 +184,8 @@ def _shape(shape: Any) -> list[int]:
     return shape
 
 
-def _blob(place: Any, blobs: memoryview, num_bytes: int | None) -> bytes:
-    start, length = place
+def _blob(span: Any, blobs: memoryview, num_bytes: int | None) -> bytes:
+    start, length = span
     if not (type(start) is type(length) is int and 0 <= start <= start + length <= len(blobs)):
         raise MessageError("a message points past its end")
     if num_bytes is not None and length != num_bytes:

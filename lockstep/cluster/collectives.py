@@ -1,4 +1,4 @@
-"""What the processes of a world tell each other, besides gradients. All of it is free for a process that is alone."""
+"""Collectives over Python objects, and a barrier that names missing ranks. They cost nothing in a world of one rank."""
 
 from __future__ import annotations
 
@@ -19,15 +19,23 @@ from lockstep.errors import LaunchError, LockstepError
 
 T = TypeVar("T")
 EXCHANGING = "exchanging objects"
-# The longest message of one rank. Metrics that keep all of a large evaluation set stay below a tenth of it.
+# Longest message of one rank. Metrics that keep all of a large validation set stay below a tenth of it.
 MAX_BYTES = 1 << 30
 
 
 def gather_object(world: World, value: T) -> list[T] | None:
-    """Every rank's value, by rank, on rank 0; None elsewhere. `codec.encode` lists what a value may hold."""
+    """Gather every rank's value on rank 0.
+
+    Args:
+        world: The ranks.
+        value: This rank's value; `codec.encode` lists the supported types.
+
+    Returns:
+        The values by rank on rank 0; None elsewhere.
+    """
     if world.size == 1:
         return [value]
-    with world.pulse.waiting(EXCHANGING):
+    with world.activity.waiting(EXCHANGING):
         mine, lengths = _with_lengths(world, value)
         padded = [torch.empty_like(mine) for _ in lengths] if world.is_main else None
         dist.gather(mine, padded, dst=0)
@@ -35,10 +43,10 @@ def gather_object(world: World, value: T) -> list[T] | None:
 
 
 def all_gather_object(world: World, value: T) -> list[T]:
-    """Every rank's value, by rank, on every rank."""
+    """Gather every rank's value on every rank, by rank."""
     if world.size == 1:
         return [value]
-    with world.pulse.waiting(EXCHANGING):
+    with world.activity.waiting(EXCHANGING):
         mine, lengths = _with_lengths(world, value)
         padded = [torch.empty_like(mine) for _ in lengths]
         dist.all_gather(padded, mine)
@@ -46,22 +54,22 @@ def all_gather_object(world: World, value: T) -> list[T]:
 
 
 def broadcast_object(world: World, value: T) -> T:
-    """Rank 0's value, on every rank; what the others give is ignored."""
+    """Return rank 0's value on every rank; the other ranks' values are ignored."""
     if world.size == 1:
         return value
-    with world.pulse.waiting(EXCHANGING):
+    with world.activity.waiting(EXCHANGING):
         data = codec.encode(value) if world.is_main else b""
         length = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
         dist.broadcast(length, src=0)
         lengths = _checked_lengths(length.tolist())
         message = _message(data, lengths[0], world)
         dist.broadcast(message, src=0)
-        # Rank 0 keeps its own value, as it is.
+        # Rank 0 keeps its own object, without a round trip through the codec.
         return value if world.is_main else cast(T, _decoded(world, [message], lengths)[0])
 
 
 def _with_lengths(world: World, value: object) -> tuple[Tensor, list[int]]:
-    """This rank's message, padded to the longest of all ranks, and how long each rank's is."""
+    """Encode this rank's value padded to the longest message, and return the length of every rank's message."""
     data = codec.encode(value)
     mine = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
     every = [torch.empty_like(mine) for _ in range(world.size)]
@@ -75,8 +83,9 @@ def _checked_lengths(lengths: list[int]) -> list[int]:
         if not 0 <= length <= MAX_BYTES:
             raise LaunchError(
                 f"rank {rank} announced a message of {length:,} bytes",
-                allowed=f"at most {MAX_BYTES:,}",
-                cause="a metric that keeps too much of each sample, or the network is shared with a hostile process",
+                allowed=f"at most {MAX_BYTES:,} bytes",
+                cause="a metric keeps too much of each sample, or another program on the network sends data",
+                fix="Keep less of each sample in the metric.",
             )
     return lengths
 
@@ -96,17 +105,18 @@ def _decoded(world: World, messages: Sequence[Tensor], lengths: Sequence[int]) -
         except codec.MessageError as error:
             raise LaunchError(
                 f"rank {world.rank} ({world.host}) cannot read the message of rank {rank}",
-                reason=error,
+                given=error,
                 cause="the ranks run different versions of lockstep, or the network damages data",
+                fix="Install the same version of lockstep on all machines.",
             ) from None
     return values
 
 
 def run_on_rank0(world: World, make: Callable[[], T]) -> T:
-    """What `make` gives on rank 0, on every rank; elsewhere it is not called.
+    """Call a function on rank 0 only, and return its result on every rank.
 
     Raises:
-        LockstepError: What it raised on rank 0, on every rank.
+        LockstepError: The function raised it on rank 0; it is raised on every rank.
     """
     value: T | LockstepError | None = None
     if world.is_main:
@@ -121,12 +131,17 @@ def run_on_rank0(world: World, make: Callable[[], T]) -> T:
 
 
 def broadcast_tensors(world: World, tensors: Sequence[Tensor]) -> None:
-    """Give every rank the values of rank 0's tensors, in place. Shapes and types must be equal everywhere."""
+    """Copy rank 0's tensors into every rank's tensors, in place.
+
+    Args:
+        world: The ranks.
+        tensors: Tensors of any shape. Shapes and types must be equal on all ranks.
+    """
     if world.size == 1:
         return
-    # Collectives take contiguous tensors only; one in channels_last order goes through a copy.
+    # Collectives need contiguous tensors; a channels_last tensor is copied through a contiguous buffer.
     buffers = [tensor.detach().contiguous() for tensor in tensors]
-    with world.pulse.waiting(EXCHANGING):
+    with world.activity.waiting(EXCHANGING):
         for work in [dist.broadcast(buffer, src=0, async_op=True) for buffer in buffers]:
             if work is not None:
                 work.wait()
@@ -136,12 +151,16 @@ def broadcast_tensors(world: World, tensors: Sequence[Tensor]) -> None:
 
 
 def barrier(world: World, timeout_s: float) -> None:
-    """Wait until every rank has come here.
+    """Wait until every rank has reached this point.
 
-    Goes through the store and not through the process group, so that it can say who did not come.
+    Uses the store and not the process group, because only the store can identify the ranks that are missing.
+
+    Args:
+        world: The ranks.
+        timeout_s: Longest wait, seconds.
 
     Raises:
-        LaunchError: Some rank did not come in time; it names all such.
+        LaunchError: Some ranks did not reach the barrier in time; names all of them.
     """
     if world.store is None:
         return
@@ -150,17 +169,22 @@ def barrier(world: World, timeout_s: float) -> None:
     store = world.store
     try:
         store.set(f"barrier/{world.rank}", str(turn))
-        # No rank can be a turn ahead, so this count is reached only when all have come.
+        # No rank can be a barrier ahead, so the count reaches this value only when all ranks have arrived.
         store.add("barrier/count", 1)
         if not _wait(store, turn * world.size, timeout_s):
             missing = [rank for rank in range(world.size) if _turn(store, rank) < turn]
             raise LaunchError(
                 f"waited {timeout_s:.0f} s for {world.size} processes: {ranks_text(missing)} did not come",
                 where=f"barrier {turn} of rank {world.rank} ({world.host})",
-                cause="that process is dead, or still at work on something the others have finished",
+                cause="that process has ended, or is still busy with work that the others have finished",
+                fix="Read the output of that rank.",
             )
     except dist.DistError as error:
-        raise LaunchError(f"rank {world.rank} ({world.host}) has lost rank 0, which holds the world's store") from error
+        raise LaunchError(
+            f"rank {world.rank} ({world.host}) lost rank 0, which serves the store",
+            cause="rank 0 has ended; its own output gives the reason",
+            fix="Read the output of rank 0.",
+        ) from error
 
 
 def _wait(store: Store, count: int, timeout_s: float) -> bool:

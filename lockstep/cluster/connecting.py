@@ -1,14 +1,14 @@
 """Connects the process group under a deadline, and names the rank that keeps the others from connecting.
 
 gloo and NCCL wait for a missing peer in native code, without a message, until the group's timeout. So the group starts
-in a thread of its own, and a rank that is not connected after a second begins to report to the store and to watch:
+in a thread of its own, and a rank that is not connected after a second starts to report to the store and to watch:
 
     main thread     waits for the group, logs a line every 5 s, raises the verdict
     group thread    init_process_group -> connected: the main thread sets connect/done/RANK
     monitor thread  every second: sets connect/alive/RANK, checks its peers, reads or writes connect/verdict
 
-A peer on this host is lost when its process is gone, one on another host when its connect/alive stands still. The
-first rank that finds a lost peer writes the verdict, and all ranks raise it.
+A peer on this host is lost when its process has ended, one on another host when its connect/alive stops changing. The
+first rank that finds a lost peer writes the verdict, and all ranks raise it, so one fault has one text everywhere.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from torch._C._distributed_c10d import Store
 from lockstep.cluster import peer_errors, stacks
 from lockstep.cluster.rendezvous import RankInfo
 from lockstep.cluster.signed import SignedStore, peek
-from lockstep.cluster.store import REPORT_EVERY_S
-from lockstep.cluster.timeout import call_with_timeout
+from lockstep.cluster.timeout import REPORT_EVERY_S, call_with_timeout
 from lockstep.errors import LaunchError
 from lockstep.scratch import is_running
 
-# Most groups have connected before the monitor's first look, so a start pays for a thread that only waits.
+# Most groups connect before the monitor's first check, so a normal start pays only for an idle thread.
 FIRST_LOOK_S = 1.0
 PERIOD_S = 1.0
 # A rank that has not reported for this long is named in the log; after SILENT_S it is lost.
@@ -46,11 +45,11 @@ _ALIVE, _DONE, _COUNT = "connect/alive", "connect/done", "connect/count"
 
 
 def time_left(join_timeout_s: float, start: float) -> float:
-    """How long connecting may take, in seconds.
+    """Return how long connecting may take, seconds.
 
     Args:
         join_timeout_s: How long joining and connecting may take together.
-        start: When joining began, by `time.monotonic`.
+        start: When joining started, by `time.monotonic`.
     """
     return max(join_timeout_s - (time.monotonic() - start), min(join_timeout_s, LEAST_S))
 
@@ -58,10 +57,10 @@ def time_left(join_timeout_s: float, start: float) -> float:
 def connect(
     start: Callable[[], object],
     rank: int,
-    cards: Sequence[RankInfo],
+    infos: Sequence[RankInfo],
     store: SignedStore,
     limit_s: float,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     has_agent_store: bool = False,
 ) -> None:
@@ -70,16 +69,16 @@ def connect(
     Args:
         start: Starts the group; returns once this rank is connected to all others.
         rank: This process's rank.
-        cards: All processes of the world, by rank.
+        infos: All processes of the world, by rank.
         store: Shared by all ranks.
         limit_s: How long connecting may take.
-        say: Gets a text every few seconds while a rank has not connected.
+        report: Called with a text every few seconds while a rank has not connected.
         has_agent_store: torchrun's agent serves the store; otherwise rank 0 does.
 
     Raises:
         LaunchError: A rank is lost, or the ranks can't reach each other.
     """
-    with _Monitor(rank, cards, store, limit_s, say, has_agent_store) as monitor:
+    with _Monitor(rank, infos, store, limit_s, report, has_agent_store) as monitor:
         try:
             call_with_timeout(start, limit_s, monitor.check)
             store.store.set(f"{_DONE}/{rank}", "1")
@@ -89,28 +88,34 @@ def connect(
 
 
 def wait_for_all(store: Store, size: int, limit_s: float) -> None:
-    """Wait until all ranks have connected: one that leaves before breaks the connections of the others."""
+    """Wait until all ranks have connected: one that leaves earlier breaks the connections of the others.
+
+    Args:
+        store: Shared by all ranks.
+        size: Number of ranks.
+        limit_s: Longest wait, seconds.
+    """
     end = time.monotonic() + limit_s
-    with suppress(dist.DistError):  # rank 0 is gone with the store: it had waited, so all have connected
+    with suppress(dist.DistError):  # rank 0 has ended: it had waited, so all have connected
         while store.add(_COUNT, 0) < size and time.monotonic() < end:
             time.sleep(0.005)
 
 
 class _Monitor:
-    """One rank's view of which ranks have connected; with a store client of its own, as the group blocks the other."""
+    """One rank's view of which ranks have connected; it has its own store client, as the group blocks the other."""
 
     def __init__(
         self,
         rank: int,
-        cards: Sequence[RankInfo],
+        infos: Sequence[RankInfo],
         store: SignedStore,
         limit_s: float,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         has_agent_store: bool,
     ) -> None:
-        self._rank, self._cards, self._store = rank, cards, store
-        self._limit_s, self._say, self._has_agent_store = limit_s, say, has_agent_store
-        self._period_s = max(PERIOD_S, len(cards) / 256)
+        self._rank, self._infos, self._store = rank, infos, store
+        self._limit_s, self._report, self._has_agent_store = limit_s, report, has_agent_store
+        self._period_s = max(PERIOD_S, len(infos) / 256)
         self._reported: dict[int, bytes] = {}
         self._silent_s: dict[int, float] = {}
         self._alive: set[int] = set()  # have reported since this rank's group failed to start
@@ -146,7 +151,7 @@ class _Monitor:
         if self._verdict is not None:
             raise self._verdict
         now = time.monotonic()
-        # A process that was suspended has not waited for an answer in that time.
+        # Time in which this process was suspended does not count as waiting.
         self._unanswered_s += min(now - self._ticked_at, 1.0)
         self._ticked_at = now
         if self._unanswered_s > self._period_s + SILENT_S:
@@ -154,11 +159,12 @@ class _Monitor:
         if waited_s >= self._next_say:
             self._next_say += REPORT_EVERY_S
             if self._is_lowest:
-                quiet = [self._cards[other] for other in self._quiet()]
-                self._say(peer_errors.still_waiting(self._cards, self._missing(), waited_s, self._limit_s, quiet))
+                quiet = [self._infos[other] for other in self._quiet()]
+                self._report(peer_errors.still_waiting(self._infos, self._missing(), waited_s, self._limit_s, quiet))
 
     def wait_for_verdict(self, failure: BaseException) -> NoReturn:
-        """Raise the reason why this rank could not connect, once it is known which of the others are alive."""
+        """Raise the reason why this rank could not connect, once it is known which other ranks are alive."""
+        # Reports from before the failure prove nothing: a dead peer may be the reason for it.
         self._alive.clear()
         self._failure = failure
         while True:
@@ -191,18 +197,18 @@ class _Monitor:
         store.store.set(f"{_ALIVE}/{self._rank}", str(time.monotonic()))
         if (verdict := store.get(VERDICT)) is not None:
             self._adopt(store.store, verdict)
-        elif (gone := self._find_gone(store.store)) is not None:
-            self._decide(store, peer_errors.lost(self._cards[gone], "its process has ended"), num_lost=1)
+        elif (ended := self._find_ended(store.store)) is not None:
+            self._decide(store, peer_errors.lost(self._infos[ended], "its process has ended"), num_lost=1)
         else:
             self._judge(store, passed_s)
 
     def _judge(self, signed: SignedStore, passed_s: float) -> None:
-        """Find a silent rank. The lowest rank that is alive and not connected does this, and reports, for all."""
+        """Find a silent rank; only the lowest rank that is alive and not connected does this, for all ranks."""
         store = signed.store
         for other in self._others():
             if self._is_done(store, other):
                 continue
-            self._listen(store, other, passed_s)
+            self._update_silence(store, other, passed_s)
             if other < self._rank and not self._is_quiet(other) and self._failure is None:
                 self._is_lowest = False
                 return
@@ -210,16 +216,16 @@ class _Monitor:
         silent = [other for other in self._not_done() if self._silent_s.get(other, 0.0) >= SILENT_S]
         if silent:
             reason = f"no sign of life for {SILENT_S:.0f} s"
-            self._decide(signed, peer_errors.lost(self._cards[silent[0]], reason), num_lost=len(silent))
+            self._decide(signed, peer_errors.lost(self._infos[silent[0]], reason), num_lost=len(silent))
         elif isinstance(self._failure, TimeoutError):
             if self._alive.issuperset(set(self._not_done()).difference(self._quiet())):
                 self._decide(signed, self._gave_up(), num_lost=len(self._quiet()))
         elif self._failure is not None and self._alive.issuperset(self._not_done()):
-            mine = self._cards[self._rank]
-            self._decide(signed, peer_errors.could_not_connect(mine, self._failure, signed.strangers()), num_lost=0)
+            mine = self._infos[self._rank]
+            self._decide(signed, peer_errors.could_not_connect(mine, self._failure, signed.refusal_cause()), num_lost=0)
 
     def _others(self) -> list[int]:
-        return [other for other in range(len(self._cards)) if other != self._rank]
+        return [other for other in range(len(self._infos)) if other != self._rank]
 
     def _not_done(self) -> list[int]:
         return [other for other in self._others() if other not in self._done]
@@ -229,27 +235,27 @@ class _Monitor:
             self._done.add(other)
         return other in self._done
 
-    def _find_gone(self, store: Store) -> int | None:
-        """A rank of this host whose process has ended before it was connected."""
+    def _find_ended(self, store: Store) -> int | None:
+        """Return a rank of this host whose process ended before it was connected."""
         for other in self._others():
-            card = self._cards[other]
-            # In this order: a process may connect, do its work and end between the two questions.
-            is_gone = self._is_here(card) and not is_running(card.pid)
-            if is_gone and (self._failure is not None or not self._is_done(store, other)):
+            info = self._infos[other]
+            # In this order: between the two checks a process may connect, do its work and end.
+            has_ended = self._is_here(info) and not is_running(info.pid)
+            if has_ended and (self._failure is not None or not self._is_done(store, other)):
                 return other
         return None
 
-    def _is_here(self, card: RankInfo) -> bool:
-        """Whether a rank's process id means something to this one."""
-        mine = self._cards[self._rank]
-        return card.host == mine.host and card.namespace == mine.namespace != ""
+    def _is_here(self, info: RankInfo) -> bool:
+        """Whether a rank's process id is valid in this process's scope: same host and container."""
+        mine = self._infos[self._rank]
+        return info.host == mine.host and info.namespace == mine.namespace != ""
 
-    def _listen(self, store: Store, other: int, passed_s: float) -> None:
+    def _update_silence(self, store: Store, other: int, passed_s: float) -> None:
         report = peek(store, f"{_ALIVE}/{other}")
         before = self._reported.get(other)
         if report is not None and report != before:
             self._silent_s[other], self._reported[other] = 0.0, report
-            if before is not None:  # the first one may be old
+            if before is not None:  # the first report may be old
                 self._alive.add(other)
         else:
             self._silent_s[other] = self._silent_s.get(other, 0.0) + passed_s
@@ -266,13 +272,13 @@ class _Monitor:
     def _adopt(self, store: Store, verdict: Any) -> None:
         error, num_lost = peer_errors.from_json(verdict)
         with suppress(dist.DistError):
-            store.add("connect/told", 1)
+            store.add("connect/acknowledged", 1)
             end = time.monotonic() + LINGER_S
-            # Rank 0 serves the store that the others still have to read this from.
+            # Rank 0 serves the store from which the others still have to read this.
             serves = self._rank == 0 and not self._has_agent_store
             while serves and time.monotonic() < end:
                 num_done = sum(self._is_done(store, other) for other in self._others())
-                if store.add("connect/told", 0) >= len(self._cards) - num_done - num_lost:
+                if store.add("connect/acknowledged", 0) >= len(self._infos) - num_done - num_lost:
                     break
                 time.sleep(0.02)
         self._verdict = error
@@ -283,10 +289,10 @@ class _Monitor:
     def _lost_store(self, reason: str) -> LaunchError:
         if self._has_agent_store:
             return peer_errors.lost_agent(self._rank, reason)
-        return peer_errors.lost(self._cards[0], f"its store is gone: {reason}")
+        return peer_errors.lost(self._infos[0], f"its store is lost: {reason}")
 
     def _gave_up(self) -> LaunchError:
-        waiting = [self._cards[other] for other in self._not_done()]
-        stopped = [card for card in waiting if self._is_here(card) and stacks.is_stopped(card.pid)]
-        quiet = [self._cards[other] for other in self._quiet()]
+        waiting = [self._infos[other] for other in self._not_done()]
+        stopped = [info for info in waiting if self._is_here(info) and stacks.is_stopped(info.pid)]
+        quiet = [self._infos[other] for other in self._quiet()]
         return peer_errors.gave_up(self._missing(), self._limit_s, stopped, quiet)

@@ -1,13 +1,15 @@
-"""Who am I, as the environment or the command line says. The only file that reads RANK and its relatives
-(`schedulers.py` puts Slurm's and MPI's into these words).
+"""Reads this process's rank from the environment or the command line. Nothing here imports torch.
 
-Nothing here imports torch.
+Only this module and `schedulers.py`, which translates the variables of Slurm and MPI, read RANK and its relatives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NoReturn
 from urllib.parse import urlsplit
 
@@ -16,29 +18,30 @@ from lockstep.errors import LaunchError
 
 StartedBy = Literal["lockstep", "torchrun", "slurm", "mpi", "command line", "alone"]
 
-# Set for the workers by our own launcher.
+# Set by Lockstep's launcher for its workers.
 LAUNCHED = "LOCKSTEP_LAUNCHED"
-# A secret that all processes of a run share.
+# Secret that all processes of a run share.
 KEY = "LOCKSTEP_KEY"
 SHORTEST_KEY = 16
 FORMS = "tcp://HOST:PORT, file:///PATH or env://"
+_FIX_INIT = "Set {} to one of these forms."
 
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """One process's place among the processes of a world.
+    """Rank of one process in its world, as assigned by whatever started it.
 
     Attributes:
         rank: 0 <= rank < world_size.
-        world_size: How many processes there are.
-        local_rank: Place among those on this machine; None where nobody said so (joining the world finds it out).
-        local_world_size: How many run on this machine; None where nobody said so.
-        init: Where the processes meet: tcp://HOST:PORT or file:///PATH; empty for a process that is alone.
-        started_by: Who started the processes.
-        restart: How often the launcher has started them again.
-        agent_store: Somebody else serves the store at `init` (torchrun's agent), so rank 0 must not.
-        run_id: Keeps the keys of runs apart that share a store.
-        key: Signs what the processes leave for each other in the store; empty: nothing is signed.
+        world_size: Number of processes.
+        local_rank: Rank among the processes of this machine; None if unknown until the rendezvous.
+        local_world_size: Number of processes on this machine; None if unknown.
+        init: Address of the rendezvous: tcp://HOST:PORT or file:///PATH; empty for a world of one process.
+        started_by: What started the processes.
+        restart: How often the launcher has restarted them.
+        agent_store: Another process (torchrun's agent) serves the store at `init`, so rank 0 must not.
+        run_id: Separates the keys of runs that share a store.
+        key: Secret that signs messages in the store; empty: messages are not signed.
     """
 
     rank: int
@@ -56,39 +59,37 @@ class RankAssignment:
 ALONE = RankAssignment(0, 1, 0, 1, "", "alone")
 
 
-def in_world(environ: Mapping[str, str]) -> bool:
-    """Whether somebody has started this process as one of a world."""
+def is_in_world(environ: Mapping[str, str]) -> bool:
+    """Whether this process was started as one rank of a world."""
     environ, _ = to_torchrun_env(environ)
     return bool(environ.get("RANK") or environ.get("WORLD_SIZE"))
 
 
-def placement(
+def read_assignment(
     environ: Mapping[str, str], init: str | None = None, rank: int | None = None, world_size: int | None = None
 ) -> RankAssignment | None:
-    """This process's place, or None where nobody has started a world.
+    """Read this process's rank; None if it was not started as part of a world.
 
     Args:
         environ: Environment variables.
-        init: What `--init` says; `env://` takes the address from MASTER_ADDR and MASTER_PORT.
-        rank: What `--rank` says.
-        world_size: What `--world-size` says.
+        init: Value of `--init`; `env://` takes the address from MASTER_ADDR and MASTER_PORT.
+        rank: Value of `--rank`.
+        world_size: Value of `--world-size`.
 
     Raises:
-        LaunchError: A part is missing, is not a number, or contradicts another.
+        LaunchError: A value is missing, is not a number, or contradicts another.
     """
-    run_key(environ)  # checked even where this process is none of a world: it will start some
+    run_key(environ)  # checked even outside of a world: this process will start one
     if init is None and rank is None and world_size is None:
-        return _from_environment(environ) if in_world(environ) else None
+        return _from_environment(environ) if is_in_world(environ) else None
     if init is None:
         given = "--rank" if rank is not None else "--world-size"
-        raise LaunchError(f"{given} was given without --init", fix=f"say where the processes meet: --init {FORMS}")
+        raise LaunchError(f"{given} was given without --init", fix=f"Add the address of the rendezvous: --init {FORMS}")
     if init.rstrip("/") == "env:":
         return _from_environment(environ, rank, world_size)
     if rank is None or world_size is None:
         missing = "--rank" if rank is None else "--world-size"
-        raise LaunchError(
-            f"--init {init} was given without {missing}", fix=f"add {missing} to the command, on each machine its own"
-        )
+        raise LaunchError(f"--init {init} was given without {missing}", fix=f"Add {missing} to the command.")
     return RankAssignment(
         rank=_checked_rank(rank, world_size, "--rank", "--world-size"),
         world_size=world_size,
@@ -101,17 +102,17 @@ def placement(
 
 
 def run_key(environ: Mapping[str, str]) -> str:
-    """The secret in LOCKSTEP_KEY; empty where it is not set.
+    """Return the secret in LOCKSTEP_KEY; empty if it is not set.
 
     Raises:
-        LaunchError: It is too short to be a secret.
+        LaunchError: It is too short for a secret.
     """
     key = environ.get(KEY, "").strip()
     if key and len(key) < SHORTEST_KEY:
         raise LaunchError(
             f"the environment's {KEY} has {len(key)} characters",
             allowed=f"{SHORTEST_KEY} or more",
-            fix=f"on all machines the same: export {KEY}=... with the output of: openssl rand -hex 32",
+            fix=f"On all machines, export {KEY} with the same output of: openssl rand -hex 32",
         )
     return key
 
@@ -159,29 +160,59 @@ def _started_by(environ: Mapping[str, str], scheduler: Scheduler) -> StartedBy:
     return "torchrun" if environ.get("TORCHELASTIC_RUN_ID") else "command line"
 
 
+def command_for(assignment: RankAssignment, rank: int) -> str:
+    """Return the command that starts another rank, by this process's own; empty if a launcher starts the ranks."""
+    if assignment.started_by != "command line":
+        return ""
+    return command_option("--rank", rank) or f"RANK={rank} {_command(sys.argv[1:])}"
+
+
+def command_option(option: str, value: int) -> str:
+    """Return this process's command line with another value of an option; empty if it does not have the option."""
+    args = sys.argv[1:]
+    for index, arg in enumerate(args):
+        if arg == option and index + 1 < len(args):
+            return _command([*args[: index + 1], str(value), *args[index + 2 :]])
+        if arg.startswith(f"{option}="):
+            return _command([*args[:index], f"{option}={value}", *args[index + 1 :]])
+    return ""
+
+
+def _command(args: Sequence[str]) -> str:
+    name = Path(sys.argv[0]).name
+    return " ".join(["lockstep" if name in ("lockstep", "__main__.py") else f"python {name}", *map(shlex.quote, args)])
+
+
 def check_init(init: str, where: str = "--init") -> str:
-    """Give `init` back if it is an address that processes can meet at.
+    """Return `init` if it is a valid address of a rendezvous.
+
+    Args:
+        init: The address.
+        where: The option or variable that it comes from.
 
     Raises:
-        LaunchError: It is not.
+        LaunchError: It is not valid.
     """
     try:
         parts = urlsplit(init)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise LaunchError(f"{where} is {init}: {error}", allowed=FORMS) from None
+        raise LaunchError(f"{where} is {init}: {error}", allowed=FORMS, fix=_FIX_INIT.format(where)) from None
     if parts.scheme == "tcp":
         if not host or not port:
-            raise LaunchError(f"{where} is {init}: it has no {'host' if not host else 'port'}", allowed=FORMS)
+            missing = "host" if not host else "port"
+            raise LaunchError(f"{where} is {init}: it has no {missing}", allowed=FORMS, fix=f"Add the {missing}.")
         return init
     if parts.scheme == "file":
-        # file://name/x would silently lose the first folder: urlsplit takes it for a host.
+        # urlsplit parses the first folder of file://name/x as a host, and would silently lose it.
         if parts.netloc or not parts.path.strip("/"):
             raise LaunchError(
-                f"{where} is {init}: the path must be absolute, with three slashes", allowed="file:///PATH"
+                f"{where} is {init}: the path must be absolute, with three slashes",
+                allowed="file:///PATH",
+                fix="Write an absolute path: file:///PATH",
             )
         return init
-    raise LaunchError(f"{where} is {init}: not an address that processes can meet at", allowed=FORMS)
+    raise LaunchError(f"{where} is {init}: not an address of a rendezvous", allowed=FORMS, fix=_FIX_INIT.format(where))
 
 
 def _number(environ: Mapping[str, str], name: str, given: int | None) -> int | None:
@@ -191,29 +222,35 @@ def _number(environ: Mapping[str, str], name: str, given: int | None) -> int | N
     try:
         value = int(text)
     except ValueError:
-        raise LaunchError(f"the environment's {name} is {text!r}, not a whole number") from None
+        raise LaunchError(
+            f"the environment's {name} is {text!r}, not a whole number",
+            fix=f"Set {name} to a whole number, or unset it.",
+        ) from None
     if value < 0:
-        raise LaunchError(f"the environment's {name} is {value}, below 0")
+        raise LaunchError(f"the environment's {name} is {value}, below 0", fix=f"Set {name} to 0 or more.")
     return value
 
 
 def _checked_rank(rank: int, world_size: int, rank_name: str, size_name: str) -> int:
     if world_size < 1:
-        raise LaunchError(f"{size_name} is {world_size}", allowed="1 or more")
+        raise LaunchError(
+            f"{size_name} is {world_size}", allowed="1 or more", fix=f"Set {size_name} to the number of processes."
+        )
     if not 0 <= rank < world_size:
         raise LaunchError(
             f"{rank_name} is {rank}, but {size_name} is {world_size}",
-            allowed=f"ranks 0 to {world_size - 1}; each process its own",
+            allowed=f"0 to {world_size - 1}",
+            fix=f"Give each process its own {rank_name}, counted from 0.",
         )
     return rank
 
 
 def _missing(name: str, environ: Mapping[str, str]) -> NoReturn:
-    there = [
+    given = [
         f"{key}={environ[key]}" for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if environ.get(key)
     ]
     raise LaunchError(
         f"{name} is not set in the environment",
-        given=" ".join(there),
-        fix="set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT together, or none of them",
+        given=" ".join(given),
+        fix="Set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT together, or none of them.",
     )

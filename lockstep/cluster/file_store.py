@@ -1,4 +1,4 @@
-"""Opens the file that processes share as their store, for `--init file:///PATH`."""
+"""Opens the file that ranks share as their store, for `--init file:///PATH`."""
 
 from __future__ import annotations
 
@@ -14,44 +14,52 @@ from lockstep.cluster.env import RankAssignment
 from lockstep.errors import LaunchError
 
 _LENGTH = struct.Struct("@I")
-# What a file begins with: the first key that torch writes. And what all keys begin with, `-` in one that was deleted.
+# First bytes of a store file: the first key that torch writes. All keys start with one of OUR_KEYS; torch puts `-`
+# before a deleted key.
 _HEAD = _LENGTH.pack(len(b"refcount/")) + b"refcount/"
 OUR_KEYS = (b"refcount/", b"/lockstep/", b"-/lockstep/")
-# A rendezvous takes some kilobytes for each rank; heartbeats of a day some megabytes.
+# A rendezvous writes some kilobytes for each rank, the heartbeats of a day some megabytes.
 LARGEST = 256 << 20
-# How long another process may take to write one value.
+# How long another process may take to finish writing one value.
 SETTLE_S = 2.0
 
 
-def open_file_store(path: Path, placement: RankAssignment) -> Store:
-    """Open the store, and make its file where there is none.
+def open_file_store(path: Path, assignment: RankAssignment) -> Store:
+    """Open the store, and create its file if there is none.
 
     Raises:
-        LaunchError: The file can't be written, or holds something else.
+        LaunchError: The file cannot be written, or has other content.
     """
     folder = path.parent
     if not folder.is_dir():
-        raise LaunchError(f"can't meet at {placement.init}: there is no folder {folder}")
+        raise LaunchError(
+            f"can't use {assignment.init} as the store: there is no folder {folder}",
+            fix=f"Create it on a disk that all machines share: mkdir -p {folder}",
+        )
     try:
-        # Opened as torch does, which would wait for ever: permissions don't say that nothing can be made in /proc.
+        # Opened as torch would, which retries forever. Permissions alone don't show that /proc accepts no files.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
     except OSError as error:
-        raise LaunchError(f"can't meet at {placement.init}: {path} can't be written: {error.strerror}") from None
+        raise LaunchError(
+            f"can't use {assignment.init} as the store: {path} can't be written: {error.strerror}",
+            fix="Choose a file in a writable folder that all machines share.",
+        ) from None
     if not is_store_file(path):
         raise LaunchError(
-            f"can't meet at {placement.init}: {path} is a file that no run has made",
-            fix="name a file that is not there",
+            f"can't use {assignment.init} as the store: {path} was not created by a run",
+            fix="Choose a path where no file exists.",
         )
-    store = FileStore(str(path), placement.world_size)
-    # For ever: at its end it would count itself out of the file, and so make it anew after rank 0 has removed it.
+    store = FileStore(str(path), assignment.world_size)
+    # Never destroyed: the destructor decrements a count in the file, and would create it again after rank 0 has
+    # removed it.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
     return store
 
 
 def is_store_file(path: Path) -> bool:
-    """Whether a file is empty, or a FileStore of torch's with keys of Lockstep's: it is written to, and removed later.
+    """Whether a file is empty, or a FileStore of torch with Lockstep's keys: it will be written to, and removed later.
 
-    torch reads a damaged file for ever, so all of it is looked at. Other processes may be writing to it meanwhile.
+    torch reads a damaged file forever, so the whole content is checked. Other processes may write to it meanwhile.
     """
     if not path.is_file():
         return False
@@ -68,7 +76,7 @@ def is_store_file(path: Path) -> bool:
 
 
 def _keys(content: bytes) -> list[bytes] | None:
-    """The keys in a FileStore's file, each text behind its length; None where the file is cut or damaged."""
+    """Return the keys of a FileStore's file, which is a sequence of length-prefixed texts; None if it is damaged."""
     texts, at = [], 0
     while at < len(content):
         start = at + _LENGTH.size

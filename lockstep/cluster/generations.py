@@ -1,4 +1,14 @@
-"""Tells one world of a job from the next where one store serves them all, as torchrun's does."""
+"""Separates the successive worlds of a job on one store, as torchrun's agent keeps a single store for all of them.
+
+When only the membership changes, torchrun sets no variable that distinguishes one world from the next. Each process
+therefore registers its arrival, and rank 0 admits all arrivals into a new generation:
+
+    every process   add("arrivals", 1) -> this process's arrival number
+    rank 0          add("generations", 1), put("generation", [number, num_arrivals]), again after each arrival
+    other ranks     poll "generation" until num_arrivals covers their own arrival
+
+Processes of an earlier generation have ended, so they never read the new number.
+"""
 
 from __future__ import annotations
 
@@ -9,49 +19,57 @@ from lockstep.cluster.env import RankAssignment
 from lockstep.cluster.signed import SignedStore
 from lockstep.errors import LaunchError
 
-# The others give up a little later than rank 0, so that its text, which knows who is missing, is the one shown.
+# The other ranks give up this much later than rank 0: its error names the missing rank, so it must be the one shown.
 SLACK_S = 3.0
 
 
 class Generations:
-    """Keeps the worlds of a job apart where one store serves them all, torchrun's.
+    """Assigns this process to a generation, which is one world of the job.
 
-    Nothing that torchrun says tells one world from the next when only the membership has changed. So each process
-    takes a seat, and rank 0 invites all seats into a world of a new number; who sits in an old seat is gone.
+    Args:
+        assignment: This process's rank.
+        store: The run's part of the shared store.
+        start: When the rendezvous started, by `time.monotonic`.
+        timeout_s: How long the rendezvous may take.
     """
 
-    def __init__(self, placement: RankAssignment, store: SignedStore, start: float, timeout_s: float) -> None:
-        self._rank, self._store, self._end, self._timeout_s = placement.rank, store, start + timeout_s, timeout_s
-        self._mine = store.store.add("seats", 1)
-        self._num_invited = 0
-        self._world = 0
+    def __init__(self, assignment: RankAssignment, store: SignedStore, start: float, timeout_s: float) -> None:
+        self._rank, self._store, self._end, self._timeout_s = assignment.rank, store, start + timeout_s, timeout_s
+        self._arrival = store.store.add("arrivals", 1)
+        self._num_admitted = 0
+        self._generation = 0
 
-    def find_world(self) -> int:
-        """The number of this process's world, from 1."""
+    def find_generation(self) -> int:
+        """Return the number of this process's generation, from 1; ranks other than 0 wait for rank 0.
+
+        Raises:
+            LaunchError: Rank 0 has not joined within the timeout.
+        """
         if self._rank == 0:
-            self._world = self._store.store.add("worlds", 1)
-            self.invite()
-            return self._world
-        while (number := invited_to(self._store.get("invitation"), self._mine)) is None:
+            self._generation = self._store.store.add("generations", 1)
+            self.announce()
+            return self._generation
+        while (number := generation_of(self._store.get("generation"), self._arrival)) is None:
             if time.monotonic() > self._end + SLACK_S:
                 raise LaunchError(
-                    f"rank {self._rank} waited {self._timeout_s:.0f} s for rank 0, which did not come",
+                    f"rank {self._rank} waited {self._timeout_s:.0f} s for rank 0, which did not join",
                     where="cluster.join_timeout_s",
+                    fix="Start rank 0, or read its output to see why it ended.",
                 )
             time.sleep(0.01)
         return number
 
-    def invite(self) -> None:
-        """Rank 0 asks in whoever has come since the last time."""
-        num_seats = self._store.store.add("seats", 0)
-        if num_seats != self._num_invited:
-            self._store.put("invitation", [self._world, num_seats])
-            self._num_invited = num_seats
+    def announce(self) -> None:
+        """Admit the processes that have arrived since the last call. Only rank 0 calls this."""
+        num_arrivals = self._store.store.add("arrivals", 0)
+        if num_arrivals != self._num_admitted:
+            self._store.put("generation", [self._generation, num_arrivals])
+            self._num_admitted = num_arrivals
 
 
-def invited_to(invitation: Any, seat: int) -> int | None:
-    """The world that a seat is invited to; None where it is not, or what was read is no invitation."""
-    if not isinstance(invitation, list) or [type(item) for item in invitation] != [int, int]:
+def generation_of(announced: Any, arrival: int) -> int | None:
+    """Return the generation that admits an arrival number; None if it is not admitted or the value is malformed."""
+    if not isinstance(announced, list) or [type(item) for item in announced] != [int, int]:
         return None
-    world, num_seats = invitation
-    return world if num_seats >= seat else None
+    generation, num_arrivals = announced
+    return generation if num_arrivals >= arrival else None

@@ -1,4 +1,4 @@
-"""The texts and errors of ranks that have joined and then wait to be connected to each other."""
+"""Log lines and errors of ranks that have joined and then wait for connections to each other."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.cluster.rendezvous import RankInfo, ranks_text
-from lockstep.cluster.store import as_clock
+from lockstep.cluster.signed import error_from_store
+from lockstep.cluster.timeout import as_clock
 from lockstep.errors import LaunchError
 from lockstep.open_files import explained, is_too_many_files, too_many_files
 
-# How gloo reports a peer that had connected and then ended.
-# What a rank sees when another one is gone.
+# Parts of the messages with which torch, gloo and NCCL report the loss of another rank.
 LOST_PEER = (
     "closed by peer",
     "reset by peer",
@@ -23,125 +23,138 @@ LOST_PEER = (
 )
 
 
-def lost_peer(error: BaseException) -> bool:
-    """Whether an error looks like the loss of another process, which has its own words about why.
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an error reports the loss of another process, whose own error gives the reason.
 
-    What torch raises for it is a RuntimeError; an OSError about a connection has to do with something else: a
-    download, or a terminal that was closed.
+    torch raises a RuntimeError for it. An OSError about a connection has another origin: a download, or a closed
+    terminal.
     """
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in text for words in LOST_PEER)
+    return isinstance(error, RuntimeError) and any(part in text for part in LOST_PEER)
 
 
+# How gloo reports a peer that had connected and then ended.
 _ENDED_PEER = ("closed by peer", "reset by peer", "broken pipe")
 _BLAME_INTERFACE = {
-    "cause": "these processes are alive, but the machines see each other on another network interface than the one "
-    "taken, or a firewall blocks their ports",
-    "fix": "set GLOO_SOCKET_IFNAME (cpu) or NCCL_SOCKET_IFNAME (cuda) to the interface's name, see: ip address",
+    "cause": "these processes are alive, but they use a network interface that the other machines cannot reach, "
+    "or a firewall blocks their ports",
+    "fix": "On each machine, set GLOO_SOCKET_IFNAME (cpu) or NCCL_SOCKET_IFNAME (cuda) to the right interface; "
+    "`ip address` lists them.",
 }
 
 
-def name(card: RankInfo) -> str:
-    """A rank with its host and process id."""
-    return f"rank {card.rank} ({card.host}, pid {card.pid})"
+def name(info: RankInfo) -> str:
+    """Return a rank with its host and process id: rank 1 (host, pid 77)."""
+    return f"rank {info.rank} ({info.host}, pid {info.pid})"
 
 
 def still_waiting(
-    cards: Sequence[RankInfo], missing: Sequence[int], waited_s: float, limit_s: float, quiet: Sequence[RankInfo]
+    infos: Sequence[RankInfo], missing: Sequence[int], waited_s: float, limit_s: float, quiet: Sequence[RankInfo]
 ) -> str:
-    """The line for the log while connecting takes long.
+    """Format the log line for a group that takes long to connect.
 
     Args:
-        cards: All ranks.
-        missing: Those that have not connected.
-        waited_s: For how long.
-        limit_s: How long they have in all.
-        quiet: Those of them that do not report any more.
+        infos: All ranks.
+        missing: Ranks that have not connected.
+        waited_s: How long this rank has waited, seconds.
+        limit_s: How long connecting may take in all, seconds.
+        quiet: Missing ranks that have stopped reporting.
     """
     names = f"\n  no sign of life from {', '.join(map(name, quiet[:4]))}" if quiet else ""
     have = "has" if len(missing) == 1 else "have"
     return (
-        f"connecting {len(cards)} processes: {ranks_text(missing)} {have} not connected, {waited_s:.0f} s{names}"
+        f"connecting {len(infos)} processes: {ranks_text(missing)} {have} not connected, {waited_s:.0f} s{names}"
         f"\n  giving up in {as_clock(limit_s - waited_s)} (cluster.join_timeout_s)"
     )
 
 
-def lost(card: RankInfo, reason: str) -> LaunchError:
-    """A rank has ended, or can't be seen any more."""
+def lost(info: RankInfo, reason: str) -> LaunchError:
+    """Return the error for a rank that has ended or become unreachable."""
     return LaunchError(
-        f"lost {name(card)} before all ranks were connected: {reason}",
-        cause="it was killed or has failed, and its own output says why; or its machine or network is down",
-        fix="start again, with --resume auto where the run has saved",
+        f"lost {name(info)} before all ranks were connected: {reason}",
+        cause="it was killed or has failed, and its own output gives the reason; or its machine or network is down",
+        fix="Start again; add --resume auto if the run has saved a checkpoint.",
     )
 
 
 def lost_agent(rank: int, reason: str) -> LaunchError:
-    """The agent that serves the store has ended."""
+    """Return the error for torchrun's agent, which serves the store, having ended."""
     return LaunchError(
         f"rank {rank} lost the store of torchrun's agent before all ranks were connected",
         given=reason,
         cause="that agent has ended",
+        fix="Start torchrun again; add --resume auto if the run has saved a checkpoint.",
     )
 
 
 def gave_up(
     missing: Sequence[int], limit_s: float, stopped: Sequence[RankInfo], quiet: Sequence[RankInfo]
 ) -> LaunchError:
-    """Connecting took too long.
+    """Return the error for a group that has not connected in time.
 
     Args:
-        missing: The ranks that had not connected.
-        limit_s: How long they had.
-        stopped: Those of them on this host that a signal or a debugger has stopped.
-        quiet: Those of them that did not report any more.
+        missing: Ranks that have not connected.
+        limit_s: How long they had, seconds.
+        stopped: Missing ranks of this host that a signal or a debugger has stopped.
+        quiet: Missing ranks that had stopped reporting.
     """
     what = f"gave up connecting: {ranks_text(missing)} had not connected after {limit_s:.0f} s"
     where = "cluster.join_timeout_s"
     if stopped:
-        names = ", ".join(map(name, stopped))
-        return LaunchError(what, where=where, cause=f"stopped by SIGSTOP or a debugger: {names}")
+        names, pids = ", ".join(map(name, stopped)), " ".join(str(info.pid) for info in stopped)
+        cause = f"stopped by SIGSTOP or a debugger: {names}"
+        return LaunchError(what, where=where, cause=cause, fix=f"Resume it, then start again: kill -CONT {pids}")
     if quiet:
-        return LaunchError(what, where=where, cause=f"no sign of life from {', '.join(map(name, quiet[:4]))}")
+        cause = f"no sign of life from {', '.join(map(name, quiet[:4]))}"
+        return LaunchError(what, where=where, cause=cause, fix="Check those processes and the network to them.")
     return LaunchError(what, where=where, **_BLAME_INTERFACE)
 
 
-def could_not_connect(card: RankInfo, failure: BaseException, strangers: str = "") -> LaunchError:
-    """torch gave up, though all ranks are alive.
+def could_not_connect(info: RankInfo, failure: BaseException, refusals: str = "") -> LaunchError:
+    """Return the error for a group that torch failed to connect although all ranks are alive.
 
     Args:
-        card: Of the rank that could not connect.
-        failure: What torch raised.
-        strangers: That another program writes to the store; empty if none is known of.
+        info: The rank that could not connect.
+        failure: The exception that torch raised.
+        refusals: Evidence that another program writes to the store; empty if there is none.
     """
     if is_too_many_files(failure):
         return too_many_files()
     reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
-    if any(words in reason.lower() for words in _ENDED_PEER):
+    if any(part in reason.lower() for part in _ENDED_PEER):
         return LaunchError(
-            f"{name(card)} lost another process before all ranks were connected",
+            f"{name(info)} lost another process before all ranks were connected",
             given=reason[:200],
-            cause="that process has ended; its own output says why",
+            cause="that process has ended; its own output gives the reason",
+            fix="Read the output of the other ranks.",
         )
-    what = f"{name(card)} met the others, but can't connect to them: {reason}"
-    if strangers:
-        return LaunchError(what, cause=strangers, fix="ss -tnp shows which programs are connected to the run's ports")
+    what = f"{name(info)} joined the rendezvous, but can't connect to the other ranks: {reason}"
+    if refusals:
+        fix = "End the other program; `ss -tnp` lists the programs connected to the run's ports."
+        return LaunchError(what, cause=refusals, fix=fix)
     return explained(LaunchError(what, **_BLAME_INTERFACE))
 
 
 def to_json(error: LaunchError, num_lost: int) -> dict[str, Any]:
-    """A verdict for the store.
+    """Return a verdict as plain JSON for the store.
 
     Args:
-        error: What all ranks raise.
-        num_lost: How many ranks can't read it.
+        error: The error that all ranks raise.
+        num_lost: How many ranks are lost and cannot read it.
     """
     return {"what": error.what, "slots": error.slots, "num_lost": num_lost}
 
 
 def from_json(verdict: Any) -> tuple[LaunchError, int]:
-    """Read a verdict; a damaged one is an error too."""
-    try:
-        slots = {str(key): str(value) for key, value in verdict["slots"].items()}
-        return LaunchError(str(verdict["what"]), **slots), int(verdict["num_lost"])
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return LaunchError("another rank gave up connecting, but its reason in the store is damaged"), 1
+    """Read a verdict from the store. A damaged one becomes an error of its own.
+
+    Returns:
+        The error that all ranks raise, and the number of lost ranks.
+    """
+    error = error_from_store(verdict)
+    if error is None or type(verdict.get("num_lost")) is not int:
+        return LaunchError(
+            "another rank gave up connecting, but its reason in the store is damaged",
+            fix="Read the output of the other ranks.",
+        ), 1
+    return error, verdict["num_lost"]

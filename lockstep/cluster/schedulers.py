@@ -1,6 +1,6 @@
-"""Slurm's and MPI's variables in the words of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT.
+"""Translates the variables of Slurm and MPI into torchrun's: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT.
 
-With `env.py` the only file that reads them. Nothing here imports torch.
+Only this module and `env.py` read these variables. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 from lockstep.errors import LaunchError
 
 LOOPBACK = "127.0.0.1"
-# Below what systems give away for outgoing connections (32768 and up), above what needs root.
+# Below the range for outgoing connections (32768 and up), above the ports that need root.
 PORTS = range(10_000, 30_000)
 
 
@@ -23,13 +23,16 @@ Scheduler = Literal["slurm", "mpi", ""]
 
 
 def to_torchrun_env(environ: Mapping[str, str]) -> tuple[Mapping[str, str], Scheduler]:
-    """The environment with torchrun's variables in it, where srun or mpirun has started several processes; and which.
+    """Add torchrun's variables to an environment in which srun or mpirun has started several processes.
 
-    What is set already wins: torchrun inside of srun, or a person's own MASTER_ADDR. A step of one task is no world, so
-    that `srun --pty bash` is as good as a login.
+    Variables that are already set win: torchrun inside srun, or the user's own MASTER_ADDR. A job step with one task is
+    not a world, so `srun --pty bash` behaves like a login.
+
+    Returns:
+        The environment, and the scheduler that was detected.
 
     Raises:
-        LaunchError: MPI runs on several machines, and nothing says where rank 0 is.
+        LaunchError: MPI runs on several machines, and no variable locates rank 0.
     """
     if environ.get("RANK") or environ.get("WORLD_SIZE"):
         return environ, ""
@@ -42,7 +45,7 @@ def to_torchrun_env(environ: Mapping[str, str]) -> tuple[Mapping[str, str], Sche
 
 
 def _slurm(environ: Mapping[str, str]) -> dict[str, str]:
-    """A task of a job step; `sbatch` and `salloc` alone start none."""
+    """Read the variables of a task of a job step; `sbatch` and `salloc` alone do not start tasks."""
     size = environ.get("SLURM_STEP_NUM_TASKS", "")
     if "SLURM_PROCID" not in environ or size in ("", "1"):
         return {}
@@ -63,7 +66,7 @@ def _open_mpi(environ: Mapping[str, str]) -> dict[str, str]:
     if size in ("", "1"):
         return {}
     job = environ.get("OMPI_MCA_ess_base_jobid") or environ.get("PMIX_NAMESPACE", "")
-    # Where mpirun itself is: by default rank 0 is there too.
+    # Address of mpirun itself: by default rank 0 runs there too.
     uri = re.search(r"tcp4?://([\d.]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
     return {
         "RANK": environ["OMPI_COMM_WORLD_RANK"],
@@ -76,7 +79,7 @@ def _open_mpi(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _mpich(environ: Mapping[str, str]) -> dict[str, str]:
-    """MPICH, Intel MPI and MVAPICH: their common launcher, hydra."""
+    """Read the variables of hydra, the common launcher of MPICH, Intel MPI and MVAPICH."""
     size = environ.get("PMI_SIZE", "")
     if size in ("", "1") or "MPI_LOCALNRANKS" not in environ:
         return {}
@@ -91,10 +94,10 @@ def _mpich(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _hydra() -> int:
-    """What the processes of one machine have in common, since hydra gives a run no name: the process that started them.
+    """Return the process id of hydra's proxy, which all ranks of one machine share: hydra does not name its runs.
 
-    It starts each in a session of its own, so it is the parent of the session's first process; in between there may be
-    a person's shell script.
+    The proxy starts each rank in a session of its own, so it is the parent of the session's first process. The user's
+    shell script may come between that process and this one.
     """
     leader = os.getsid(0)
     if leader == os.getpid():
@@ -113,14 +116,14 @@ def _mpi_master(environ: Mapping[str, str], local_size: str | None, size: str, g
     if guess:
         return guess
     raise LaunchError(
-        f"MPI has started {size} processes on several machines, and nothing says where rank 0 is",
-        fix="name its machine and a free port there: mpirun -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 … "
+        f"MPI has started {size} processes on several machines, and no variable locates rank 0",
+        fix="Pass rank 0's machine and a free port there: mpirun -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 … "
         "(Open MPI: -x MASTER_ADDR=HOST -x MASTER_PORT=29500)",
     )
 
 
 def first_host(nodes: str) -> str:
-    """The first of Slurm's list of nodes: "a[3-5,9],b" -> "a3"."""
+    """Return the first host of Slurm's compressed node list: "a[3-5,9],b" -> "a3"."""
     bracketed = re.match(r"([^,\[]*)\[([^\],-]*)[^\]]*\]([^,]*)", nodes)
     if bracketed:
         return first_host(bracketed[1] + bracketed[2] + bracketed[3])
@@ -128,5 +131,5 @@ def first_host(nodes: str) -> str:
 
 
 def _port(run: str) -> str:
-    """A port that all processes of a run work out by themselves, and that other runs on the machine rarely have."""
+    """Derive a port from a run's name: equal in all of its processes, and rarely that of another run."""
     return str(PORTS[zlib.crc32(run.encode()) % len(PORTS)])

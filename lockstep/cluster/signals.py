@@ -1,4 +1,4 @@
-"""A person or a machine asks the process to stop: finish the step, save, exit. Nothing here imports torch."""
+"""Turns the first stop signal into a request: finish the step, save, exit. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from lockstep.cluster.env import LAUNCHED
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
-# Whether this process itself was asked; other ranks stop because one was.
-was_asked = False
+# Whether this process itself received a stop signal; the other ranks stop because one did.
+was_stop_requested = False
 
 
 class StopSignal:
-    """While it is open, SIGTERM asks for a stop instead of ending the process.
+    """Context manager in which SIGTERM requests a stop instead of ending the process.
 
-    So do SIGINT (Ctrl-C), SIGHUP (a terminal that is closed), SIGUSR1 and SIGUSR2 (a scheduler's warning), unless our
-    own launcher runs the process: then it is the launcher that gets these, and sends SIGTERM on. A second signal more
-    than `patience_s` later ends the process at once. (Within it, it is taken for the same one: a terminal, a launcher
-    and a scheduler may each send theirs.)
+    SIGINT (Ctrl-C), SIGHUP (a closed terminal), SIGUSR1 and SIGUSR2 (a scheduler's warning) do the same, except in
+    workers of Lockstep's launcher: there the launcher receives these and forwards SIGTERM. A second signal more than
+    `patience_s` later ends the process at once. Within that time it counts as the same signal, because a terminal, a
+    launcher and a scheduler may each send one.
 
-    Use it in the main thread, as a context manager; earlier handlers come back at its end.
+    Use it in the main thread; it restores the earlier handlers on exit.
+
+    Args:
+        patience_s: Time within which signals count as one, seconds.
+        on_stop: Called with the signal's name when a stop is requested.
     """
 
     def __init__(self, patience_s: float = 1.0, on_stop: Callable[[str], None] | None = None) -> None:
@@ -38,20 +42,20 @@ class StopSignal:
 
     @property
     def requested(self) -> bool:
-        """Whether somebody has asked."""
+        """Whether a stop was requested."""
         return self.signal is not None
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as a shell would say it; 0 if nobody asked."""
+        """Return 128 + the signal's number, as shells do; 0 if no stop was requested."""
         return 128 + self.signal if self.signal is not None else 0
 
     def __enter__(self) -> StopSignal:
-        # A thread can't set handlers; there, nobody asks.
+        # Python sets signal handlers only in the main thread; in others no stop is ever requested.
         if threading.current_thread() is threading.main_thread():
             launched = bool(os.environ.get(LAUNCHED))
             for number in (signal.SIGTERM,) if launched else STOP_SIGNALS:
-                # nohup: whoever started us wants a closed terminal to be ignored.
+                # Under nohup, SIGHUP is ignored and must stay so.
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
         return self
@@ -60,14 +64,14 @@ class StopSignal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            # None: the handler was not set from Python, and can't be put back from here.
+            # None: the handler was not set from Python, and cannot be restored from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]  # mypy has no type for what getsignal gives
         self._before.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        global was_asked
+        global was_stop_requested
         now = time.monotonic()
-        was_asked = True
+        was_stop_requested = True
         if self.signal is None:
             self.signal, self._since = signal.Signals(number), now
             if self._on_stop is not None:
@@ -77,9 +81,9 @@ class StopSignal:
 
 
 def when_parent_dies(then: Callable[[], None]) -> None:
-    """Call `then` from a daemon thread once the process that started this one is gone.
+    """Call `then` from a daemon thread once the parent process has ended.
 
-    For processes made by multiprocessing, whose parent may be killed without a chance to end them.
+    For processes of multiprocessing, whose parent may be killed before it can end them.
     """
 
     def wait() -> None:
@@ -96,5 +100,5 @@ def when_parent_dies(then: Callable[[], None]) -> None:
 
 
 def exit_with_parent() -> None:
-    """End this process at once when its parent is gone: for loader workers, which have nothing to save."""
+    """End this process at once when its parent ends: for DataLoader workers, which have nothing to save."""
     when_parent_dies(lambda: os._exit(1))

@@ -1,8 +1,8 @@
-"""Signs what processes leave for each other in a store, so that only processes with the run's key are heard.
+"""Signs the messages that processes exchange through a store, so that only holders of the run's key are trusted.
 
-A store answers everybody who reaches its port. Each value is therefore written as `MAC JSON`, where MAC is the
-HMAC-SHA256 of the purpose, the name of the key and the JSON. The purpose names the run and its world, so that a value
-cannot be copied to another place or kept for a later run. Without a key the MAC is `-`, and only the form is checked.
+A store serves every program that reaches its port. Each value is therefore written as `MAC JSON`, where MAC is the
+HMAC-SHA256 of the purpose, the name of the key and the JSON. The purpose names the run and its world, so a value
+cannot be copied to another key or replayed in a later run. Without a key the MAC is `-`, and only the form is checked.
 """
 
 from __future__ import annotations
@@ -18,26 +18,30 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistStoreError
 
+from lockstep.errors import LaunchError
+
 LOGGER = logging.getLogger("lockstep")
-# The longest message: what 4,096 ranks say of themselves takes one megabyte.
+# Longest message: the rank information of 4,096 ranks takes one megabyte.
 MAX_BYTES = 16 << 20
 _NO_MAC = "-"
-# What no process writes: stands for a key that is not there.
+# Slots of an error; other names in a store come from another program.
+_SLOTS = ("given", "where", "allowed", "cause", "fix")
+# A value that no process writes: stands for a missing key.
 _ABSENT = "?"
 _MAX_WARNINGS = 16
 
 
 def peek(store: Store, name: str) -> bytes | None:
-    """The value of a key, or None where there is none; never waits.
+    """Return the value of a key without waiting; None if there is none.
 
-    A `check` with a `get` behind it would wait for minutes where another program deletes the key in between.
+    A `check` followed by a `get` would block for minutes if another program deleted the key in between.
     """
     found = bytes(store.compare_set(name, _ABSENT, _ABSENT))
     return None if found == _ABSENT.encode() else found
 
 
 def counted(store: Store, name: str) -> int:
-    """The value of a counter; 0 where there is none.
+    """Return the value of a counter; 0 if there is none.
 
     Raises:
         ValueError: Another program has written something else there.
@@ -46,35 +50,39 @@ def counted(store: Store, name: str) -> int:
 
 
 class ForgedError(ValueError):
-    """A message that no process with the run's key has written for this place."""
+    """A message that no process with the run's key has written for this key of the store."""
 
 
 @dataclass(frozen=True)
 class Seal:
-    """A run's key, and what its signatures are for.
+    """A run's secret key and the purpose of its signatures.
 
     Attributes:
-        key: Empty: messages are not signed.
-        purpose: Which run, and which part of it.
+        key: The secret; empty: messages are not signed.
+        purpose: The run and the part of it that messages are valid for.
     """
 
     key: str = field(default="", repr=False)
     purpose: str = ""
 
     def within(self, part: str) -> Seal:
-        """The seal for a part of the run: its messages are valid there alone."""
+        """Return the seal for a part of the run; its messages are valid only there."""
         return replace(self, purpose=f"{self.purpose}/{part}")
 
     def write(self, name: str, value: object) -> str:
-        """A message with a JSON value."""
+        """Return a signed message with a JSON value for the key `name`."""
         text = json.dumps(value, separators=(",", ":"))
         return f"{self._mac(name, text)} {text}"
 
     def read(self, name: str, message: bytes) -> Any:
-        """The value of a message.
+        """Verify a message and return its value.
+
+        Args:
+            name: Key of the store that the message was read from.
+            message: The bytes found there.
 
         Raises:
-            ForgedError: Its signature is wrong, or it is no message.
+            ForgedError: The signature is wrong, or the bytes are not a message.
         """
         if len(message) > MAX_BYTES:
             raise ForgedError(f"it has {len(message):,} bytes")
@@ -88,7 +96,7 @@ class Seal:
         except ForgedError:
             raise
         except (ValueError, RecursionError):
-            raise ForgedError("it is no message of a run") from None
+            raise ForgedError("it is not a message of a run") from None
 
     def _mac(self, name: str, text: str) -> str:
         if not self.key:
@@ -98,12 +106,12 @@ class Seal:
 
 
 class SignedStore:
-    """JSON values in a store. A value that is not ours is taken as one that is not there, and logged once.
+    """Signed JSON values in a store. A value with a wrong signature counts as missing, and is logged once.
 
     Attributes:
-        store: The store itself, for counters.
-        seal: The key, and what for.
-        refused: Names of values that were not ours, with the reason.
+        store: The underlying store, for counters.
+        seal: The key and the purpose of its signatures.
+        refused: Names of refused values, with the reason.
     """
 
     def __init__(self, store: Store, seal: Seal) -> None:
@@ -111,37 +119,37 @@ class SignedStore:
         self.refused: dict[str, str] = {}
 
     def clone(self) -> SignedStore:
-        """The same through a connection of its own."""
+        """Return the same store over a connection of its own."""
         copy = SignedStore(self.store.clone(), self.seal)
         copy.refused = self.refused
         return copy
 
     def put(self, name: str, value: object) -> None:
-        """Leave a value."""
+        """Write a value."""
         self.store.set(name, self.seal.write(name, value))
 
     def get(self, name: str) -> Any | None:
-        """The value, or None where there is none of ours."""
+        """Return the value; None if it is missing or was refused."""
         found = peek(self.store, name)
         return self._read(name, found) if found is not None else None
 
     def get_all(self, names: Sequence[str]) -> list[Any | None]:
-        """The values, in order, all of which somebody has left."""
+        """Return the values of keys that all exist, in order; None for each that was refused."""
         return [self._read(name, found) for name, found in zip(names, self.store.multi_get([*names]), strict=True)]
 
     def wait_for(self, name: str) -> Any:
-        """The value, once somebody has left it.
+        """Wait for a value and return it.
 
         Raises:
-            DistStoreError: Nobody has left one for as long as the store's timeout, or what is there is not ours.
+            DistStoreError: There is no value within the store's timeout, or it was refused.
         """
         value = self._read(name, self.store.get(name))
         if value is None:
-            raise DistStoreError(f"a message was refused: {self.strangers()}")
+            raise DistStoreError(f"a message was refused: {self.refusal_cause()}")
         return value
 
     def put_first(self, name: str, value: object) -> Any:
-        """Leave a value where there is none of ours yet; the one that is there then."""
+        """Write a value unless a valid one exists, and return the value that is stored afterwards."""
         mine = self.seal.write(name, value)
         found = self.store.compare_set(name, "", mine)
         first = self._read(name, found)
@@ -151,21 +159,21 @@ class SignedStore:
         return first
 
     def count(self, name: str) -> int:
-        """The value of a counter; 0 where there is none, or something else."""
+        """Return the value of a counter; 0 if it is missing or is not a number."""
         try:
             return counted(self.store, name)
         except ValueError:
-            self.refuse(name, "it is no number")
+            self.refuse(name, "it is not a number")
             return 0
 
     def refuse(self, name: str, reason: str) -> None:
-        """Note that a value is not ours, or of another form than it should have."""
+        """Record and log that a value was refused."""
         if name not in self.refused and len(self.refused) < _MAX_WARNINGS:
             self.refused[name] = reason
             LOGGER.warning("the store's key %.80r was ignored: %s", name, reason)
 
-    def strangers(self) -> str:
-        """What to suspect where messages were refused; empty if none were."""
+    def refusal_cause(self) -> str:
+        """Return the probable cause of refused messages, for an error; empty if none were refused."""
         if not self.refused:
             return ""
         name, reason = next(iter(self.refused.items()))
@@ -183,21 +191,31 @@ class SignedStore:
 
 
 class AgentStore(SignedStore):
-    """What torch's agent needs of a store, with its values signed."""
+    """The part of torch's Store interface that the elastic agent needs, with signed values."""
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Leave a text."""
+        """Write a text."""
         self.put(key, value.decode() if isinstance(value, bytes) else value)
 
     def get(self, key: str) -> bytes:
-        """The text, once somebody has left it."""
+        """Wait for a text and return it."""
         return str(self.wait_for(key)).encode()
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Leave several texts."""
+        """Write several texts."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Several texts, once somebody has left all of them."""
+        """Wait for several texts and return them."""
         return [self.get(key) for key in keys]
+
+
+def error_from_store(value: Any) -> LaunchError | None:
+    """Return the error that another rank has written into the store; None if it is malformed."""
+    if not isinstance(value, dict) or not isinstance(value.get("what"), str):
+        return None
+    slots = value.get("slots")
+    if not isinstance(slots, dict):
+        return None
+    return LaunchError(value["what"], **{name: slots[name] for name in _SLOTS if name in slots})

@@ -1,4 +1,4 @@
-"""The Python stacks of a process that does not get on, written while it hangs, even inside of native code."""
+"""Dumps the Python stacks of a process that hangs, even inside native code, by signal and faulthandler."""
 
 from __future__ import annotations
 
@@ -12,28 +12,34 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-# Whoever gets it writes its stacks down, without Python's help. Schedulers and people use none of the real-time ones.
+# On this signal faulthandler writes the stacks in C, without the interpreter lock. Schedulers and users do not use
+# real-time signals.
 SIGNAL = signal.SIGRTMIN + 4 if hasattr(signal, "SIGRTMIN") else None
 WRITING_S = 0.15
 _WATCHING = ("watchdog/detector.py", "cluster/signals.py")
 
 
 class StackDumper:
-    """While it is open, this process and the loader workers that it forks write their stacks down when asked to.
+    """Context in which this process and the DataLoader workers that it forks dump their stacks on a signal.
 
     Attributes:
-        descriptor: Of the file without a name that they write into; others find it as /proc/PID/fd/descriptor.
+        descriptor: Descriptor of the anonymous file that they write to; others open it as /proc/PID/fd/DESCRIPTOR.
     """
 
     def __init__(self) -> None:
-        # It has no name, and is gone with the last process that has it open.
+        # An anonymous file: the kernel frees it with the last process that has it open.
         self._file: IO[bytes] = _in_memory() if hasattr(os, "memfd_create") else tempfile.TemporaryFile()  # noqa: SIM115  # open as long as this object
         self.descriptor = self._file.fileno()
         if SIGNAL is not None:
             faulthandler.register(SIGNAL, file=self._file, all_threads=True)
 
     def write(self, path: Path, head: str) -> None:
-        """Write the stacks of this process and of its workers to a file; what can't be written is left out."""
+        """Write the stacks of this process and its child processes to a file; a failed write is ignored.
+
+        Args:
+            path: The file.
+            head: Its first line.
+        """
         self._file.truncate(0)
         self._file.seek(0)
         faulthandler.dump_traceback(self._file, all_threads=True)
@@ -47,7 +53,7 @@ class StackDumper:
             _keep(path, head, self._file.read())
 
     def close(self) -> None:
-        """Forget about it."""
+        """Unregister the signal and close the file."""
         if SIGNAL is not None:
             faulthandler.unregister(SIGNAL)
         self._file.close()
@@ -58,10 +64,10 @@ def _in_memory() -> IO[bytes]:
 
 
 def request_stacks(pid: int) -> bool:
-    """Have a process of this machine write its stacks into its own file, and give it the time.
+    """Signal a process of this machine to dump its stacks, and wait for it to do so.
 
     Returns:
-        Whether it could be asked: to others than ours the signal would be deadly.
+        Whether it was signalled. A process that does not handle the signal would be killed by it.
     """
     if SIGNAL is None or not _catches(pid, SIGNAL):
         return False
@@ -73,10 +79,16 @@ def request_stacks(pid: int) -> bool:
 
 
 def write_for(pid: int, descriptor: int, path: Path, head: str) -> bool:
-    """Write the stacks of a process of this machine that can't do so itself.
+    """Write the stacks of a process of this machine that cannot do so itself.
+
+    Args:
+        pid: The process.
+        descriptor: Descriptor of its anonymous file, in that process.
+        path: File for the stacks.
+        head: First line of that file.
 
     Returns:
-        Whether it gave any: a process that is stopped does not.
+        Whether there were stacks; a stopped process dumps none.
     """
     if is_stopped(pid) or not request_stacks(pid):
         return False
@@ -88,12 +100,12 @@ def write_for(pid: int, descriptor: int, path: Path, head: str) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process of this machine is stopped, by SIGSTOP or a debugger."""
+    """Whether a process of this machine is stopped by SIGSTOP or a debugger."""
     return _status(pid).get("State", "")[:1] in ("T", "t")
 
 
 def namespace() -> str:
-    """What a process id means something in: the machine since it was started, and the container."""
+    """Return an identifier of the scope in which a process id is valid: boot of the machine and container."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -113,12 +125,12 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def _keep(path: Path, head: str, content: bytes) -> bool:
-    # The main thread comes last there, and what watches is of no interest.
+    # faulthandler dumps the main thread last; threads that only watch are left out.
     stacks = content.decode(errors="replace").strip().split("\n\n")
     shown = [stack for stack in reversed(stacks) if not any(name in stack for name in _WATCHING)]
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # in a stranger's run folder it may be a link or a FIFO
+        path.unlink(missing_ok=True)  # in a run folder of another origin it may be a link or a FIFO
         with path.open("x", encoding="utf-8") as file:
             file.write("\n\n".join([head, *shown]) + "\n")
         return True

@@ -1,4 +1,4 @@
-"""Calls into native code that may never come back, made so that this process stays able to hear and to give up."""
+"""Runs blocking native calls under a deadline, and formats the time left for log lines."""
 
 from __future__ import annotations
 
@@ -9,17 +9,26 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# Interval between log lines while a process waits for others.
+REPORT_EVERY_S = 5.0
+
 
 def call_with_timeout(call: Callable[[], T], limit_s: float, tick: Callable[[float], None]) -> T:
-    """The call's result.
+    """Run a call in a thread, and wait for its result up to a limit.
+
+    The thread is a daemon that nothing can interrupt: after a timeout it stays in the native call, and `abort.leave`
+    ends the process without it.
 
     Args:
-        call: Runs in a thread of its own; nobody ends it where it takes too long.
-        limit_s: How long it may take.
-        tick: Called every few milliseconds with the seconds that have passed; may raise.
+        call: The blocking call.
+        limit_s: Longest wait, seconds.
+        tick: Called every 20 ms with the seconds that have passed; may raise.
+
+    Returns:
+        The call's result. An exception of the call is raised here.
 
     Raises:
-        TimeoutError: It takes longer than the limit.
+        TimeoutError: The call takes longer than `limit_s`.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -30,6 +39,7 @@ def call_with_timeout(call: Callable[[], T], limit_s: float, tick: Callable[[flo
         except BaseException as error:
             errors.append(error)
 
+    # `abort.leave` recognizes the thread by this name.
     thread = threading.Thread(target=run, name="rendezvous", daemon=True)
     start = time.monotonic()
     thread.start()
@@ -42,3 +52,9 @@ def call_with_timeout(call: Callable[[], T], limit_s: float, tick: Callable[[flo
     if errors:
         raise errors[0]
     return results[0]
+
+
+def as_clock(seconds: float) -> str:
+    """Format a duration as minutes and seconds: 4:48."""
+    whole = max(0, round(seconds))
+    return f"{whole // 60}:{whole % 60:02d}"

@@ -1,4 +1,4 @@
-"""The processes that execute a run now: which of them this one is, and on which device it computes."""
+"""The world: the processes that execute a run now, this process's rank among them, and the device it computes on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lockstep.cluster.activity import Activity
 from lockstep.cluster.address import interface_towards
 from lockstep.cluster.backends import choose_backend
 from lockstep.cluster.env import ALONE, RankAssignment
-from lockstep.cluster.peer_errors import lost_peer
+from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.cluster.rendezvous import RankInfo
 from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.timeout import call_with_timeout
@@ -29,13 +29,13 @@ from lockstep.errors import LaunchError
 from lockstep.open_files import out_of_files, raise_open_files
 
 GOODBYE_S = 10.0
-# How much longer than `cluster.join_timeout_s` the store may take, which tells by itself who is missing.
+# How much longer than `cluster.join_timeout_s` to wait for the store, whose own error names the missing ranks.
 UNANSWERED_S = 40.0
 
 
 @dataclass
-class _Turns:
-    """How many barriers this process has passed."""
+class _BarrierCount:
+    """Number of barriers that this process has passed."""
 
     barriers: int = 0
 
@@ -46,17 +46,17 @@ class World:
 
     Attributes:
         rank: 0 <= rank < size.
-        size: How many processes there are.
-        local_rank: Place among those on this machine.
-        device: Where this process computes.
-        backend: What carries the tensors: gloo, nccl or mpi; none for a process that is alone.
-        host: This machine's name.
-        store: Keys and values that all processes see; None for a process that is alone.
-        placement: What the process was told when it was started.
-        num_hosts: How many machines there are.
+        size: Number of processes.
+        local_rank: Rank among the processes of this machine.
+        device: Device of this process.
+        backend: What carries tensors: gloo, nccl or mpi; none in a world of one process.
+        host: Name of this machine.
+        store: Keys and values that all processes share; None in a world of one process.
+        assignment: How this process was started.
+        num_hosts: Number of machines.
         restart: How many worlds this run has had before, at least.
-        signed: Values in the store that only processes with the run's key can write; None for a process that is alone.
-        pulse: What this process is at; see `heartbeat`.
+        signed: Values in the store that only processes with the run's key can write; None in a world of one process.
+        activity: What the main thread is doing now; the hang detector reads it.
     """
 
     rank: int
@@ -66,24 +66,27 @@ class World:
     backend: str
     host: str
     store: Store | None
-    placement: RankAssignment
+    assignment: RankAssignment
     num_hosts: int = 1
     restart: int = 0
     signed: SignedStore | None = field(default=None, repr=False, compare=False)
-    turns: _Turns = field(default_factory=_Turns, repr=False, compare=False)
-    pulse: Activity = field(default_factory=Activity, repr=False, compare=False)
+    turns: _BarrierCount = field(default_factory=_BarrierCount, repr=False, compare=False)
+    activity: Activity = field(default_factory=Activity, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, the one that speaks and writes."""
+        """Whether this is rank 0, which prints and writes files."""
         return self.rank == 0
 
 
 def alone(device: str = "auto") -> World:
-    """A world of this process only; it starts nothing.
+    """Return a world of this process only; starts nothing.
+
+    Args:
+        device: auto, cpu or cuda.
 
     Raises:
-        LaunchError: There is no such device.
+        LaunchError: The device does not exist.
     """
     chosen = _device(_device_kind(device), 0)
     return World(0, 1, 0, chosen, "none", socket.gethostname(), None, ALONE)
@@ -95,28 +98,28 @@ def _print_to_stderr(text: str) -> None:
 
 @contextmanager
 def join(
-    placement: RankAssignment,
+    assignment: RankAssignment,
     *,
     device: str = "auto",
     backend: str = "auto",
     join_timeout_s: float = 300.0,
     timeout_s: float = 600.0,
-    say: Callable[[str], None] = _print_to_stderr,
+    report: Callable[[str], None] = _print_to_stderr,
 ) -> Iterator[World]:
-    """Meet the other processes, and be part of their process group until the block ends.
+    """Join the other processes' process group until the block ends.
 
     Args:
-        placement: This process's place.
-        device: auto, cpu or cuda. auto takes CUDA where there is any.
-        backend: auto, gloo, nccl or mpi. auto takes nccl for CUDA, gloo otherwise.
-        join_timeout_s: How long to wait until all have come.
-        timeout_s: The longest wait in a collective.
-        say: Gets the lines about who is still missing.
+        assignment: This process's rank and the address of the rendezvous.
+        device: auto, cpu or cuda. auto uses CUDA if it is available.
+        backend: auto, gloo, nccl or mpi. auto uses nccl for CUDA, gloo otherwise.
+        join_timeout_s: How long to wait until all ranks have joined, seconds.
+        timeout_s: Longest wait in a collective, seconds.
+        report: Called with log lines about missing ranks.
 
     Raises:
-        LaunchError: The processes can't meet, contradict one another, or one is lost while the block runs.
+        LaunchError: The ranks cannot reach or contradict each other, or one is lost while the block runs.
     """
-    if placement.started_by == "alone":
+    if assignment.started_by == "alone":
         yield alone(device)
         return
     raise_open_files()
@@ -124,8 +127,8 @@ def join(
     num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
     start = time.monotonic()
     mine = RankInfo(
-        placement.rank,
-        placement.world_size,
+        assignment.rank,
+        assignment.world_size,
         socket.gethostname(),
         os.getpid(),
         kind,
@@ -133,31 +136,32 @@ def join(
         num_gpus,
         namespace=stacks.namespace(),
     )
-    store, cards = _hold(placement, mine, join_timeout_s, say)
-    chosen, warning = choose_backend(cards)
-    if warning and placement.rank == 0:
-        say(warning)
-    world = _world(placement, mine, store, cards, chosen)
-    if len(networks := {card.network for card in cards}) == 1 and "" not in networks:
-        # All on one machine: gloo then listens where no other machine can connect.
+    store, infos = _join_rendezvous(assignment, mine, join_timeout_s, report)
+    chosen, warning = choose_backend(infos)
+    if warning and assignment.rank == 0:
+        report(warning)
+    world = _world(assignment, mine, store, infos, chosen)
+    if len(networks := {info.network for info in infos}) == 1 and "" not in networks:
+        # All ranks are on one machine: gloo then listens where no other machine can connect.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    _start_group(world, cards, timeout_s, connecting.time_left(join_timeout_s, start), say)
+    _start_group(world, infos, timeout_s, connecting.time_left(join_timeout_s, start), report)
     try:
         yield world
     except BaseException as error:
-        if not lost_peer(error):
+        if not is_lost_peer(error):
             abort.record(error)
         _end_group(world)
-        if lost_peer(error):
+        if is_lost_peer(error):
             raise LaunchError(
                 f"rank {world.rank} ({world.host}) lost another process",
                 given=_first_line(error)[:200],
-                cause=out_of_files() or "that process has ended; its own words say why",
+                cause=out_of_files() or "that process has ended; its own output gives the reason",
+                fix="Read the output of the other ranks, or logs/ in the run folder.",
             ) from error
         raise
     assert world.signed is not None
     left = world.signed.store
-    # The run is over: a store that does not answer any more is no reason to stay.
+    # The run is complete: a store that does not answer any more must not delay the exit.
     with suppress(TimeoutError):
         if chosen != "mpi":
             call_with_timeout(
@@ -165,46 +169,48 @@ def join(
             )
     _end_group(world)
     with suppress(TimeoutError):
-        call_with_timeout(lambda: rendezvous.goodbye(placement, store, GOODBYE_S), 2 * GOODBYE_S, lambda waited_s: None)
+        call_with_timeout(
+            lambda: rendezvous.goodbye(assignment, store, GOODBYE_S), 2 * GOODBYE_S, lambda waited_s: None
+        )
 
 
-def _hold(
-    placement: RankAssignment, mine: RankInfo, timeout_s: float, say: Callable[[str], None]
+def _join_rendezvous(
+    assignment: RankAssignment, mine: RankInfo, timeout_s: float, report: Callable[[str], None]
 ) -> tuple[SignedStore, list[RankInfo]]:
-    """The roll call, in a thread: torch reads a file that another program has damaged for ever."""
+    """Run the rendezvous in a thread: torch reads a file that another program has damaged forever."""
     try:
         return call_with_timeout(
-            lambda: rendezvous.rendezvous(placement, mine, timeout_s, say),
+            lambda: rendezvous.rendezvous(assignment, mine, timeout_s, report),
             timeout_s + UNANSWERED_S,
             lambda waited_s: None,
         )
     except TimeoutError:
         raise LaunchError(
-            f"rank {placement.rank} has had no answer of the store at {placement.init} "
+            f"rank {assignment.rank} received no answer from the store at {assignment.init} "
             f"for {timeout_s + UNANSWERED_S:.0f} s",
             cause="rank 0 was stopped, or another program has written to that store",
-            fix="end all processes of the run, and start them with another --init",
+            fix="End all processes of the run, and start them with another --init.",
         ) from None
 
 
 def _world(
-    placement: RankAssignment, mine: RankInfo, store: SignedStore, cards: Sequence[RankInfo], backend: str
+    assignment: RankAssignment, mine: RankInfo, store: SignedStore, infos: Sequence[RankInfo], backend: str
 ) -> World:
-    here = [card.rank for card in cards if card.host == mine.host]
-    local_rank = here.index(placement.rank) if placement.local_rank is None else placement.local_rank
+    here = [info.rank for info in infos if info.host == mine.host]
+    local_rank = here.index(assignment.rank) if assignment.local_rank is None else assignment.local_rank
     where = _device(mine.device, local_rank)
     return World(
-        rank=placement.rank,
-        size=placement.world_size,
+        rank=assignment.rank,
+        size=assignment.world_size,
         local_rank=local_rank,
         device=where,
         backend=backend,
         host=mine.host,
         store=PrefixStore("world", store.store),
         signed=SignedStore(PrefixStore("signed", store.store), store.seal),
-        placement=placement,
-        num_hosts=len({card.host for card in cards}),
-        restart=max(card.restart for card in cards),
+        assignment=assignment,
+        num_hosts=len({info.host for info in infos}),
+        restart=max(info.restart for info in infos),
     )
 
 
@@ -216,9 +222,9 @@ def _device_kind(device: str) -> str:
     if device == "cuda" and not available:
         raise LaunchError(
             "device is cuda, but torch finds no CUDA device",
-            where=socket.gethostname(),
             given=f"torch {torch.__version__}, CUDA_VISIBLE_DEVICES={visible}",
-            fix="set device=cpu, or check nvidia-smi",
+            where=socket.gethostname(),
+            fix="Set device=cpu, or check the driver with nvidia-smi.",
         )
     return "cuda" if available else "cpu"
 
@@ -232,19 +238,19 @@ def _device(kind: str, local_rank: int) -> torch.device:
 
 
 def _start_group(
-    world: World, cards: Sequence[RankInfo], timeout_s: float, limit_s: float, say: Callable[[str], None]
+    world: World, infos: Sequence[RankInfo], timeout_s: float, limit_s: float, report: Callable[[str], None]
 ) -> None:
-    placement, store = world.placement, world.store
+    assignment, store = world.assignment, world.store
     assert store is not None
     assert world.signed is not None
     if world.backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ:
-        # Left alone, gloo looks its own host name up, which may have no address, or one that peers can't reach.
-        name = interface_towards(placement.init)
+        # By default gloo resolves its own host name, which may have no address, or one that peers cannot reach.
+        name = interface_towards(assignment.init)
         if name:
             os.environ["GLOO_SOCKET_IFNAME"] = name
 
     def start() -> None:
-        if world.device.type == "cuda":  # each thread has a current device of its own
+        if world.device.type == "cuda":  # the current device is per thread
             torch.cuda.set_device(world.device)
         dist.init_process_group(
             world.backend,
@@ -256,24 +262,24 @@ def _start_group(
             device_id=world.device if world.backend == "nccl" else None,
         )
 
-    if world.backend == "mpi":  # connects by itself, and wants to be started and ended by one thread
+    if world.backend == "mpi":  # MPI connects by itself, and must be started and ended by the same thread
         start()
     else:
-        agent_store = placement.agent_store
-        connecting.connect(start, world.rank, cards, world.signed, limit_s, say, has_agent_store=agent_store)
+        agent_store = assignment.agent_store
+        connecting.connect(start, world.rank, infos, world.signed, limit_s, report, has_agent_store=agent_store)
 
 
 def _end_group(world: World) -> None:
     if not dist.is_initialized():
         return
-    # With a dead peer, ending the group may wait for ever.
+    # Destroying the group can block forever after a peer has died.
     thread = threading.Thread(target=_destroy, name="destroy-process-group", daemon=True)
     thread.start()
     thread.join(GOODBYE_S)
 
 
 def _destroy() -> None:
-    # A group that has failed already has nothing more to say.
+    # A group that has failed has reported its error already.
     try:
         dist.destroy_process_group()
     except Exception as error:

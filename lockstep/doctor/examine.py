@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from lockstep.cluster import collectives
-from lockstep.cluster.env import ALONE, RankAssignment, placement
+from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
 from lockstep.cluster.world import World
 from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
@@ -46,7 +46,7 @@ def examine(
     """
     found = find(source) if source is not None else None
     config = load(found.config_class, found.layers, overrides).config if found is not None else RunConfig(recipe="none")
-    with join_world(here or placement(os.environ) or ALONE, config) as world:
+    with join_world(here or read_assignment(os.environ) or ALONE, config) as world:
         data: list[Samples] = []
         if found is not None:
             dataset_info = dataset_info_for(found, config, world, None)

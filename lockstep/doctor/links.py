@@ -53,7 +53,7 @@ def examine(world: World, timeout_s: float = 30.0) -> list[Finding]:
 
 
 def _interface(world: World) -> Finding:
-    mine = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(world.placement.init) or "chosen by the system"
+    mine = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(world.assignment.init) or "chosen by the system"
     places: dict[str, list[str]] = {}
     for host, name in collectives.all_gather_object(world, (world.host, mine)):
         places.setdefault(name, []).append(host)
@@ -140,7 +140,7 @@ def _all_reduce(world: World) -> list[Finding]:
     text = (
         f"correct; {1e3 * results[0].seconds:,.2f} ms at {_size(SIZES[0])}, {_rate(speed)} at {_size(last.num_bytes)}"
     )
-    link = collectives.broadcast_object(world, link_speed(world.placement.init) if world.num_hosts > 1 else None)
+    link = collectives.broadcast_object(world, link_speed(world.assignment.init) if world.num_hosts > 1 else None)
     if link is None:
         return [Finding("all-reduce", text)]
     text += f"; the link's nominal speed is {_rate(link)}"

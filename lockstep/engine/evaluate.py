@@ -105,9 +105,9 @@ def evaluate(
             for done, request in enumerate(requests(), start=1):
                 if is_stopped := any(collectives.all_gather_object(world, stop())) if even else stop():
                     break
-                world.pulse.enter("evaluating")
+                world.activity.enter("evaluating")
                 batch = loader.batch(*request)
-                world.pulse.enter("evaluating", waits=even)
+                world.activity.enter("evaluating", waits=even)
                 seed_forward(key(0, FORWARD, int(request[0][0])), world.device)
                 outputs = model(batch.inputs) if infer is None else infer(model, batch.inputs)
                 if done > len(mine):

@@ -197,7 +197,7 @@ class Job:
 
     def compiling(self) -> AbstractContextManager[None]:
         """Around training: time spent compiling is counted, and no hang."""
-        return nullcontext() if self.compiled is None else self.compiled.watched(self.world.pulse)
+        return nullcontext() if self.compiled is None else self.compiled.watched(self.world.activity)
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
         """Let the model have the weights by which the run is judged: their average, if there is one."""

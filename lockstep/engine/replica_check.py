@@ -59,7 +59,7 @@ class ReplicaCheck:
         Raises:
             TrainError: They differ; the same text for all.
         """
-        job.world.pulse.enter("comparing the ranks")
+        job.world.activity.enter("comparing the ranks")
         tensors = pack_job(job)[0]
         if job.shards is not None:  # each rank has other parts: only what all have can be compared
             tensors = {

@@ -88,7 +88,7 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
                 )
                 announce("stopped")
                 return stop.exit_code or 143
-            waits = collectives.all_gather_object(world, (world.pulse.work_s, world.pulse.wait_s))
+            waits = collectives.all_gather_object(world, (world.activity.work_s, world.activity.wait_s))
             weights = job.final_weights()
             if world.is_main:
                 finish(spec, job, folder, reports, weights, waits)
@@ -166,12 +166,12 @@ def _opened(folder: RunFolder, world: World) -> Iterator[None]:
 @contextmanager
 def announced(folder: Path, world: World) -> Iterator[Callable[[str], None]]:
     """Print on a rank that was started by hand, in a terminal of its own, that it joined and how it ended."""
-    if world.is_main or world.placement.started_by != "command line":
+    if world.is_main or world.assignment.started_by != "command line":
         yield lambda _: None
         return
     console = Console(sys.stdout)
     me = f"rank {world.rank} of {world.size}"
-    where = world.placement.init
+    where = world.assignment.init
     console.say(f"{me} joined at {where}; rank 0 prints the progress, this rank logs to {log_path(folder, world.rank)}")
     yield lambda end: console.say(f"{me}: {end}")
 

@@ -57,7 +57,7 @@ class CheckpointManager:
     """
 
     def __init__(self, folder: RunFolder, config: CheckpointConfig, world: World) -> None:
-        self.folder, self._config, self._is_main, self._pulse = folder, config, world.is_main, world.pulse
+        self.folder, self._config, self._is_main, self._pulse = folder, config, world.is_main, world.activity
         self._every = parse_interval(config.every)
         self._saved_at = time.monotonic()
         self._saved_step: int | None = None

@@ -49,7 +49,7 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
     optim = job.config.optim
     lr = job.config.peak_lr * factor(step.number, job.num_steps, job.order.steps_per_epoch, optim)
     names: list[str] = []
-    pulse = job.world.pulse
+    pulse = job.world.activity
 
     def run_micro_batch(micro_batch: MicroBatch) -> None:
         nonlocal names

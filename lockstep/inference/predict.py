@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lockstep.cluster.env import ALONE, RankAssignment, placement
+from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
 from lockstep.config.given import as_overrides
 from lockstep.config.process_range import ProcessRange, parse_range
 from lockstep.errors import ConfigError, DataError, LaunchError
@@ -79,7 +79,7 @@ def _evaluate(subject: TrainedModel, answer: Path | None, here: RankAssignment |
 
     found, config = subject.settings()
     console = Console(sys.stderr)
-    with join_world(here or placement(os.environ) or ALONE, config) as world:
+    with join_world(here or read_assignment(os.environ) or ALONE, config) as world:
         parts, model = subject.open(found, config, world)
         samples = open_data(config, parts, train=False)
         # Alone it may be a person's own program, which is not ours to end.

@@ -1,7 +1,15 @@
-"""torch's elastic agent, with our watch between its looks, and with worlds that shrink and grow.
+"""torch's elastic agent, extended by failure analysis, worlds that shrink and grow, and agreed stops.
 
-Processes that are started anew go on from the newest checkpoint. Where nothing has failed (a machine leaves or has
-come) they save before they stop, so that no step is lost.
+The agent polls its workers every 20 ms. Each poll decides between four outcomes:
+
+    run() ─ _rendezvous ─ start workers ─┬─ _monitor_workers ── all done ── wait until rank 0 has written the result
+              ^                          │        │
+              │                          │        ├─ a stop signal: workers save and exit; the node leaves, or all stop
+              │                          │        ├─ a worker failed: restart all workers, shrink, leave, or give up
+              └────── _restart_workers ──┘        └─ a node joined or left: workers save, then restart in a new round
+
+After a failure, workers resume from the newest checkpoint. Where nothing failed (a node leaves or joins) they save
+before they stop, so no step is lost. tests/house/test_elastic_names.py lists the private names of torch used here.
 """
 
 from __future__ import annotations
@@ -26,82 +34,82 @@ from lockstep.launch.nodes.rendezvous import NodeRendezvous
 from lockstep.launch.supervisor import Supervisor, send_signal
 
 LOCAL = "127.0.0.1"
-# How long a node that was told to stop may take to say so.
-HEARD_S = 3.0
+# How long to wait for a node to announce why its workers stopped.
+STOP_REASON_S = 3.0
 
 
 class LocalRendezvous(RendezvousHandler):
-    """A rendezvous of one agent: nobody to wait for, no host names to look up, and a new port for every start."""
+    """Rendezvous of a single agent: no peers, no host names, and a new port for every start."""
 
     def __init__(self) -> None:
         self.round = -1
         self._port = ReservedPort()
 
     def get_backend(self) -> str:
-        """Its name, for torch's records."""
+        """Return the backend's name, for torch's records."""
         return "local"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Begin the next world."""
+        """Start the next round."""
         self.round += 1
-        # Rank 0 serves the workers' own store, not the agent: they can then finish and save when it is killed.
+        # Rank 0 serves the workers' store, not the agent: workers can then finish and save after the agent was killed.
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOCAL, self._port.renew(LOCAL)))
 
     def is_closed(self) -> bool:
-        """Never: it ends with the agent."""
+        """Return False: it ends with the agent."""
         return False
 
     def set_closed(self) -> None:
-        """Nobody else is to be told."""
+        """Do nothing: there are no peers to notify."""
 
     def num_nodes_waiting(self) -> int:
-        """Nobody else comes."""
+        """Return 0: no other node can join."""
         return 0
 
     def get_run_id(self) -> str:
-        """Its name, for torch's records."""
+        """Return the run's name, for torch's records."""
         return "lockstep"
 
     def shutdown(self) -> bool:
-        """Nothing else is open than the port."""
+        """Release the port."""
         self._port.close()
         return True
 
 
 class Agent(LocalElasticAgent):
-    """Starts this machine's processes, and starts them again.
+    """Starts this node's workers, and restarts them.
 
     Args:
-        spec: What to run; its `local_world_size` shrinks where processes are lost for good.
-        watch: Knows of stops, and why processes have died.
-        least_procs: With fewer processes than this it gives up.
+        spec: What to run; `local_world_size` shrinks when processes are lost for good.
+        supervisor: Receives stop signals and analyzes failures.
+        min_procs: Give up with fewer workers than this.
     """
 
-    def __init__(self, spec: WorkerSpec, watch: Supervisor, least_procs: int) -> None:
+    def __init__(self, spec: WorkerSpec, supervisor: Supervisor, min_procs: int) -> None:
         super().__init__(
             spec,
-            DefaultLogsSpecs(str(watch.folder)),
+            DefaultLogsSpecs(str(supervisor.folder)),
             start_method="forkserver",
         )
-        self.watch = watch
-        self.leaves = False
+        self.supervisor = supervisor
+        self.is_leaving = False
         assert isinstance(spec.rdzv_handler, LocalRendezvous | NodeRendezvous)
         self._handler = spec.rdzv_handler
-        self._meeting = self._handler if isinstance(self._handler, NodeRendezvous) else None
-        self._least_procs = least_procs
+        self._node_rendezvous = self._handler if isinstance(self._handler, NodeRendezvous) else None
+        self._min_procs = min_procs
         self._max_restarts = spec.max_restarts
         self._num_restarts = 0
         self._members: frozenset[Any] = frozenset()
-        # Started again because of a loss elsewhere: it counts only if no node was lost.
-        self._is_lent = False
+        # Set while a restart was caused by a loss elsewhere: it counts only if no node was lost.
+        self._is_uncounted = False
         self._has_announced = False
 
     def pids(self) -> list[int]:
-        """Process ids of the workers."""
+        """Return the process ids of the workers."""
         return [process.pid for process in self._processes().values() if process.pid is not None]
 
     def _processes(self) -> dict[int, BaseProcess]:
-        # The agent says only which process failed, and one at that; who died of what is in its process context.
+        # torch's agent reports only one failed process; the exit codes of all are in its process context.
         started = getattr(self._pcontext, "_pc", None)
         if started is None:
             return {}
@@ -114,147 +122,156 @@ class Agent(LocalElasticAgent):
                 super()._rendezvous(worker_group)
                 break
             except dist.DistStoreError:
-                # A node was lost between its joining and the numbering of ranks. Again, with those left.
-                self.watch.raise_if_asked()
-                if self._meeting is None:
+                # A node was lost between joining and the assignment of ranks: repeat with the remaining nodes.
+                self.supervisor.raise_if_stop_requested()
+                if self._node_rendezvous is None:
                     raise
-        if self._meeting is not None:
-            before, self._members = self._members, self._meeting.members
-            if self._is_lent and before == self._members:
-                self._pay_back()
+        if self._node_rendezvous is not None:
+            before, self._members = self._members, self._node_rendezvous.members
+            if self._is_uncounted and before == self._members:
+                self._count_restart()
             if before and before != self._members:
                 size, num_nodes = worker_group.workers[0].world_size, len(self._members)
-                self.watch.say(f"going on with {_count(size, 'process', 'es')} on {_count(num_nodes, 'node')}")
-        self._is_lent = self._has_announced = False
-        # What the agent tells its workers as the restart count is the difference to this: which world of the run it
-        # is, the same on all nodes, whatever was lost where.
+                self.supervisor.report(
+                    f"continuing with {_count(size, 'process', 'es')} on {_count(num_nodes, 'node')}"
+                )
+        # Only now is it known whether a node was lost: the members of the round before and of this one differ.
+        self._is_uncounted = self._has_announced = False
+        # The agent passes (max_restarts - remaining restarts) to its workers as the restart count. This makes it the
+        # round's number, which is equal on all nodes, whatever was lost on each.
         worker_group.spec.max_restarts = self._remaining_restarts + self._handler.round
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        watch, meeting, processes = self.watch, self._meeting, self._processes()
+        supervisor, rendezvous, processes = self.supervisor, self._node_rendezvous, self._processes()
         has_ended = any(process.exitcode is not None for process in processes.values())
-        if has_ended and watch.stop is None and meeting is not None and meeting.is_pause():
-            return self._begin_again(worker_group)
-        if watch.stop is not None and not self._has_announced:
+        if has_ended and supervisor.stop is None and rendezvous is not None and rendezvous.is_pause():
+            return self._restart_in_new_round(worker_group)
+        if supervisor.stop is not None and not self._has_announced:
             self._has_announced = True
             self._prepare_to_leave()
-        watch.look(processes, self._handler.round)
-        if watch.stop is not None or (watch.cause is not None and not watch.cause.may_pass):
+        supervisor.poll(processes, self._handler.round)
+        if supervisor.stop is not None or (supervisor.cause is not None and not supervisor.cause.may_pass):
             self._remaining_restarts = 0
-        elif watch.cause is not None:
-            self._choose_how_to_go_on(watch.cause, worker_group.spec)
+        elif supervisor.cause is not None:
+            self._plan_restart(supervisor.cause, worker_group.spec)
+        # torch's agent decides on a restart by _remaining_restarts, which the lines above have set.
         result: RunResult = super()._monitor_workers(worker_group)
-        if result.state == WorkerState.SUCCEEDED and watch.stop is None and meeting is not None:
+        if result.state == WorkerState.SUCCEEDED and supervisor.stop is None and rendezvous is not None:
             done = list(result.return_values.values())
             if not any(one.code for one in done):
-                return self._wait_for_rank_0(worker_group, meeting, result)
-            if not any(one.was_asked for one in done):
-                return self._find_out_who_stopped(worker_group, meeting, result)
+                return self._wait_for_rank_0(worker_group, rendezvous, result)
+            if not any(one.was_stop_requested for one in done):
+                return self._find_stop_reason(worker_group, rendezvous, result)
         return result
 
-    def _wait_for_rank_0(self, worker_group: WorkerGroup, meeting: NodeRendezvous, result: RunResult) -> RunResult:
-        """The run is complete when rank 0 has written the result; where it is lost before, that is to be done again."""
-        end = time.monotonic() + 2 * meeting.nodes.node_timeout_s
-        while worker_group.group_rank != 0 and self.watch.stop is None and not meeting.is_over():
+    def _wait_for_rank_0(self, worker_group: WorkerGroup, rendezvous: NodeRendezvous, result: RunResult) -> RunResult:
+        """Wait until rank 0 has written the result, which completes the run; restart if rank 0 is lost before."""
+        end = time.monotonic() + 2 * rendezvous.nodes.node_timeout_s
+        while worker_group.group_rank != 0 and self.supervisor.stop is None and not rendezvous.is_over():
             is_lost = time.monotonic() > end
-            if meeting.is_pause() or meeting.num_nodes_waiting() > 0 or (is_lost and self._waits_for_nodes):
-                return self._begin_again(worker_group)
+            if rendezvous.is_pause() or rendezvous.num_nodes_waiting() > 0 or (is_lost and self._waits_for_nodes):
+                return self._restart_in_new_round(worker_group)
             if is_lost:
                 break
             time.sleep(0.1)
         return result
 
-    def _find_out_who_stopped(self, worker_group: WorkerGroup, meeting: NodeRendezvous, result: RunResult) -> RunResult:
-        """All processes have saved and stopped, as one on another node was told to."""
-        end = time.monotonic() + HEARD_S
-        while time.monotonic() < end and not meeting.is_over():
-            if meeting.is_pause():
-                return self._begin_again(worker_group)
+    def _find_stop_reason(self, worker_group: WorkerGroup, rendezvous: NodeRendezvous, result: RunResult) -> RunResult:
+        """Find out why all workers have saved and stopped: another node received a stop signal."""
+        end = time.monotonic() + STOP_REASON_S
+        while time.monotonic() < end and not rendezvous.is_over():
+            if rendezvous.is_pause():
+                return self._restart_in_new_round(worker_group)
             time.sleep(0.1)
-        if meeting.is_over() or not self._waits_for_nodes:
+        if rendezvous.is_over() or not self._waits_for_nodes:
             return result
-        self.watch.say("the launcher of another node was killed, and its processes have stopped")
-        return self._begin_again(worker_group)
+        self.supervisor.report("the launcher of another node was killed, and its processes have stopped")
+        return self._restart_in_new_round(worker_group)
 
-    def _begin_again(self, worker_group: WorkerGroup) -> RunResult:
+    def _restart_in_new_round(self, worker_group: WorkerGroup) -> RunResult:
         self._restart_workers(worker_group)
         return RunResult(WorkerState.HEALTHY)
 
     @property
     def _waits_for_nodes(self) -> bool:
-        """Whether the run goes on, or waits, where a node is lost."""
-        return self._meeting is not None and (self._meeting.nodes.size.is_elastic or self._max_restarts > 0)
+        """Whether the run continues, or waits, after a node is lost."""
+        return self._node_rendezvous is not None and (
+            self._node_rendezvous.nodes.size.is_elastic or self._max_restarts > 0
+        )
 
-    def _choose_how_to_go_on(self, cause: RootCause, spec: WorkerSpec) -> None:
-        """Restarts are counted for processes of this machine; a lost node is not one of them."""
+    def _plan_restart(self, cause: RootCause, spec: WorkerSpec) -> None:
+        """Choose how to continue after a failure. Restarts are counted per node, without losses of other nodes."""
         if cause.is_elsewhere and self._waits_for_nodes:
-            self._is_lent = True
+            self._is_uncounted = True
             self._remaining_restarts += 1
         elif self._remaining_restarts > 0:
-            self._say_restart()
-        elif spec.local_world_size > self._least_procs:
-            self.watch.say(
-                f"going on with {_count(spec.local_world_size - 1, 'process', 'es')} instead of {spec.local_world_size}"
+            self._report_restart()
+        elif spec.local_world_size > self._min_procs:
+            self.supervisor.report(
+                f"continuing with {_count(spec.local_world_size - 1, 'process', 'es')} "
+                f"instead of {spec.local_world_size}"
             )
+            # torch's agent reads the size at the next rendezvous. One restart, for the smaller world.
             spec.local_world_size -= 1
             self._remaining_restarts = 1
         elif self._can_leave():
-            self.leaves = True
-            self.watch.say("no restart is left here: this node leaves, and the others go on")
+            self.is_leaving = True
+            self.supervisor.report("no restart is left: this node leaves, and the others continue")
 
-    def _say_restart(self) -> None:
+    def _report_restart(self) -> None:
         self._num_restarts += 1
-        self.watch.say(f"restart {self._num_restarts} of {self._max_restarts}")
+        self.supervisor.report(f"restart {self._num_restarts} of {self._max_restarts}")
 
-    def _pay_back(self) -> None:
-        """No node was lost, so another one started its processes again, and that counts here too."""
+    def _count_restart(self) -> None:
+        """Count a restart caused by a failed process of another node; no node was lost."""
         if self._remaining_restarts == 0:
             raise LaunchError(
                 "a process of another node was lost, and no restart is left",
                 given=f"--max-restarts {self._max_restarts}",
-                fix="go on with --resume auto",
+                fix="Resume with --resume auto, or set a higher --max-restarts.",
             )
-        self._say_restart()
+        self._report_restart()
         self._remaining_restarts -= 1
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        # Nothing has failed, and some still run: torch's agent comes here when a node waits to join.
-        if self.watch.cause is None and any(process.is_alive() for process in self._processes().values()):
-            self._let_workers_save(worker_group)
-            self.watch.have_stopped()
-        self.watch.cause = None
+        # Nothing has failed and some workers run: torch's agent calls this when a node waits to join.
+        if self.supervisor.cause is None and any(process.is_alive() for process in self._processes().values()):
+            self._save_and_stop_workers(worker_group)
+            self.supervisor.clear_stop_request()
+        self.supervisor.cause = None
         super()._restart_workers(worker_group)
 
-    def _let_workers_save(self, worker_group: WorkerGroup) -> None:
-        """Somebody has come or goes, and nothing has failed: all save and stop, to go on in another world."""
-        assert self._meeting is not None
-        if not self._meeting.is_pause():
-            self.watch.say("another node has come: saving, to go on together")
-            self._meeting.announce("comes")
-        end = time.monotonic() + self.watch.stop_timeout_s
-        self.watch.ask_to_stop(self.pids())
-        while time.monotonic() < end and self.watch.stop is None:
+    def _save_and_stop_workers(self, worker_group: WorkerGroup) -> None:
+        """Let all workers save and stop: a node joins or leaves, nothing has failed, and a new world follows."""
+        assert self._node_rendezvous is not None
+        if not self._node_rendezvous.is_pause():
+            self.supervisor.report("another node has joined: saving, then continuing in a larger world")
+            self._node_rendezvous.announce("comes")
+        end = time.monotonic() + self.supervisor.stop_timeout_s
+        self.supervisor.request_stop(self.pids())
+        # torch's own poll, without failure analysis: an exit is expected here.
+        while time.monotonic() < end and self.supervisor.stop is None:
             if super()._monitor_workers(worker_group).state != WorkerState.HEALTHY:
                 return
             time.sleep(0.02)
-        # torch's agent would ask them once more, and wait as long again.
+        # torch's agent would otherwise send SIGTERM again, and wait once more for as long.
         send_signal(self.pids(), signal.SIGKILL)
 
     def _prepare_to_leave(self) -> None:
-        """A node that is told to stop leaves, where enough others are left; Ctrl-C stops all of them."""
-        if self._meeting is not None and self.watch.stop != signal.SIGINT and self._can_leave():
-            self.leaves = True
-            self._meeting.announce("leaves")
+        """Announce that this node leaves, if enough others remain. Ctrl-C stops all nodes instead."""
+        if self._node_rendezvous is not None and self.supervisor.stop != signal.SIGINT and self._can_leave():
+            self.is_leaving = True
+            self._node_rendezvous.announce("leaves")
 
     def _can_leave(self) -> bool:
-        meeting = self._meeting
-        return meeting is not None and not meeting.serves and len(self._members) > meeting.nodes.size.least
+        rendezvous = self._node_rendezvous
+        return rendezvous is not None and not rendezvous.serves and len(self._members) > rendezvous.nodes.size.least
 
     def _exit_barrier(self) -> None:
-        """What torch's agent waits for here, we have waited for already."""
+        """Do nothing: `_wait_for_rank_0` has waited already."""
 
     def _construct_event(self, state: str, source: EventSource, *args: Any, **kwargs: Any) -> Event:
-        # The agent's own asks for the host's full name, which may take a name server's timeout; nobody reads events.
+        # torch's implementation resolves the host's full name, which may take a name server's timeout.
         return Event(f"{source.value}.{state}", source)
 
 

@@ -1,16 +1,16 @@
-"""How this package starts itself in another process. Nothing here imports torch."""
+"""Command line and environment with which this package starts itself. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-# -P: without it, -m puts the current folder first on sys.path, where a torch.py of a stranger may lie.
+# -P: without it, -m puts the current folder first on sys.path, where another user's torch.py may be.
 LOCKSTEP = (sys.executable, "-P", "-m", "lockstep")
 
 
 def import_path() -> dict[str, str]:
-    """A variable that lets a recipe import what is beside the script that called `train`, as the script can itself."""
+    """Return a PYTHONPATH that lets a recipe import modules beside the script that called `train`."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     folder = os.path.dirname(os.path.abspath(script)) if script else ""
     if not folder or folder not in sys.path:

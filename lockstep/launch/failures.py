@@ -1,7 +1,14 @@
-"""Why a world ended: which of several dead processes was the first cause, and what to tell people.
+"""Root cause analysis: which of several failed processes failed first, and the error for the user.
 
-One process that fails takes its peers with it: they see closed connections. Only the first cause is of use.
-Nothing here imports torch.
+A process that fails takes its peers with it, because they see closed connections. Only the first failure is useful:
+
+    rank 2  killed (SIGKILL) ──┐ connection closed
+    rank 0                     ├── RuntimeError: closed by peer  (consequence)
+    rank 1                     └── RuntimeError: closed by peer  (consequence)   -> root cause: rank 2
+
+Time alone does not decide: a peer may report the lost connection before the failed rank has written its own report.
+The kind of failure comes first (see `root_cause`), and time decides among failures of one kind. Nothing here imports
+torch.
 """
 
 from __future__ import annotations
@@ -19,22 +26,22 @@ from lockstep.errors import LaunchError
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """What a worker says of its own failure.
+    """A worker's report of its own failure, written as JSON for the launcher.
 
     Attributes:
-        time: When, in seconds since 1970.
-        text: An error's text, or a traceback.
-        exit_code: What the command shall exit with.
-        is_ours: The text is made for people: a LockstepError.
+        time: Seconds since 1970.
+        text: The error's text, or a traceback.
+        exit_code: Exit code for the command.
+        is_user_error: The text is written for users: a LockstepError.
         is_consequence: It looks like the loss of another process.
-        may_pass: The same work may well succeed when it is started again.
-        culprits: Ranks that it blames, if any.
+        may_pass: A restart may succeed.
+        culprits: Ranks that the error blames, if any.
     """
 
     time: float
     text: str
     exit_code: int
-    is_ours: bool
+    is_user_error: bool
     is_consequence: bool
     may_pass: bool
     culprits: Sequence[int] = ()
@@ -42,32 +49,32 @@ class ErrorReport:
 
 @dataclass(frozen=True)
 class ProcessFailure:
-    """One process that has ended before the work was done.
+    """One process that ended before its work was done.
 
     Attributes:
         rank: Its rank.
         pid: Its process id.
         exit_code: Its exit code, or minus the signal's number.
-        report: What it said itself, if it could.
-        by_us: The launcher killed it after another one had died.
+        report: Its own report; None if it wrote none.
+        killed_by_launcher: The launcher killed it after another process had failed.
     """
 
     rank: int
     pid: int
     exit_code: int
     report: ErrorReport | None
-    by_us: bool = False
+    killed_by_launcher: bool = False
 
 
 @dataclass(frozen=True)
 class RootCause:
-    """What to tell, and what to do about it.
+    """The first failure of a world, as reported to the user.
 
     Attributes:
-        text: For people.
-        exit_code: What the command shall exit with.
-        may_pass: The same work may well succeed when it is started again.
-        is_elsewhere: All processes here only lost one on another machine.
+        text: The error text.
+        exit_code: Exit code for the command.
+        may_pass: A restart may succeed.
+        is_elsewhere: All processes of this node only lost one on another node.
     """
 
     text: str
@@ -76,48 +83,58 @@ class RootCause:
     is_elsewhere: bool = False
 
 
-def root_cause(deaths: Sequence[ProcessFailure]) -> ProcessFailure:
-    """The death that the others follow from.
+def root_cause(process_failures: Sequence[ProcessFailure]) -> ProcessFailure:
+    """Select the failure that caused the others.
 
-    A process that was killed comes before errors; among errors the earliest that does not speak of a lost peer. An
-    abort counts less: NCCL's watchdog aborts the ranks that have lost one. A process that the launcher has killed
-    counts where it had already reported an error of its own.
+    A killed process comes before reported errors; among errors, the earliest that does not report a lost peer. An abort
+    ranks lower, because NCCL's watchdog aborts ranks that have lost a peer. A process that the launcher killed counts
+    only if it had reported an error of its own before.
     """
 
-    def order(death: ProcessFailure) -> tuple[int, float]:
-        report = death.report
-        if death.by_us and (report is None or report.is_consequence):
+    def order(failure: ProcessFailure) -> tuple[int, float]:
+        report = failure.report
+        # A late peer hangs in a collective: the launcher's SIGKILL is a consequence as well.
+        if failure.killed_by_launcher and (report is None or report.is_consequence):
             return (4, 0.0)
         if report is not None:
             return (3 if report.is_consequence else 1, report.time)
-        return (0 if death.exit_code < 0 and death.exit_code != -signal.SIGABRT else 2, 0.0)
+        # No report: 0 is a kill from outside (kill -9, out of memory), 2 an abort or a silent exit.
+        return (0 if failure.exit_code < 0 and failure.exit_code != -signal.SIGABRT else 2, 0.0)
 
-    return min(deaths, key=order)
+    # min keeps the first of equals: the lowest rank.
+    return min(process_failures, key=order)
 
 
-def explain(death: ProcessFailure, host: str, out_of_memory: str = "") -> RootCause:
-    """Put a death into words.
+def explain(failure: ProcessFailure, host: str, out_of_memory: str = "") -> RootCause:
+    """Turn a failure into the error text for the user.
 
     Args:
-        death: The first cause.
-        host: This machine's name.
-        out_of_memory: What the kernel says about memory, if it does.
+        failure: The root cause.
+        host: Name of this machine.
+        out_of_memory: The kernel's message about memory; empty if there is none.
     """
-    who = f"rank {death.rank} (host {host}, pid {death.pid})"
-    report = death.report
-    if report is not None and report.is_ours:
+    name = f"rank {failure.rank} (host {host}, pid {failure.pid})"
+    report = failure.report
+    # The worker's text is final: it contains the rank, and must not be wrapped into a second error.
+    if report is not None and report.is_user_error:
         return RootCause(report.text, report.exit_code, report.may_pass, report.is_consequence)
     if report is not None:
-        text = f"{who} failed:\n{report.text}"
+        text = f"{name} failed:\n{report.text}"
         return RootCause(text, report.exit_code, report.may_pass, report.is_consequence)
-    if death.exit_code < 0:
+    # Negative: ended by a signal. Neither the process nor Python could write a report then.
+    if failure.exit_code < 0:
         error = LaunchError(
-            f"{who} was killed by signal {-death.exit_code} ({_signal_name(-death.exit_code)})",
-            cause=_likely(-death.exit_code, out_of_memory),
+            f"{name} was killed by signal {-failure.exit_code} ({_signal_name(-failure.exit_code)})",
+            cause=_likely_cause(-failure.exit_code, out_of_memory),
+            fix="Resume with --resume auto; --max-restarts N restarts a run automatically.",
         )
         return RootCause(str(error), error.exit_code, True)
-    error = LaunchError(f"{who} ended without a word, with exit code {death.exit_code}")
-    return RootCause(str(error), death.exit_code or error.exit_code, True)
+    error = LaunchError(
+        f"{name} ended without an error message, with exit code {failure.exit_code}",
+        cause="the recipe or a library has called exit",
+        fix="Search the recipe and its imports for exit calls.",
+    )
+    return RootCause(str(error), failure.exit_code or error.exit_code, True)
 
 
 def _signal_name(number: int) -> str:
@@ -127,18 +144,18 @@ def _signal_name(number: int) -> str:
         return "unknown"
 
 
-def _likely(number: int, out_of_memory: str) -> str:
+def _likely_cause(number: int, out_of_memory: str) -> str:
     if number == signal.SIGKILL:
-        return out_of_memory or "somebody's kill -9, or out of memory (the kernel's log, if you may read it: dmesg)"
+        return out_of_memory or "kill -9 by a user or scheduler, or out of memory (see dmesg)"
     if number == signal.SIGBUS:
         return "shared memory is full: df -h /dev/shm (in a container: --shm-size)"
     if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
-        return "a fault in native code; its stack is above, if it could write one"
+        return "a fault in native code; its stack trace, if there is one, is above"
     return ""
 
 
 def count_memory_kills() -> int:
-    """How many processes the kernel has killed in this container for want of memory; 0 if it can't be known."""
+    """Return how many processes of this container the kernel has killed for lack of memory; 0 if unknown."""
     try:
         text = Path("/sys/fs/cgroup/memory.events").read_text(encoding="utf-8")
     except OSError:
@@ -148,9 +165,15 @@ def count_memory_kills() -> int:
 
 
 def out_of_memory(pid: int, kills_before: int) -> str:
-    """What the kernel says about memory and a process that was killed; empty if nothing."""
+    """Return the kernel's evidence that a process was killed for lack of memory; empty if there is none.
+
+    Args:
+        pid: The killed process.
+        kills_before: `count_memory_kills` before the run.
+    """
     if re.search(rf"Killed process {pid}\b", _kernel_log()):
         return f"out of memory: the kernel's log names pid {pid}"
+    # In a container the kernel's log is often not readable, but the cgroup's counter is.
     if count_memory_kills() > kills_before:
         return "out of memory: the kernel has killed a process of this container for it"
     return ""
@@ -161,7 +184,7 @@ def _kernel_log() -> str:
     with contextlib.suppress(OSError):
         handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
         try:
-            # One record a read, until there is none (which raises).
+            # Each read returns one record, until there is none (which raises).
             while record := os.read(handle, 8192):
                 lines.append(record)
         finally:

@@ -1,4 +1,4 @@
-"""The process that workers are forked from. It imports torch once, while the launcher is still importing its own.
+"""The fork server: imports torch once, while the launcher still imports its own modules; workers are forked from it.
 
 Nothing here imports torch.
 """
@@ -22,25 +22,26 @@ from lockstep.launch import cleanup
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LAUNCHER_ONLY = cleanup.LAUNCHER_ONLY
 
-# Of the 104 to 108 bytes that systems allow for a socket's path; multiprocessing and torch add up to 45.
+# A socket's path may have 104 to 108 bytes, and multiprocessing and torch add up to 45.
 LONGEST_TMPDIR = 58
 
 _prepared = False
 
 
 def prepare(preload: Sequence[str], num_threads: int = 1) -> None:
-    """Start the fork server, and let it import what every worker needs; returns at once. The first call counts.
+    """Start the fork server and let it import what every worker needs; returns at once.
+
+    Only the first call has an effect.
 
     Args:
-        preload: Modules to import there. One that can't be imported there is left to the worker.
-        num_threads: CPU threads of each worker, which libraries read from the environment when they are loaded.
+        preload: Modules to import there. A module that cannot be imported is left to the worker.
+        num_threads: CPU threads of each worker; libraries read it from the environment when they are loaded.
     """
     global _prepared
     if not _prepared:
         for name in THREAD_VARIABLES:
             os.environ[name] = str(num_threads)
-        # torch warns with a C++ stack trace of each connection that ends. Its library reads the level when it is
-        # loaded.
+        # torch prints a C++ stack trace for each connection that ends. Its library reads the level when it is loaded.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         multiprocessing.set_forkserver_preload([cleanup.__name__, "torch", *preload])
         _prepared = True
@@ -50,10 +51,10 @@ def prepare(preload: Sequence[str], num_threads: int = 1) -> None:
 
 @contextmanager
 def without_script() -> Iterator[None]:
-    """Processes that are started meanwhile do not import the program's main file, as multiprocessing has them do.
+    """Prevent processes started meanwhile from importing the main script, as multiprocessing makes them do.
 
-    Their work is found in modules. A script without `if __name__ == "__main__"` would run in each of them once more,
-    and what is read from standard input can't be imported at all.
+    Their work is found in modules. A script without `if __name__ == "__main__"` would run again in each of them, and a
+    script from standard input cannot be imported at all.
     """
     before = spawn.get_preparation_data
 
@@ -69,15 +70,15 @@ def without_script() -> Iterator[None]:
 
 @contextmanager
 def temp_folder() -> Iterator[Path]:
-    """A new folder that is gone when the launcher and all its workers are, however they end."""
+    """Create a folder that is removed once the launcher and all its workers have ended, however they end."""
     with scratch.scratch_folder(Path(_temp_dir())) as folder:
         yield folder
 
 
 def keep_tracker_alive() -> None:
-    """Start multiprocessing's resource tracker again if it was killed, and tell it of the semaphores that there are.
+    """Restart multiprocessing's resource tracker if it was killed, and register the existing semaphores with it.
 
-    A tracker that is started when they are unregistered, at the end, prints a traceback for each one.
+    A tracker that starts only when they are unregistered, at the end, prints a traceback for each one.
     """
     tracker = resource_tracker._resource_tracker
     before = getattr(tracker, "_pid", None)
@@ -91,11 +92,10 @@ def keep_tracker_alive() -> None:
 
 
 def _temp_dir() -> str:
-    """Python's own folder for the sockets of this process and those forked from it; made by the first call.
+    """Return Python's folder for the sockets of this process and its forks; the first call creates it.
 
-    It is marked as ours, and semaphores are named after it, so that the next start can tell what a kill -9 left.
-
-    A socket's path may have some hundred characters. Where TMPDIR leaves too few, the sockets go to /tmp.
+    It is marked as Lockstep's, and semaphores are named after it, so that the next start recognizes what a kill -9
+    left. Where TMPDIR is too long for a socket's path, the sockets are created in /tmp.
     """
     config: dict[str, Any] = vars(process.current_process())["_config"]
     before = tempfile.tempdir
@@ -113,20 +113,20 @@ def _temp_dir() -> str:
 
 
 def _start() -> None:
-    # The order of a set of strings follows from it, and is then the same in all workers of all runs.
+    # The order of a set of strings depends on it; it must be equal in all workers of all runs.
     hash_seed = os.environ.get("PYTHONHASHSEED", "0")
     with _start_variables(), _variable("PYTHONHASHSEED", hash_seed):
         resource_tracker.ensure_running()
-    # Again, as the tracker's start ends with SIGINT and SIGTERM not blocked.
+    # Set again, because starting the tracker unblocks SIGINT and SIGTERM.
     with _start_variables(), _variable("PYTHONHASHSEED", hash_seed):
         forkserver.ensure_running()
 
 
 @contextmanager
 def _start_variables() -> Iterator[None]:
-    """For the fork server and the resource tracker, both started as `python -c`."""
-    # The tracker frees what a killed launcher leaves behind; nobody needs a warning that it had to. And -c would put
-    # the current folder first on sys.path, where a torch.py of a stranger may lie. The fork server drops the variable.
+    """Set the environment of the fork server and the resource tracker, both started as `python -c`."""
+    # The tracker frees what a killed launcher left; a warning about that is of no use. -c would put the current folder
+    # first on sys.path, where another user's torch.py may be. The fork server removes the variable again.
     safe_path = _variable(cleanup.SAFE_PATH, os.environ.get(cleanup.SAFE_PATH) or cleanup.SAFE_PATH_VALUE)
     with _blocked(LAUNCHER_ONLY), _variable("PYTHONWARNINGS", _warnings()), safe_path:
         yield
@@ -134,9 +134,9 @@ def _start_variables() -> Iterator[None]:
 
 @contextmanager
 def _blocked(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """A program that is started while a signal is blocked does not get it either; this one gets it at the end.
+    """Block signals: a program started meanwhile inherits the block; this process receives them at the end.
 
-    To ignore it meanwhile would lose a Ctrl-C of that moment. `sweep` has the fork server ignore what it inherits.
+    Ignoring them instead would lose a Ctrl-C of that moment. `cleanup` makes the fork server ignore what it inherits.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:

@@ -35,7 +35,7 @@ def launch(
     entry: Callable[..., object],
     args: tuple[Any, ...],
     *,
-    least_procs: int | None = None,
+    min_procs: int | None = None,
     max_restarts: int = 0,
     nodes: RendezvousConfig | None = None,
     stop_timeout_s: float = 30.0,
@@ -49,9 +49,9 @@ def launch(
 
     Args:
         num_procs: How many processes.
-        entry: An importable function; `env.placement(os.environ)` gives it its rank. May return an exit code.
+        entry: An importable function; `env.read_assignment(os.environ)` returns its rank. May return an exit code.
         args: Its arguments; must be picklable.
-        least_procs: When no restart is left, continue with the remaining processes, down to this many; None: never.
+        min_procs: When no restart is left, continue with the remaining processes, down to this many; None: never.
         max_restarts: How often all processes are restarted after one has died.
         nodes: The other nodes of the world, each with a launcher of its own; None: this node only.
         stop_timeout_s: How long the processes may take to stop after a signal.
@@ -68,31 +68,35 @@ def launch(
     raise_open_files()
     forkserver.prepare(preload)
     with forkserver.temp_folder() as folder:
-        watch = Supervisor(folder, stop_timeout_s, log_dir, on_stop)
+        supervisor = Supervisor(folder, stop_timeout_s, log_dir, on_stop)
         agents: list[Agent] = []
         try:
             with (
                 _quiet(),
                 _environment(),
                 forkserver.without_script(),
-                watch.signals(lambda: agents[0].pids() if agents else []),
+                supervisor.signals(lambda: agents[0].pids() if agents else []),
             ):
-                meeting = NodeRendezvous(nodes, watch.raise_if_asked, watch.say) if nodes is not None else None
-                key = meeting.key if meeting is not None else auth.key_for_launch()
+                rendezvous = (
+                    NodeRendezvous(nodes, supervisor.raise_if_stop_requested, supervisor.report)
+                    if nodes is not None
+                    else None
+                )
+                key = rendezvous.key if rendezvous is not None else auth.key_for_launch()
                 spec = WorkerSpec(
                     role="rank",
                     local_world_size=num_procs,
-                    rdzv_handler=meeting or LocalRendezvous(),
+                    rdzv_handler=rendezvous or LocalRendezvous(),
                     entrypoint=run_worker,
                     args=(entry, args, folder, stop_timeout_s, key),
                     max_restarts=max_restarts,
                     monitor_interval=0.02,
                     local_addr=LOCAL,
                 )
-                agents.append(Agent(spec, watch, least_procs or num_procs))
-                return _run(agents[0], watch, meeting)
+                agents.append(Agent(spec, supervisor, min_procs or num_procs))
+                return _run(agents[0], supervisor, rendezvous)
         except StopRequested:
-            return watch.exit_code(False, {})
+            return supervisor.exit_code(False, {})
         except OSError as error:
             if error.filename is not None:
                 raise
@@ -103,29 +107,29 @@ def launch(
             forkserver.keep_tracker_alive()
 
 
-def _run(agent: Agent, watch: Supervisor, meeting: NodeRendezvous | None) -> int:
+def _run(agent: Agent, supervisor: Supervisor, rendezvous: NodeRendezvous | None) -> int:
     """Run an agent to its end, and report the end to the other nodes."""
     code, text = 1, "a launcher failed"
     try:
         result = agent.run()
-        code = watch.exit_code(result.is_failed(), result.return_values)
-        text = watch.last_word(code)
+        code = supervisor.exit_code(result.is_failed(), result.return_values)
+        text = supervisor.end_message(code)
     except StopRequested:
         # It was waiting for other nodes, which may continue without it.
-        code, text = watch.exit_code(False, {}), watch.last_word(1)
-        agent.leaves = meeting is not None and not meeting.serves
+        code, text = supervisor.exit_code(False, {}), supervisor.end_message(1)
+        agent.is_leaving = rendezvous is not None and not rendezvous.serves
     except EndedOnOtherNode as ended:
         code, text = ended.code, ended.text
         if text:
-            watch.say(text)
+            supervisor.report(text)
     except LaunchError as error:
         code, text = error.exit_code, str(error)
-        watch.say(text)
+        supervisor.report(text)
     finally:
-        if meeting is not None and agent.leaves:
-            meeting.leave()
-        elif meeting is not None:
-            meeting.end(code, text)
+        if rendezvous is not None and agent.is_leaving:
+            rendezvous.leave()
+        elif rendezvous is not None:
+            rendezvous.end(code, text)
     return code
 
 

@@ -1,4 +1,4 @@
-"""What all launchers of a run must have in common. Nothing here imports torch."""
+"""Versions and settings that all launchers of a run must share. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from lockstep.config.given import flat
 from lockstep.version import __version__
 
-# Each machine may have its data elsewhere.
+# Paths that may differ between machines.
 _OF_A_MACHINE = ("data.root", "data.cache")
 
 
 def shared_settings(settings: Mapping[str, Any], recipe: str) -> dict[str, str]:
-    """Versions, recipe and settings, by name.
+    """Collect versions, recipe and settings, by name.
 
     Args:
         settings: All settings, nested.
@@ -26,7 +26,7 @@ def shared_settings(settings: Mapping[str, Any], recipe: str) -> dict[str, str]:
     """
     found = {"lockstep": __version__, "torch": _version_of("torch")}
     if recipe.endswith(".py"):
-        with suppress(OSError):  # a file that can't be read is an error elsewhere
+        with suppress(OSError):  # loading the recipe reports a file that cannot be read
             found["recipe file, SHA-256"] = hashlib.sha256(Path(recipe).expanduser().read_bytes()).hexdigest()[:16]
     values = flat(settings)
     return found | {f"setting {name}": json.dumps(values[name]) for name in values if name not in _OF_A_MACHINE}

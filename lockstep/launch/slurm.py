@@ -1,6 +1,4 @@
-"""A Slurm batch script for a run: pure text. It asks to be warned before its time is up, saves, queues itself again and
-goes on.
-"""
+"""Generates a Slurm batch script that is warned before its time limit, saves, requeues itself and resumes."""
 
 from __future__ import annotations
 
@@ -12,27 +10,27 @@ from pathlib import Path
 
 from lockstep.errors import ConfigError
 
-# Slurm sends this to every process so many seconds before it ends the job.
+# Slurm sends this signal to every process a set time before it ends the job.
 WARNING = "USR1"
-# What the ranks exit with once they have saved: 128 + SIGUSR1.
+# Exit code of ranks that have saved after the warning: 128 + SIGUSR1.
 WARNED = 138
 
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What a person asks Slurm for.
+    """Resources and commands of a Slurm job.
 
     Attributes:
-        command: What each task runs; `--run-dir` is added.
-        run_dir: The run's folder, on a disk that all nodes share.
-        nodes: Machines.
-        procs: Tasks on each, one a GPU.
-        gpus: GPUs on each machine; 0: none are asked for.
-        cpus: Cores for each task.
-        time: The longest that the job may run, as Slurm writes it: "4:00:00"; "": the partition's own.
-        warning_s: How long before the end it is told.
-        options: More lines for sbatch, each such as "--partition=gpu".
-        variants: Settings of each job of an array, such as ("optim.lr=0.1", "epochs=3"); none: one job.
+        command: Command of each task; `--run-dir` is added.
+        run_dir: The run folder, on a disk that all nodes share.
+        nodes: Number of machines.
+        procs: Tasks per machine, one per GPU.
+        gpus: GPUs per machine; 0: request none.
+        cpus: Cores per task.
+        time: Time limit in Slurm's format: "4:00:00"; "": the partition's default.
+        warning_s: Seconds between the warning and the time limit.
+        options: Additional sbatch options, such as "--partition=gpu".
+        variants: Settings of each job of an array, such as ("optim.lr=0.1", "epochs=3"); empty: a single job.
     """
 
     command: Sequence[str]
@@ -48,19 +46,25 @@ class BatchJob:
 
 
 def batch_script(job: BatchJob) -> str:
-    """The batch script.
+    """Generate the batch script.
 
     Raises:
-        ConfigError: Something in it has a line break, or another sign that ends a line of #SBATCH.
+        ConfigError: A value contains a line break or another control character, which would end a line of #SBATCH.
     """
-    for what, text in (("--run-dir", str(job.run_dir)), ("--time", job.time), *(("--sbatch", o) for o in job.options)):
-        if any(ord(sign) < 32 or ord(sign) == 127 for sign in text):
+    for option, text in (
+        ("--run-dir", str(job.run_dir)),
+        ("--time", job.time),
+        *(("--sbatch", o) for o in job.options),
+    ):
+        if any(ord(char) < 32 or ord(char) == 127 for char in text):
             raise ConfigError(
-                f"{what} has a line break or another control character", given=repr(text), fix="leave it out"
+                f"{option} has a line break or another control character",
+                given=repr(text),
+                fix="Remove the control character.",
             )
     is_array = bool(job.variants)
     folder = shlex.quote(str(job.run_dir)) + ("-$SLURM_ARRAY_TASK_ID" if is_array else "")
-    asked = [
+    options = [
         _option("job-name", f"lockstep-{job.run_dir.name}"),
         f"--nodes={job.nodes}",
         f"--ntasks-per-node={job.procs}",
@@ -74,18 +78,22 @@ def batch_script(job: BatchJob) -> str:
         _option("output", f"{str(job.run_dir).replace('%', '%%')}{'-%a' if is_array else ''}.log"),
         *job.options,
     ]
-    words = [shlex.join(job.command), *(['"${settings[@]}"'] if is_array else []), f"--run-dir {folder} --resume auto"]
+    command = [
+        shlex.join(job.command),
+        *(['"${settings[@]}"'] if is_array else []),
+        f"--run-dir {folder} --resume auto",
+    ]
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in asked),
+        *(f"#SBATCH {option}" for option in options),
         "",
         *_choice(job.variants),
         "# Ranks sign their messages with a key of this start. srun passes the environment on.",
         'export LOCKSTEP_KEY="${LOCKSTEP_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")}"',
-        "# Ranks notice by themselves when one dies; Slurm must not end those that are still saving.",
-        f"srun --kill-on-bad-exit=0 {' '.join(words)}",
+        "# Ranks detect a failed rank by themselves; Slurm must not kill those that are still saving.",
+        f"srun --kill-on-bad-exit=0 {' '.join(command)}",
         "code=$?",
-        f"# {WARNED}: Slurm has warned it that its time is nearly up, and it has saved. It goes on at its next turn.",
+        f"# {WARNED}: Slurm has warned of the time limit, and the run has saved. The requeued job resumes it.",
         f'if [ "$code" -eq {WARNED} ]; then',
         '    scontrol requeue "$SLURM_JOB_ID"',
         "fi",
@@ -95,7 +103,7 @@ def batch_script(job: BatchJob) -> str:
 
 
 def _option(name: str, value: str) -> str:
-    """An option of #SBATCH; Slurm reads quotes and backslashes there much as a shell does."""
+    """Format an option of #SBATCH, where Slurm parses quotes and backslashes much as a shell does."""
     if re.fullmatch(r"[\w@%+=:,./-]*", value):
         return f"--{name}={value}"
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')

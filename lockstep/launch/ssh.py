@@ -1,10 +1,10 @@
-"""The same command on several machines, from one of them through ssh: their words come back, and Ctrl-C ends all.
+"""Runs one command on several machines through ssh, forwards their output, and stops all of them on Ctrl-C.
 
     this terminal ── ssh a ── lockstep train … --nodes 2 --rdzv-endpoint a:29400
                   └─ ssh b ── lockstep train … --nodes 2 --rdzv-endpoint a:29400
 
-A command over there stops when its standard input ends: by Ctrl-C here, by a kill -9 here, or by a connection that is
-lost. Nothing here imports torch.
+A remote command stops when its standard input ends: after Ctrl-C or kill -9 here, or a lost connection. Nothing here
+imports torch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from types import FrameType
 from lockstep.cluster.env import KEY, run_key
 from lockstep.errors import ConfigError, LaunchError
 
-# Set over there: stop when standard input ends.
+# Set on the remote machines: stop when standard input ends.
 STOP_AT_EOF = "LOCKSTEP_STOP_AT_EOF"
-# What else goes along: the environment of a shell by ssh is not that of a terminal.
+# Other variables to pass on: a shell started by ssh does not have a terminal's environment.
 PASSED = ("PYTHONPATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NO_COLOR", "COLUMNS", "LOCKSTEP_DEBUG")
 PASSED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_")
 # ssh's own exit code for a connection that could not be made or was lost.
@@ -37,8 +37,8 @@ class RemoteHost:
     """One of the machines.
 
     Attributes:
-        name: As ssh knows it: HOST or USER@HOST.
-        procs: Processes on it; None: as many as suit it.
+        name: Name for ssh: HOST or USER@HOST.
+        procs: Number of processes on it; None: chosen there.
     """
 
     name: str
@@ -46,51 +46,58 @@ class RemoteHost:
 
     @property
     def host(self) -> str:
-        """Its name for the network, without the user."""
+        """Return the host name without the user."""
         return self.name.rpartition("@")[2]
 
 
 def parse_hosts(text: str) -> list[RemoteHost]:
-    """Read `a,b:4,me@c`.
+    """Parse `a,b:4,me@c`.
 
     Raises:
-        ConfigError: A name or a number is missing, or a machine stands there twice.
+        ConfigError: A name or number is invalid, or a machine is listed twice.
     """
     machines = []
     for part in text.split(","):
         name, colon, count = part.strip().partition(":")
         if not name.strip("@") or name.startswith("-") or (colon and (not count.isdigit() or int(count) < 1)):
-            raise ConfigError(f"--hosts has {part!r}", given=f"--hosts {text}", allowed="HOST or HOST:PROCESSES")
+            raise ConfigError(
+                f"--hosts has {part!r}",
+                given=f"--hosts {text}",
+                allowed="HOST or HOST:PROCESSES",
+                fix="Separate the machines by commas: --hosts a,b:4",
+            )
         machines.append(RemoteHost(name, int(count) if colon else None))
     names = [machine.host for machine in machines]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ConfigError(f"--hosts names {twice[0]} twice", fix=f"give its processes as a number: {twice[0]}:2")
+    duplicates = [name for name in names if names.count(name) > 1]
+    if duplicates:
+        raise ConfigError(
+            f"--hosts lists {duplicates[0]} twice", fix=f"List it once, with its processes: {duplicates[0]}:2"
+        )
     return machines
 
 
 def run_on_hosts(
-    machines: Sequence[RemoteHost], command: Callable[[int, RemoteHost], Sequence[str]], say: Callable[[str], None]
+    machines: Sequence[RemoteHost], command: Callable[[int, RemoteHost], Sequence[str]], report: Callable[[str], None]
 ) -> int:
     """Run a command on each machine, in the same folder as here, until all have ended.
 
     Args:
-        machines: Where; the first one's words come as they are, the others' with their name before each line.
-        command: (number, machine) -> what to run there, with this interpreter's path.
-        say: Gets what is to be said of a machine that can't be reached.
+        machines: The machines. The first one's output is unchanged; the others' lines start with the machine's name.
+        command: (number, machine) -> command to run there, with this interpreter's path.
+        report: Called with a text about a machine that cannot be reached.
 
     Returns:
-        The exit code: 128 + the signal's number if it was stopped from here, else the first one that is not 0.
+        The exit code: 128 + the signal's number if it was stopped from here, else the first that is not 0.
 
     Raises:
-        LaunchError: There is no ssh.
+        LaunchError: ssh is not installed.
     """
     running: list[subprocess.Popen[bytes]] = []
     stopped: list[int] = []
     first_failure: list[int] = []
     reader_gone: list[bool] = []
     lock = threading.Lock()
-    # Through standard input: a command line can be read by every user of a machine.
+    # Sent through standard input: every user of a machine can read command lines.
     key = run_key(os.environ) or os.urandom(32).hex()
 
     def follow(machine: RemoteHost, process: subprocess.Popen[bytes], is_first: bool) -> None:
@@ -102,14 +109,14 @@ def run_on_hosts(
                         sys.stdout.buffer.write(line if is_first else f"[{machine.name}] ".encode() + line)
                         sys.stdout.buffer.flush()
                     except (OSError, ValueError):
-                        # `| head`: as with a run on this machine, a reader that goes away does not stop the run.
+                        # `| head`: as with a run on this machine, a closed pipe does not stop the run.
                         reader_gone.append(True)
                         _drop_stdout()
         code = process.wait()
         if code and not stopped:
             first_failure.append(code)
             if code == SSH_FAILED:
-                say(f"{machine.name}: ssh could not connect, or lost the connection; the others are stopped")
+                report(f"{machine.name}: ssh could not connect, or lost the connection; the others are stopped")
                 for other in running:
                     _let_go(other)
 
@@ -118,7 +125,10 @@ def run_on_hosts(
             running.append(_start(machine, command(number, machine)))
             _send_key(running[-1], key)
     except FileNotFoundError:
-        raise LaunchError("--hosts needs ssh, and there is none here", fix="install an ssh client") from None
+        raise LaunchError(
+            "--hosts needs the command ssh, which was not found",
+            fix="Install an ssh client (Debian: apt install openssh-client).",
+        ) from None
     followers = [
         threading.Thread(target=follow, args=(machine, process, number == 0), name=f"ssh {machine.name}")
         for number, (machine, process) in enumerate(zip(machines, running, strict=True))
@@ -134,7 +144,7 @@ def run_on_hosts(
 
 
 def stop_at_eof() -> None:
-    """Over there: ask this process to stop once its standard input ends, if it was started by `run_on_hosts`."""
+    """On a remote machine: stop this process once its standard input ends, if `run_on_hosts` started it."""
     if os.environ.pop(STOP_AT_EOF, "") != "1":
         return
     if key := _first_line():
@@ -149,11 +159,11 @@ def stop_at_eof() -> None:
     threading.Thread(target=wait, name="stop-at-eof", daemon=True).start()
 
 
-def _start(machine: RemoteHost, words: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start(machine: RemoteHost, command: Sequence[str]) -> subprocess.Popen[bytes]:
     passed = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith(PASSED_PREFIXES)}
     variables = [f"{name}={value}" for name, value in {**passed, STOP_AT_EOF: "1", "PYTHONUNBUFFERED": "1"}.items()]
-    # One line of shell: change to this folder, or say that it is not there, and become the command.
-    there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *words])}"
+    # One line of shell: change to this folder, or print that it does not exist, and exec the command.
+    remote = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *command])}"
     return subprocess.Popen(
         [
             "ssh",
@@ -164,24 +174,25 @@ def _start(machine: RemoteHost, words: Sequence[str]) -> subprocess.Popen[bytes]
             "-o",
             "ServerAliveCountMax=3",
             machine.name,
-            there,
+            remote,
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C is for us: the machines get the end of their input, and time to save
+        # This process handles Ctrl-C: the machines see the end of their input, and have time to save.
+        start_new_session=True,
     )
 
 
 def _send_key(process: subprocess.Popen[bytes], key: str) -> None:
     assert process.stdin is not None
-    with suppress(OSError):  # it has ended already, and says why
+    with suppress(OSError):  # it has ended already, with its own error
         process.stdin.write(f"{key}\n".encode())
         process.stdin.flush()
 
 
 def _first_line() -> str:
-    """What standard input begins with, read without taking more from it."""
+    """Read the first line of standard input, without consuming more."""
     line = b""
     with suppress(OSError):
         while len(line) < 1024 and (byte := os.read(0, 1)) not in (b"", b"\n"):
@@ -190,7 +201,7 @@ def _first_line() -> str:
 
 
 def _drop_stdout() -> None:
-    """Send what is still to be printed, and what Python flushes at its end, to nowhere."""
+    """Redirect the remaining output, and what Python flushes on exit, to /dev/null."""
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
@@ -205,13 +216,13 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _signals(running: Sequence[subprocess.Popen[bytes]], stopped: list[int]) -> Iterator[None]:
-    """While it is open, a signal stops all machines; a second one doesn't wait for them."""
+    """Install handlers: the first signal stops all machines, a second one kills the connections at once."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         again = bool(stopped)
         stopped.append(number)
         if not again:
-            os.write(2, b"\nstopping all machines; a run that trains saves first; once more to end at once\n")
+            os.write(2, b"\nstopping all machines; a training run saves first; press Ctrl-C again to exit at once\n")
         for process in running:
             _let_go(process)
             if again:

@@ -1,4 +1,4 @@
-"""From what a person asks for to processes: how many there are, which of them this one is, and starting them."""
+"""From command-line options to processes: how many to start, which rank this process is, and starting them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.cluster.env import RankAssignment, placement
+from lockstep.cluster.env import RankAssignment, read_assignment
 from lockstep.config.given import given_path
 from lockstep.config.process_range import MAX_NODES, ProcessRange, RendezvousConfig, parse_range
 from lockstep.config.schema import RunConfig
@@ -29,19 +29,19 @@ DEFAULT_PORT = 29400  # torchrun's
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What a person said of processes and machines, if anything.
+    """Options of the command line about processes and machines.
 
     Attributes:
         procs: Processes on this machine: 4, or 2:4.
         nodes: Machines: 2, or 2:3.
-        endpoint: HOST:PORT where the launchers of several machines meet.
-        run_id: Keeps runs apart that meet at one place; None: the run folder's name.
-        init: Where processes meet that somebody else starts.
-        rank: Of this process.
-        world_size: How many processes there are.
-        max_restarts: How often to start again.
-        node_rank: Of this machine, where people number them; with `master`.
-        master: HOST:PORT of node rank 0's machine.
+        endpoint: HOST:PORT of the rendezvous of several machines' launchers.
+        run_id: Separates runs that share a rendezvous; None: the run folder's name.
+        init: Address of the rendezvous of processes that the user starts.
+        rank: Rank of this process.
+        world_size: Number of processes.
+        max_restarts: How often to restart after a failure.
+        node_rank: Rank of this machine, if the user numbers them; requires `master`.
+        master: HOST:PORT on the machine with node rank 0.
     """
 
     procs: str | int | None = None
@@ -56,7 +56,7 @@ class LaunchOptions:
     master: str | None = None
 
 
-# What a worker needs, imported once in the process that workers are forked from.
+# Modules that a worker needs, imported once in the fork server.
 PRELOAD = [
     "torch._dynamo",  # the first optimizer of a process imports it, which takes seconds
     "lockstep.cli.main",
@@ -68,16 +68,16 @@ PRELOAD = [
 
 
 def default_procs(config: RunConfig) -> int:
-    """How many processes `lockstep train` starts where nobody says: one a GPU; on CPU, as many as have cores and work.
+    """Return how many processes `lockstep train` starts by default: one per GPU; on CPU one per core that has work.
 
-    Whatever it is, the result is the same.
+    The number does not change the result.
     """
     if config.parallel == "dp":
         return 1
     num_micro_batches = -(-config.global_batch // config.micro_batch)
     if config.device != "cpu":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        # Looked up without torch, whose import takes longer than all else here.
+        # Counted without torch, whose import takes longer than everything else here.
         num_gpus = len(glob.glob("/dev/nvidia[0-9]*")) if visible is None else len([v for v in visible.split(",") if v])
         if num_gpus:
             return max(1, min(num_gpus, num_micro_batches))
@@ -87,64 +87,75 @@ def default_procs(config: RunConfig) -> int:
 def rank_assignment(
     procs: object, init: str | None = None, rank: int | None = None, world_size: int | None = None
 ) -> RankAssignment | None:
-    """Which process of a world that somebody else started this one is; None where nobody did.
+    """Return this process's rank in a world that the user or a scheduler started; None if there is no such world.
+
+    Args:
+        procs: Value of `--procs`.
+        init: Value of `--init`.
+        rank: Value of `--rank`.
+        world_size: Value of `--world-size`.
 
     Raises:
-        ConfigError: It is one, and was told how many processes to start.
-        LaunchError: What it was told is not whole, or contradicts itself.
+        ConfigError: `--procs` was given to one rank of such a world.
+        LaunchError: The rank's variables or options are incomplete, or contradict each other.
     """
-    here = placement(os.environ, init, rank, world_size)
+    here = read_assignment(os.environ, init, rank, world_size)
     if here is not None and procs is not None:
         raise ConfigError(
             f"--procs {procs} was given to one process of a world of {here.world_size}",
-            fix="leave --procs out: the world has as many processes as were started",
+            fix="Remove --procs: the number of started processes sets the world size.",
         )
     return here
 
 
-def rendezvous_config(ask: LaunchOptions, config: RunConfig, run_dir: Path | None) -> RendezvousConfig | None:
-    """The machines of a world that a launcher on each of them starts; None where this machine is the only one.
+def rendezvous_config(options: LaunchOptions, config: RunConfig, run_dir: Path | None) -> RendezvousConfig | None:
+    """Return the rendezvous of several machines' launchers; None if this machine is the only one.
+
+    Args:
+        options: Options of the command line.
+        config: All settings.
+        run_dir: The run folder.
 
     Raises:
-        ConfigError: What was given is not whole.
+        ConfigError: The options are incomplete or contradict each other.
     """
-    size = parse_range(ask.nodes, "--nodes", MAX_NODES) if ask.nodes is not None else ProcessRange(1, 1)
-    option = "--rdzv-endpoint" if ask.master is None else "--master"
-    endpoint = ask.endpoint if ask.master is None else ask.master
+    size = parse_range(options.nodes, "--nodes", MAX_NODES) if options.nodes is not None else ProcessRange(1, 1)
+    option = "--rdzv-endpoint" if options.master is None else "--master"
+    endpoint = options.endpoint if options.master is None else options.master
     if size.most == 1:
-        if endpoint is not None or ask.node_rank is not None:
+        if endpoint is not None or options.node_rank is not None:
             given = option if endpoint is not None else "--node-rank"
-            raise ConfigError(f"{given} was given for one machine", fix="say how many there are: --nodes 2")
+            raise ConfigError(f"{given} was given for one machine", fix="Add the number of machines: --nodes 2")
         return None
-    _check_node_rank(ask, size)
+    _check_node_rank(options, size)
     if endpoint is None:
         raise ConfigError(
             f"--nodes {size} was given without --rdzv-endpoint or --master",
-            fix="on each of the machines the same: --rdzv-endpoint HOST:PORT, where HOST is one of them; "
-            "or --master HOST:PORT and its own --node-rank",
+            fix="On all machines, add the same --rdzv-endpoint HOST:PORT, where HOST is one of them; "
+            "or the same --master HOST:PORT and its own --node-rank.",
         )
     if run_dir is None:
         raise ConfigError(
             f"--nodes {size} was given without --run-dir",
-            fix="on each of the machines the same: --run-dir runs/NAME-0001",
+            fix="Add the same --run-dir on all machines: --run-dir runs/NAME-0001",
         )
     cluster = config.cluster
     return RendezvousConfig(
         size=size,
-        endpoint=_whole(endpoint, option),
-        run_id=ask.run_id or run_dir.absolute().name or "lockstep",
+        endpoint=_with_port(endpoint, option),
+        run_id=options.run_id or run_dir.absolute().name or "lockstep",
         join_timeout_s=cluster.join_timeout_s,
         last_call_s=cluster.last_call_s,
         node_timeout_s=cluster.node_timeout_s,
-        rank=ask.node_rank,
+        rank=options.node_rank,
         folder=run_dir,
-        has_own_id=bool(ask.run_id),
+        has_own_id=bool(options.run_id),
         shared=shared_settings(config.model_dump(mode="json"), config.recipe),
     )
 
 
-def _whole(endpoint: str, option: str) -> str:
-    """HOST:PORT of what may be HOST alone."""
+def _with_port(endpoint: str, option: str) -> str:
+    """Return HOST:PORT for HOST or HOST:PORT."""
     match = re.fullmatch(r"(\[[^][/\s]+\]|[^][:/\s]+)(?::([0-9]{1,5}))?", endpoint)
     port = int(match[2] or DEFAULT_PORT) if match else 0
     if match is None or not 1 <= port <= 65535:
@@ -152,64 +163,69 @@ def _whole(endpoint: str, option: str) -> str:
             f"{option} is {endpoint!r}",
             allowed=f"HOST:PORT with a port from 1 to 65535, or HOST for port {DEFAULT_PORT};\n"
             "an IPv6 address in brackets: [::1]:PORT",
+            fix=f"Set {option} to one of the machines, such as {option} node1:{DEFAULT_PORT}.",
         )
     return f"{match[1]}:{port}"
 
 
-def _check_node_rank(ask: LaunchOptions, size: ProcessRange) -> None:
-    if ask.master is not None and ask.endpoint is not None:
+def _check_node_rank(options: LaunchOptions, size: ProcessRange) -> None:
+    if options.master is not None and options.endpoint is not None:
         raise ConfigError(
             "--master and --rdzv-endpoint were both given",
-            fix="--master goes with --node-rank; --rdzv-endpoint alone lets the machines number themselves",
+            fix="Use --master with --node-rank; or only --rdzv-endpoint, which numbers the machines by itself.",
         )
-    if (ask.master is None) != (ask.node_rank is None):
-        given, missing = ("--master", "--node-rank") if ask.node_rank is None else ("--node-rank", "--master")
+    if (options.master is None) != (options.node_rank is None):
+        given, missing = ("--master", "--node-rank") if options.node_rank is None else ("--node-rank", "--master")
         raise ConfigError(
             f"{given} was given without {missing}",
-            fix="on all machines the same --master HOST:PORT, on each its own --node-rank; HOST has node rank 0",
+            fix="Give all machines the same --master HOST:PORT and each its own --node-rank; HOST has node rank 0.",
         )
-    if ask.node_rank is None:
+    if options.node_rank is None:
         return
     if size.is_elastic:
         raise ConfigError(
             f"--nodes {size} was given with --node-rank",
-            fix="give one number; or --rdzv-endpoint, where the machines may change and number themselves",
+            fix="Give a single number of machines, or use --rdzv-endpoint in place of --master and --node-rank.",
         )
-    if not 0 <= ask.node_rank < size.most:
+    if not 0 <= options.node_rank < size.most:
         raise ConfigError(
-            f"--node-rank is {ask.node_rank}, but --nodes is {size}",
-            allowed=f"0 to {size.most - 1}; each machine its own",
+            f"--node-rank is {options.node_rank}, but --nodes is {size}",
+            allowed=f"0 to {size.most - 1}",
+            fix="Give each machine its own --node-rank, counted from 0.",
         )
 
 
 def resume_from(resume: str, run_dir: Path | None) -> str:
-    """What `--resume` names, ~ written out; asked before a folder is made.
+    """Return the value of `--resume` with ~ expanded, checked before a run folder is created.
 
     Raises:
-        ConfigError: It is nothing to go on from.
+        ConfigError: There is nothing to resume from.
     """
     if resume == "never":
         return resume
     if resume == "auto":
         if run_dir is None:
             raise ConfigError(
-                "--resume auto was given without --run-dir", fix="say which run: --run-dir runs/NAME-0001"
+                "--resume auto was given without --run-dir", fix="Add the run to resume: --run-dir runs/NAME-0001"
             )
         return resume
     path = given_path(resume, "--resume")
     if (path / "config.yaml").is_file():
-        raise ConfigError(f"--resume {resume} is a run folder", fix=f"--run-dir {shlex.quote(resume)} --resume auto")
+        raise ConfigError(
+            f"--resume {resume} is a run folder", fix=f"Resume it with --run-dir {shlex.quote(resume)} --resume auto"
+        )
     if not (path / "manifest.json").is_file():
         raise ConfigError(
-            f"--resume {resume} is no checkpoint",
+            f"--resume {resume} is not a checkpoint",
             allowed="never, auto, or a checkpoint's folder: RUN/checkpoints/step-…",
+            fix="Use --run-dir RUN --resume auto to resume from the newest checkpoint.",
         )
     return str(path)
 
 
 @contextmanager
 def join_world(here: RankAssignment, config: RunConfig) -> Iterator[World]:
-    """`cluster.world.join` as the settings say."""
+    """Join the world with the timeouts and the backend of the settings; see `cluster.world.join`."""
     from lockstep.cluster.world import join
 
     cluster = config.cluster
@@ -232,14 +248,27 @@ def launch_here(
     max_restarts: int = 0,
     nodes: RendezvousConfig | None = None,
 ) -> int:
-    """`cluster.launch.launch` as the settings say. With a run folder its words are kept there, and a stop saves."""
+    """Run an entry in processes of this machine with the settings' timeouts; see `launch.launch`.
+
+    Args:
+        procs: How many processes; fewer may remain after losses.
+        config: All settings.
+        entry: An importable function.
+        arguments: Its arguments; must be picklable.
+        folder: The run folder, for the launcher's log; a stop then saves. None: there is no run.
+        max_restarts: How often all processes are restarted after a failure.
+        nodes: The other machines; None: this machine only.
+
+    Returns:
+        The exit code.
+    """
     from lockstep.launch.launch import launch
 
     return launch(
         procs.most,
         entry,
         arguments,
-        least_procs=procs.least,
+        min_procs=procs.least,
         max_restarts=max_restarts,
         nodes=nodes,
         stop_timeout_s=config.cluster.stop_timeout_s,
@@ -250,18 +279,18 @@ def launch_here(
 
 
 def _on_stop(folder: Path | None) -> Callable[[], str]:
-    """What a stop does, at the moment at which it is asked for."""
+    """Return a function that describes what a stop signal does at the moment it arrives."""
     if folder is None:
         return lambda: "stopping"
     before = _changed(log_path(folder, 0))
 
-    def told() -> str:
-        # Rank 0 opens its log when it can answer to a stop.
+    def describe() -> str:
+        # Rank 0 opens its log once it handles stop signals.
         if _changed(log_path(folder, 0)) != before:
             return "finishing the step and saving"
         return "stopping; training has not started, so there is nothing to save"
 
-    return told
+    return describe
 
 
 def _changed(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""How a function ends that has started processes, where a person or a scheduler has stopped them."""
+"""Exit of a function whose processes were stopped by Ctrl-C or another signal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from lockstep.launch.forkserver import LAUNCHER_ONLY
 
 
 class Stopped(SystemExit, KeyboardInterrupt):
-    """Ctrl-C, after the processes have ended. A script that does not catch it ends without a traceback."""
+    """Ctrl-C, raised after the processes have ended. A script that does not catch it exits without a traceback."""
 
 
 def raise_if_stopped(code: int) -> None:
-    """End as what was launched has ended, if by a signal: nothing went wrong that could be told.
+    """Raise the exit that matches a signal which ended the launched processes.
 
     Args:
         code: The launcher's exit code.

@@ -1,4 +1,16 @@
-"""Watches over the processes that the launcher has started: stops them when asked, and finds out why they died."""
+"""Supervises the worker processes: forwards stop signals to them, and determines the root cause of a failure.
+
+Two things end a round of workers, and both may come at once:
+
+    SIGINT/SIGTERM -> handler sets `stop` -> poll(): STOP_FILE and SIGTERM to every worker -> workers save and exit
+                                             after stop_timeout_s: SIGKILL
+    a worker exits -> poll(): wait GRACE_S for its peers -> SIGKILL the rest -> read reports -> `cause`
+
+- A signal handler may run between any two instructions, so it only sets attributes and writes one line. `poll` acts.
+- A worker that is still starting ignores SIGTERM or dies of it without a report. STOP_FILE covers that time: a worker
+  checks it after it has installed its handler.
+- Workers that finish wait for each other, so an exit before the end is always a failure.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +35,10 @@ from lockstep.launch.failures import ErrorReport, ProcessFailure, RootCause
 from lockstep.launch.forkserver import LAUNCHER_ONLY
 from lockstep.launch.worker import STOP_FILE, WorkerResult, report_path
 
-# How long the peers of a dead process get to fail by themselves, before they are killed: they can't go on, and may
-# hang in a collective for as long as its timeout.
+# How long the peers of a failed process may take to fail by themselves before they are killed: they cannot continue,
+# and may block in a collective for as long as its timeout. Their reports decide on the root cause.
 GRACE_S = 1.5
-# Two signals within this time are one: a terminal and a parent process may both send theirs.
+# Signals within this time count as one: a terminal and a parent process may both send theirs.
 SAME_SIGNAL_S = 0.3
 
 Processes = Mapping[int, BaseProcess]
@@ -37,13 +49,17 @@ class StopRequested(Exception):
 
 
 class Supervisor:
-    """The launcher's side of its workers' lives.
+    """Supervision of one node's workers by its launcher.
 
     Args:
-        folder: Where workers report failures.
-        stop_timeout_s: How long they may take to stop.
-        log_dir: Folder of launcher.log, a copy of what is printed.
-        on_stop: Returns what the workers do then, for the user.
+        folder: Folder in which workers write reports of failures.
+        stop_timeout_s: How long workers may take to stop, seconds.
+        log_dir: Folder of launcher.log, a copy of what is printed; None: no log.
+        on_stop: Returns what the workers do after a stop signal, for the user.
+
+    Attributes:
+        stop: The first stop signal; None while there was none.
+        cause: The root cause of the last failure; None while there was none.
     """
 
     def __init__(self, folder: Path, stop_timeout_s: float, log_dir: Path | None, on_stop: Callable[[], str]) -> None:
@@ -54,12 +70,12 @@ class Supervisor:
         self.stop: signal.Signals | None = None
         self.cause: RootCause | None = None
         self._stop_since = 0.0
-        self._told: set[int] = set()
+        self._signalled: set[int] = set()
         self._overdue = False
         self._memory_kills = failures.count_memory_kills()
 
-    def say(self, text: str) -> None:
-        """Write it to stderr and to launcher.log."""
+    def report(self, text: str) -> None:
+        """Print a text to stderr and append it to launcher.log."""
         text = printable(text)
         # A closed terminal or a full disk must not hide how the run ends.
         with suppress(OSError):
@@ -71,11 +87,11 @@ class Supervisor:
                     file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def exit_code(self, failed: bool, returned: Mapping[int, WorkerResult]) -> int:
-        """What the command exits with.
+        """Return the command's exit code.
 
         Args:
-            failed: Some worker did not come to its end.
-            returned: What the workers' entries returned, by rank.
+            failed: Some worker did not complete its work.
+            returned: Results of the workers, by rank.
         """
         if self.stop is not None:
             return 128 + self.stop
@@ -85,13 +101,18 @@ class Supervisor:
 
     @contextmanager
     def signals(self, pids: Callable[[], Sequence[int]]) -> Iterator[None]:
-        """While it is open, a signal stops the workers; a second one kills them and ends the launcher at once."""
+        """Handle signals in this context: the first stops the workers, a second one kills them and exits at once.
+
+        Args:
+            pids: Returns the workers' process ids.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def handle(number: int, frame: FrameType | None) -> None:
             now = time.monotonic()
+            # os.write, as print may be interrupted in its own lock and would deadlock or raise here.
             if self.stop is None:
                 self.stop, self._stop_since = signal.Signals(number), now
                 again = "press Ctrl-C again" if number == signal.SIGINT else "send it again"
@@ -105,7 +126,7 @@ class Supervisor:
 
         before = {}
         for number in LAUNCHER_ONLY:
-            # nohup: whoever started us wants this signal to be ignored.
+            # Under nohup this signal is ignored and must stay so.
             if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, handle)
         try:
@@ -114,17 +135,17 @@ class Supervisor:
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def raise_if_asked(self) -> None:
-        """End a wait that has no processes to stop yet.
+    def raise_if_stop_requested(self) -> None:
+        """End a wait during which there are no workers to stop.
 
         Raises:
-            AskedToStop: Somebody has asked to stop.
+            StopRequested: A stop signal was received.
         """
         if self.stop is not None:
             raise StopRequested
 
-    def last_word(self, code: int) -> str:
-        """What other machines are told of an end with this exit code."""
+    def end_message(self, code: int) -> str:
+        """Return the text for other nodes about an end with this exit code; empty for success."""
         if code == 0:
             return ""
         host = socket.gethostname()
@@ -132,67 +153,74 @@ class Supervisor:
             return f"the run was stopped by {self.stop.name} on {host}"
         return self.cause.text if self.cause is not None else f"the run was stopped on {host}"
 
-    def ask_to_stop(self, pids: Sequence[int] | set[int]) -> None:
-        """Let processes save and stop; one that is only starting, and has no ears yet, finds the file."""
+    def request_stop(self, pids: Sequence[int] | set[int]) -> None:
+        """Make workers save and stop. A worker that has not installed its signal handler yet finds the file instead."""
         (self.folder / STOP_FILE).touch()
         send_signal(pids, signal.SIGTERM)
 
-    def have_stopped(self) -> None:
-        """Those that were asked to stop are gone: others may be started."""
+    def clear_stop_request(self) -> None:
+        """Remove the request after its workers have ended, so that others can start."""
         if self.stop is None:
             (self.folder / STOP_FILE).unlink(missing_ok=True)
 
-    def look(self, processes: Processes, restart: int) -> None:
-        """Look after the workers once: pass a stop on, or note why one has died and end the others.
+    def poll(self, processes: Processes, restart: int) -> None:
+        """Check the workers once: forward a stop signal, or determine why one failed and end the others.
 
         Args:
             processes: By rank.
-            restart: How often they have been started again.
+            restart: How often they have been restarted.
         """
         forkserver.keep_tracker_alive()
-        # A worker that is done waits for the others, so whoever has ended before that has failed.
+        # A worker that completes waits for the others, so an exit before that is a failure.
         if any(process.exitcode is not None for process in processes.values()):
-            self._note_deaths(processes, restart)
+            self._record_failures(processes, restart)
         elif self.stop is not None:
-            self._pass_stop_on(processes)
+            self._forward_stop(processes)
 
-    def _pass_stop_on(self, processes: Processes) -> None:
+    def _forward_stop(self, processes: Processes) -> None:
+        # Workers that were restarted meanwhile have new ids, and have not been signalled yet.
         pids = {process.pid for process in processes.values() if process.pid is not None}
-        self.ask_to_stop(pids - self._told)
-        self._told |= pids
+        self.request_stop(pids - self._signalled)
+        self._signalled |= pids
         if time.monotonic() - self._stop_since > self.stop_timeout_s and not self._overdue:
             self._overdue = True
-            self.say(
-                f"killed the processes: they did not stop within {self.stop_timeout_s:.0f} s; "
-                "set a larger cluster.stop_timeout_s if a step takes longer"
+            self.report(
+                f"killed the processes: they did not stop within {self.stop_timeout_s:.0f} s. "
+                "Set a larger cluster.stop_timeout_s if a step takes longer."
             )
             send_signal(pids, signal.SIGKILL)
 
-    def _note_deaths(self, processes: Processes, restart: int) -> None:
+    def _record_failures(self, processes: Processes, restart: int) -> None:
         end = time.monotonic() + GRACE_S
         while time.monotonic() < end and any(process.exitcode is None for process in processes.values()):
             time.sleep(0.01)
+        # Still running after the grace time: blocked in a collective, so its end says nothing about the cause.
         late = {rank for rank, process in processes.items() if process.exitcode is None}
         send_signal(
             [process.pid for rank, process in processes.items() if rank in late and process.pid], signal.SIGKILL
         )
         for process in processes.values():
             process.join(GRACE_S)
-        deaths = [
-            ProcessFailure(rank, process.pid or 0, process.exitcode or 0, self._report(rank, restart), rank in late)
+        process_failures = [
+            ProcessFailure(
+                rank, process.pid or 0, process.exitcode or 0, self._read_report(rank, restart), rank in late
+            )
             for rank, process in processes.items()
         ]
-        first = failures.root_cause(deaths)
+        first = failures.root_cause(process_failures)
+        # A worker that had no handler yet dies of the forwarded SIGTERM: that is the stop, and not a failure.
         if self.stop is not None and (self._overdue or first.exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM)):
             return
         memory = failures.out_of_memory(first.pid, self._memory_kills) if first.exit_code == -signal.SIGKILL else ""
         self.cause = failures.explain(first, socket.gethostname(), memory)
+        # A hang that blames only ranks of other nodes is handled there; this node's restarts are not charged for it.
         culprits = first.report.culprits if first.report is not None else ()
         if culprits and not set(culprits) & set(processes):
             self.cause = dataclasses.replace(self.cause, is_elsewhere=True)
-        self.say(self.cause.text)
+        self.report(self.cause.text)
 
-    def _report(self, rank: int, restart: int) -> ErrorReport | None:
+    def _read_report(self, rank: int, restart: int) -> ErrorReport | None:
+        # A process that was killed leaves none, or the unfinished .part file under another name.
         try:
             return ErrorReport(**json.loads(report_path(self.folder, rank, restart).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -200,13 +228,13 @@ class Supervisor:
 
 
 def _over_progress() -> str:
-    """What clears the line in which rank 0 draws its progress, and the terminal's `^C` behind it."""
+    """Return the escape codes that clear rank 0's progress line and the terminal's `^C`; empty without a terminal."""
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
     return "\r\x1b[2K" if is_terminal else ""
 
 
 def send_signal(pids: Sequence[int] | set[int], number: signal.Signals) -> None:
-    """Send a signal to processes, some of which may be gone."""
+    """Send a signal to processes, some of which may have ended."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)

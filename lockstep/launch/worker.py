@@ -1,4 +1,4 @@
-"""What runs in each process that the launcher starts, around the entry that does the work."""
+"""Main function of each worker process: runs the entry, and reports its end to the launcher."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from lockstep.cluster import abort, signals
-from lockstep.cluster.env import KEY, LAUNCHED, RankAssignment, placement
-from lockstep.cluster.peer_errors import lost_peer
+from lockstep.cluster.env import KEY, LAUNCHED, RankAssignment, read_assignment
+from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.cluster.signals import when_parent_dies
 from lockstep.errors import CheckpointError, ConfigError, DataError, HangError, LaunchError, LockstepError, ReaderLost
 from lockstep.launch.failures import ErrorReport
@@ -29,49 +29,49 @@ STOP_FILE = "stop"
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """How the work of a process ended, where it did not fail.
+    """How a worker ended that did not fail.
 
     Attributes:
-        code: What the command shall exit with, as the entry says where it returns a number.
-        was_asked: This process was told to stop; otherwise it stopped with another one.
+        code: Exit code for the command, if the entry returned a number.
+        was_stop_requested: This process received the stop signal; otherwise it stopped because another one did.
     """
 
     code: int
-    was_asked: bool
+    was_stop_requested: bool
 
 
 def run_worker(
     entry: Callable[..., object], args: tuple[Any, ...], folder: Path, stop_timeout_s: float, key: str = ""
 ) -> WorkerResult:
-    """Run `entry(*args)` so that its end, of whatever kind, is known to the launcher.
+    """Run `entry(*args)`, and report every kind of end to the launcher.
 
     Args:
-        entry: The work; learns its rank from the environment.
-        args: What it gets.
-        folder: Where to report a failure; holds a file called stop if everybody shall stop.
-        stop_timeout_s: How long it may go on after the launcher is dead.
-        key: What the processes of the run sign with.
+        entry: The work; reads its rank from the environment.
+        args: Its arguments.
+        folder: Folder for the report of a failure; contains a file called stop once all workers shall stop.
+        stop_timeout_s: How long it may continue after the launcher has died, seconds.
+        key: Secret with which the run's processes sign messages.
 
     Returns:
-        What torch's agent hands to the launcher once all are done.
+        The result that torch's agent hands to the launcher once all workers are done.
     """
-    # These reach the whole process group, or all of a job; the launcher passes them on as SIGTERM.
+    # A terminal or scheduler sends these to the whole job; the launcher forwards them as SIGTERM.
     for number in LAUNCHER_ONLY:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Blocked where the fork server has not imported `sweep`.
+    # They are blocked where the fork server could not import `cleanup`.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_ONLY)
-    # A stop from before the line above went unheard.
+    # A stop signal sent before the lines above was lost.
     if (folder / STOP_FILE).exists():
         return WorkerResult(0, True)
     os.environ[LAUNCHED] = "1"
     os.environ[KEY] = key
-    here = placement(os.environ)
+    here = read_assignment(os.environ)
     assert here is not None, "the agent sets the world's variables"
-    # Opened now: where no more files may be opened, that is what has to be reported.
+    # Opened early: if no more files can be opened later, that must still be reported.
     try:
         report = report_path(folder, here.rank, here.restart).with_suffix(".part").open("w", encoding="utf-8")
-    except FileNotFoundError:  # the launcher is gone already
+    except FileNotFoundError:  # the launcher has ended already
         return WorkerResult(0, True)
     state = {"finished": False, "orphan": False}
 
@@ -94,17 +94,23 @@ def run_worker(
             _fail(report, here, error)
     except BaseException as error:
         _fail(report, here, error)
-    # From here on it only waits for the others; torch's agent ends it.
+    # From here on it only waits for the others, and torch's agent ends it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     state["finished"] = True
     _flush()
     if state["orphan"]:
         os._exit(0)
-    return WorkerResult(code if isinstance(code, int) else 0, signals.was_asked)
+    return WorkerResult(code if isinstance(code, int) else 0, signals.was_stop_requested)
 
 
 def report_path(folder: Path, rank: int, restart: int) -> Path:
-    """Where a rank writes why it failed."""
+    """Return the file in which a rank reports its failure.
+
+    Args:
+        folder: The launcher's temporary folder.
+        rank: The rank.
+        restart: How often it has been restarted.
+    """
     return folder / f"rank-{rank}-{restart}.json"
 
 
@@ -112,30 +118,30 @@ def _fail(file: IO[str], here: RankAssignment, error: BaseException) -> None:
     error = explained(error)
     _report(file, here, error)
     _flush()
-    # Not sys.exit: tearing down a process group whose peers are gone may hang.
+    # Not sys.exit: destroying a process group whose peers have ended may block.
     os._exit(_exit_code(error))
 
 
 def _report(file: IO[str], here: RankAssignment, error: BaseException) -> None:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return
-    if file.closed:  # the first error stays: what follows it may be its consequence
+    if file.closed:  # keep the first error: a later one may be its consequence
         return
-    ours = isinstance(error, LockstepError)
-    # What was asked for, or lies on this one machine, is wrong for all of its ranks alike.
-    is_everybodys = isinstance(error, (ConfigError, DataError, CheckpointError))
-    if isinstance(error, LockstepError) and not (is_everybodys and here.local_world_size == here.world_size):
-        error.slots.setdefault("rank", f"{here.rank} (host {socket.gethostname()}, pid {os.getpid()})")
+    is_user_error = isinstance(error, LockstepError)
+    # Settings, data and files of a single machine are wrong for all of its ranks alike, so the rank is not shown.
+    is_same_for_all = isinstance(error, (ConfigError, DataError, CheckpointError))
+    if isinstance(error, LockstepError) and not (is_same_for_all and here.local_world_size == here.world_size):
+        _add_rank(error, here)
     report = ErrorReport(
         time=time.time(),
-        text=str(error) if ours else "".join(traceback.format_exception(error)).rstrip(),
+        text=str(error) if is_user_error else "".join(traceback.format_exception(error)).rstrip(),
         exit_code=_exit_code(error),
-        is_ours=ours,
+        is_user_error=is_user_error,
         is_consequence=_is_consequence(error),
-        may_pass=isinstance(error, (LaunchError, ReaderLost)) or not ours,
+        may_pass=isinstance(error, (LaunchError, ReaderLost)) or not is_user_error,
         culprits=error.ranks if isinstance(error, HangError) else (),
     )
-    # The folder is gone where the launcher is; then nobody reads it.
+    # The folder is removed with the launcher; then no process reads the report.
     with suppress(OSError):
         file.write(json.dumps(asdict(report)))
         file.close()
@@ -143,10 +149,20 @@ def _report(file: IO[str], here: RankAssignment, error: BaseException) -> None:
         part.rename(part.with_suffix(".json"))
 
 
+def _add_rank(error: LockstepError, here: RankAssignment) -> None:
+    """Add this rank to the error's `where`, in its place among the slots; a hang names the stalled ranks already."""
+    if isinstance(error, HangError):
+        return
+    rank = f"rank {here.rank} (host {socket.gethostname()}, pid {os.getpid()})"
+    before = error.slots.pop("where", "")
+    first = {name: error.slots.pop(name) for name in ("given",) if name in error.slots}
+    error.slots = {**first, "where": f"{before}\n{rank}" if before else rank, **error.slots}
+
+
 def _is_consequence(error: BaseException) -> bool:
     if isinstance(error, LockstepError):
         return isinstance(error, LaunchError) and not isinstance(error, HangError)
-    return lost_peer(error)
+    return is_lost_peer(error)
 
 
 def _exit_code(error: BaseException) -> int:
@@ -159,7 +175,7 @@ def _exit_code(error: BaseException) -> int:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        # A closed pipe is no reason to hide how the work ended.
+        # A closed pipe must not hide how the work ended.
         try:
             stream.flush()
         except (OSError, ValueError):

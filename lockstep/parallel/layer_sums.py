@@ -175,7 +175,7 @@ class LayerSums:
             self._rooms = {peer: message.new_empty(1 + num_values * len(self._nodes[peer])) for peer in peers}
             operations = [dist.P2POp(dist.irecv, room, peer, tag=TAG) for peer, room in self._rooms.items()]
         operations += [dist.P2POp(dist.isend, message, peer, tag=TAG) for peer in peers]
-        with self._world.pulse.waiting("adding up batch norm's sums"):
+        with self._world.activity.waiting("adding up batch norm's sums"):
             for work in [*dist.batch_isend_irecv(operations), *self._ears]:
                 work.wait()
         return message

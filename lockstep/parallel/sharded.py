@@ -110,7 +110,7 @@ class Shards:
         padded = part.new_zeros((rows, *shape[1:]))
         padded[: len(part)] = part
         parts = [torch.empty_like(padded) for _ in range(world.size)] if world.is_main else None
-        with world.pulse.waiting("gathering what is to be saved"):
+        with world.activity.waiting("gathering what is to be saved"):
             dist.gather(padded, parts, dst=0)
         return None if parts is None else torch.cat([each.cpu() for each in parts])[: shape[0]]
 
@@ -247,7 +247,7 @@ class ShardedReducer:
             self._tail[0] = flag
         # Added up by each rank in the same order, so that all hold the same bits.
         everyone = self._tail.new_empty(self._world.size * len(self._tail))
-        with self._world.pulse.waiting("adding up figures and buffers"):
+        with self._world.activity.waiting("adding up figures and buffers"):
             dist.all_gather_into_tensor(everyone, self._tail)
         total = everyone.view(self._world.size, -1).sum(0)
         *_, change = torch.split(total, self._sizes)

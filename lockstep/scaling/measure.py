@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.cluster import collectives
-from lockstep.cluster.env import ALONE, RankAssignment, placement
+from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
 from lockstep.config.load import load
 from lockstep.data.loader import Loader
 from lockstep.data.order import Step
@@ -80,7 +80,7 @@ def measure(
     """
     found = find(source)
     config = load(found.config_class, found.layers, overrides).config
-    with join_world(here or placement(os.environ) or ALONE, config) as world:
+    with join_world(here or read_assignment(os.environ) or ALONE, config) as world:
         dataset_info = dataset_info_for(found, config, world, None)
         job = make_job(config, lambda: found.build(config, dataset_info), world)
         run = _ddp(job) if is_ddp else _ours
@@ -113,7 +113,7 @@ def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
     timings: list[Timing] = []
     # Of samples in groups, such as text lines of several widths, few steps may be full.
     full = -(-min(job.config.global_batch, job.order.num_samples) // job.config.micro_batch)
-    pulse = job.world.pulse
+    pulse = job.world.activity
     try:
         for step in job.order.steps(job.world, start=0, stop=job.num_steps):
             reading, waiting, began = timed.seconds, pulse.wait_s, time.perf_counter()

@@ -1,7 +1,14 @@
-"""Watches over the ranks from inside: names the one that holds all up, keeps everybody's stacks, and ends the world.
+"""Hang detector: finds the rank that keeps all others waiting, dumps every rank's stacks, and ends the world.
 
-Each rank has two threads that wake about once a second. One sees whether the main thread gets on. The other tells and
-hears through the world's store; it may hang there, as rank 0's process serves the store, so it does nothing else.
+Each rank has two threads that wake about once a second. They are separate because the second one may block: rank 0's
+process serves the store, and does not answer while it hangs.
+
+    monitor thread    has Activity.num_beats grown? -> stalled_s;  stalled_s >= timeout -> verdict -> stacks -> abort
+    exchange thread   put watch/RANK (heartbeat); once stalled for timeout/2: read all heartbeats, share the verdict
+
+No clock is compared between machines: a rank measures by its own clock how long another heartbeat stays unchanged.
+The first verdict in the store wins (`put_first`), so all ranks report the same culprit. Between a verdict and the
+abort a rank waits `_ending_s`, for the other ranks to read the verdict and dump their stacks.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from lockstep.cluster import abort, collectives, stacks
-from lockstep.cluster.peer_errors import lost_peer
+from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.cluster.rendezvous import ranks_text
 from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.world import World
@@ -26,13 +33,13 @@ from lockstep.watchdog.hang import RankStatus, explain, find_stalled_ranks, is_s
 
 LOGGER = logging.getLogger("lockstep")
 VERDICT = "watch/verdict"
-# How long an answer of the store may take.
+# Timeout of the store's calls.
 ANSWER_S = 60.0
 
 
 @dataclass(frozen=True)
 class _StackInfo:
-    """Where a rank is, and its file for stacks."""
+    """Where a rank runs, and the descriptor of its file for stacks."""
 
     host: str
     pid: int
@@ -41,22 +48,22 @@ class _StackInfo:
 
 
 class HangDetector:
-    """While it is open, a rank that makes no progress is found, and the world ends with a text that names it.
+    """Context in which a rank without progress is found, and the world ends with an error that names it.
 
-    Progress is whatever the main thread begins (`World.pulse`): to read, to compute, to wait for others, to evaluate
-    another batch. Time during which this very process was stopped or its machine asleep does not count.
+    Progress is every activity that the main thread enters (`World.activity`): reading, computing, waiting for others,
+    evaluating another batch. Time during which this process was stopped, or its machine asleep, does not count.
 
     Args:
         world: The ranks.
-        timeout_s: How long all ranks may make no progress; None: for ever.
-        log_dir: Where the stacks go.
+        timeout_s: How long all ranks may make no progress, seconds; None: forever.
+        log_dir: Folder for the stacks.
     """
 
     def __init__(self, world: World, timeout_s: float | None, log_dir: Path) -> None:
         self._world, self._timeout_s, self._log_dir = world, timeout_s, log_dir
         self._period_s = max(min(1.0, (timeout_s or 10.0) / 8), world.size / 256)
         self._stalled_s = 0.0
-        self._heard: list[dict[str, Any]] = []
+        self._last_reported: list[dict[str, Any]] = []
         self._silent_s = [0.0] * world.size
         self._verdict: dict[str, Any] | None = None
         self._is_over = threading.Event()
@@ -64,9 +71,9 @@ class HangDetector:
 
     def __enter__(self) -> HangDetector:
         self._stacks = stacks.StackDumper()
-        card = _StackInfo(self._world.host, os.getpid(), stacks.namespace(), self._stacks.descriptor)
-        self._cards = [_StackInfo(**found) for found in collectives.all_gather_object(self._world, asdict(card))]
-        works = [self._watch, *([self._talk] if self._world.signed is not None else [])]
+        info = _StackInfo(self._world.host, os.getpid(), stacks.namespace(), self._stacks.descriptor)
+        self._infos = [_StackInfo(**found) for found in collectives.all_gather_object(self._world, asdict(info))]
+        works = [self._monitor, *([self._exchange] if self._world.signed is not None else [])]
         self._threads = [threading.Thread(target=work, name="heartbeat", daemon=True) for work in works]
         for thread in self._threads:
             thread.start()
@@ -75,8 +82,8 @@ class HangDetector:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._verdict is not None and error is not None and lost_peer(error):
-            # Another rank was quicker to end with the text of a hang that this one knows of too.
+        if self._verdict is not None and error is not None and is_lost_peer(error):
+            # Another rank ended first because of a hang that this rank has detected too: report the hang.
             self._threads[0].join(2 * self._ending_s)
         self._is_over.set()
         for thread in self._threads:
@@ -84,114 +91,115 @@ class HangDetector:
         self._stacks.close()
 
     def work(self) -> list[tuple[float, int, int]]:
-        """Of each rank, as last heard on rank 0: seconds of own work, steps and micro-batches that it was for.
+        """Return seconds of own work, steps and micro-batches of each rank, as last received on rank 0.
 
-        Empty while nothing has been heard.
+        Empty until every rank has sent a heartbeat.
         """
-        return [(sign["work_s"], sign["num_steps"], sign["num_micro_batches"]) for sign in self._heard]
+        return [(status["work_s"], status["num_steps"], status["num_micro_batches"]) for status in self._last_reported]
 
-    def _mine(self) -> dict[str, Any]:
-        pulse = self._world.pulse
+    def _own_status(self) -> dict[str, Any]:
+        activity = self._world.activity
         return {
             "beat": time.monotonic(),
             "stalled_s": self._stalled_s,
-            "doing": pulse.doing,
-            "waits": pulse.waits,
-            "step": pulse.step,
-            "work_s": pulse.work_s,
-            "num_steps": pulse.num_steps,
-            "num_micro_batches": pulse.num_micro_batches,
+            "doing": activity.doing,
+            "waits": activity.waits,
+            "step": activity.step,
+            "work_s": activity.work_s,
+            "num_steps": activity.num_steps,
+            "num_micro_batches": activity.num_micro_batches,
         }
 
-    def _talk(self) -> None:
+    def _exchange(self) -> None:
         world = self._world
         assert world.signed is not None
         keys = [f"watch/{rank}" for rank in range(world.size)]
         try:
-            # One of its own: in the main thread's a call may wait for long.
+            # A connection of its own: a call of the main thread may block the other for long.
             store = world.signed.clone()
             store.store.set_timeout(timedelta(seconds=ANSWER_S))
             while not self._is_over.wait(self._period_s):
-                store.put(keys[world.rank], self._mine())
-                # The others listen only once they stand still themselves.
+                store.put(keys[world.rank], self._own_status())
+                # Other ranks read heartbeats only while they are stalled, so the store's load is linear in ranks.
                 if not world.is_main and self._stalled_s < (self._timeout_s or 1e9) / 2:
                     continue
-                self._hear(store, keys)
+                self._read_reports(store, keys)
                 verdict = self._verdict
                 found = store.get(VERDICT) if verdict is None else store.put_first(VERDICT, verdict)
                 self._verdict = found if _is_verdict(found, world.size) else verdict
         except RuntimeError as error:
-            # The store is gone with rank 0: whoever waits for it sees that too.
+            # The store ended with rank 0; ranks that wait for rank 0 see that too.
             LOGGER.info("heartbeat: %s", str(error).splitlines()[:1])
 
-    def _hear(self, store: SignedStore, names: list[str]) -> None:
-        # One question for all, but not where one is missing: not all have come, or another program has deleted it.
+    def _read_reports(self, store: SignedStore, names: list[str]) -> None:
+        # One call for all keys, unless one is missing: a rank has not started, or another program deleted it.
         found = store.get_all(names) if store.store.check(names) else [store.get(name) for name in names]
-        before: list[Any] = [*self._heard] or [None] * self._world.size
-        heard: list[Any] = []
+        # A heartbeat is new if its "beat" has changed; its value belongs to the sender's clock and is not compared.
+        before: list[Any] = [*self._last_reported] or [None] * self._world.size
+        reported: list[Any] = []
         for rank, (old, new) in enumerate(zip(before, found, strict=True)):
             if new is not None and not _is_status(new):
-                store.refuse(names[rank], "it has another form than a rank's heartbeat")
+                store.refuse(names[rank], "it is not a rank's heartbeat")
                 new = None
             if new is not None and (old is None or old["beat"] != new["beat"]):
                 self._silent_s[rank] = 0.0
-            # What is not a rank's own word leaves the last one standing.
-            heard.append(new if new is not None else old)
-        if all(sign is not None for sign in heard):
-            self._heard = heard
+            # An invalid heartbeat leaves the last valid one in place.
+            reported.append(new if new is not None else old)
+        if all(status is not None for status in reported):
+            self._last_reported = reported
 
-    def _watch(self) -> None:
+    def _monitor(self) -> None:
         seen, looked_at = -1, time.monotonic()
         while not self._is_over.wait(self._period_s):
             now = time.monotonic()
-            # Of a longer pause nothing is known: this process may have been stopped, or the machine asleep.
+            # A longer pause is not counted: this process was stopped, or its machine asleep.
             passed_s, looked_at = min(now - looked_at, 2 * self._period_s), now
-            beats = self._world.pulse.num_beats
+            beats = self._world.activity.num_beats
             self._stalled_s = self._stalled_s + passed_s if beats == seen else 0.0
             seen = beats
             self._silent_s = [silent_s + passed_s for silent_s in self._silent_s]
             if self._timeout_s is None:
                 continue
             if self._verdict is None and self._stalled_s >= self._timeout_s:
-                culprits = find_stalled_ranks(self._signs(), self._timeout_s)
+                culprits = find_stalled_ranks(self._statuses(), self._timeout_s)
                 if culprits:
-                    self._verdict = {"by": self._world.rank, "culprits": [asdict(sign) for sign in culprits]}
+                    self._verdict = {"by": self._world.rank, "culprits": [asdict(status) for status in culprits]}
             if self._verdict is not None:
-                self._end()
+                self._abort()
 
-    def _signs(self) -> list[RankStatus]:
+    def _statuses(self) -> list[RankStatus]:
         world = self._world
         never: dict[str, Any] = {"doing": "", "waits": False, "step": None, "stalled_s": 0.0}
-        signs = []
-        for rank, card in enumerate(self._cards):
+        statuses = []
+        for rank, info in enumerate(self._infos):
             is_me = rank == world.rank
-            said = self._mine() if is_me else self._heard[rank] if self._heard else never
+            last = self._own_status() if is_me else self._last_reported[rank] if self._last_reported else never
             is_here = self._is_here(rank)
-            signs.append(
+            statuses.append(
                 RankStatus(
                     rank,
-                    card.host,
-                    card.pid,
-                    **{name: said[name] for name in never},
+                    info.host,
+                    info.pid,
+                    **{name: last[name] for name in never},
                     silent_s=0.0 if is_me else self._silent_s[rank],
                     is_here=is_here,
-                    is_stopped=is_here and stacks.is_stopped(card.pid),
-                    serves=rank == 0 and not is_me and not world.placement.agent_store,
+                    is_stopped=is_here and stacks.is_stopped(info.pid),
+                    serves=rank == 0 and not is_me and not world.assignment.agent_store,
                 )
             )
-        return signs
+        return statuses
 
     def _is_here(self, rank: int) -> bool:
-        theirs, mine = self._cards[rank], self._cards[self._world.rank]
+        theirs, mine = self._infos[rank], self._infos[self._world.rank]
         return theirs.host == mine.host and theirs.namespace == mine.namespace != ""
 
-    def _end(self) -> None:
+    def _abort(self) -> None:
         assert self._timeout_s is not None
         self._write_stacks()
-        # Time for the verdict to reach the others, for them to write theirs, and to hear of an earlier one.
+        # Time for the verdict to reach the others, for their stacks, and to read an earlier verdict.
         time.sleep(self._ending_s)
         assert self._verdict is not None
-        culprits = [RankStatus(**sign) for sign in self._verdict["culprits"]]
+        culprits = [RankStatus(**status) for status in self._verdict["culprits"]]
         error = explain(culprits, self._world.size, self._timeout_s, self._stacks_text(culprits))
         if LOGGER.hasHandlers():  # else logging would print what is printed below
             LOGGER.error("%s", error)
@@ -205,13 +213,13 @@ class HangDetector:
 
     def _write_stacks(self) -> None:
         assert self._timeout_s is not None
-        for sign in self._signs():
-            head = f"rank {sign.rank} (host {sign.host}, pid {sign.pid}): {sign.where}"
-            if sign.rank == self._world.rank:
-                self._stacks.write(self._path(sign.rank), head)
-            elif sign.is_here and is_silent(sign, self._timeout_s):
-                # Who can't write them is helped by a neighbour; several that do so write the same.
-                stacks.write_for(sign.pid, self._cards[sign.rank].descriptor, self._path(sign.rank), head)
+        for status in self._statuses():
+            head = f"rank {status.rank} (host {status.host}, pid {status.pid}): {status.where}"
+            if status.rank == self._world.rank:
+                self._stacks.write(self._path(status.rank), head)
+            elif status.is_here and is_silent(status, self._timeout_s):
+                # A silent rank cannot dump its stacks; ranks of its machine do it, and all of them write the same.
+                stacks.write_for(status.pid, self._infos[status.rank].descriptor, self._path(status.rank), head)
 
     def _path(self, rank: int) -> Path:
         return self._log_dir / f"stacks-rank-{rank}.txt"
@@ -219,23 +227,27 @@ class HangDetector:
     def _stacks_text(self, culprits: list[RankStatus]) -> str:
         text = f"{self._log_dir}/stacks-rank-*.txt"
         assert self._timeout_s is not None
-        mute = [sign.rank for sign in culprits if is_silent(sign, self._timeout_s) and not self._has_stacks(sign.rank)]
+        mute = [
+            status.rank
+            for status in culprits
+            if is_silent(status, self._timeout_s) and not self._has_stacks(status.rank)
+        ]
         return f"{text} (none of {ranks_text(mute)})" if mute else text
 
     def _has_stacks(self, rank: int) -> bool:
-        # A run that was started again may have older ones.
+        # A restarted run may have older files.
         with suppress(OSError):
             return time.time() - self._path(rank).stat().st_mtime < 60
         return False
 
 
 def _is_number(value: Any, *kinds: type) -> bool:
-    """Whether it is a number that can be computed with and shown: no NaN, and none of hundreds of digits."""
+    """Whether a value is a finite number of reasonable size."""
     return type(value) in (kinds or (int, float)) and abs(value) < 1e15
 
 
 def _is_status(value: Any) -> bool:
-    """Whether what was read from the store can be a rank's heartbeat."""
+    """Whether a value from the store is a rank's heartbeat."""
     return (
         isinstance(value, dict)
         and isinstance(value.get("doing"), str)
@@ -247,19 +259,19 @@ def _is_status(value: Any) -> bool:
 
 
 def _is_verdict(value: Any, size: int) -> bool:
-    """Whether what was read from the store can be the verdict of a rank."""
+    """Whether a value from the store is a verdict."""
     if not isinstance(value, dict) or not isinstance(value.get("culprits"), list) or not value["culprits"]:
         return False
     try:
-        signs = [RankStatus(**sign) for sign in value["culprits"]]
+        statuses = [RankStatus(**status) for status in value["culprits"]]
     except TypeError:
         return False
     return all(
-        type(sign.rank) is int
-        and 0 <= sign.rank < size
-        and isinstance(sign.host, str)
-        and isinstance(sign.doing, str)
-        and (sign.step is None or _is_number(sign.step, int))
-        and all(_is_number(value) for value in (sign.pid, sign.stalled_s, sign.silent_s))
-        for sign in signs
+        type(status.rank) is int
+        and 0 <= status.rank < size
+        and isinstance(status.host, str)
+        and isinstance(status.doing, str)
+        and (status.step is None or _is_number(status.step, int))
+        and all(_is_number(value) for value in (status.pid, status.stalled_s, status.silent_s))
+        for status in statuses
     )

@@ -1,4 +1,4 @@
-"""From what the ranks last said of themselves to who holds all of them up. Plain arithmetic."""
+"""Determines which ranks keep a stalled world waiting, from the ranks' last heartbeats. Plain arithmetic."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from lockstep.cluster.activity import COMPUTING, READING
 from lockstep.cluster.rendezvous import ranks_text
 from lockstep.errors import HangError
 
-SILENT_S = 10.0  # a sign comes about once a second
+SILENT_S = 10.0  # a heartbeat arrives about once a second
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What one rank last said of itself.
+    """Last heartbeat of one rank.
 
     Attributes:
-        rank: Who.
+        rank: Its rank.
         host: Its machine.
-        pid: Its process.
-        doing: What it was at; empty if it has never said.
-        waits: Whether that was waiting for others.
+        pid: Its process id.
+        doing: Its activity; empty if it has never reported.
+        waits: Whether the activity waits for other ranks.
         step: The optimizer step; None outside of steps.
-        stalled_s: How long it had been without progress when it said so, seconds.
-        silent_s: How long ago that is, seconds; by the clock of who has heard it.
-        is_here: It runs on the machine of who says so.
-        is_stopped: Its process is known to be stopped, by SIGSTOP, say.
-        serves: It holds the world's store, through which the ranks hear of each other.
+        stalled_s: Time without progress at the heartbeat, seconds.
+        silent_s: Age of the heartbeat by the reader's clock, seconds.
+        is_here: It runs on the reader's machine.
+        is_stopped: Its process is stopped, for example by SIGSTOP.
+        serves: It serves the store through which ranks exchange heartbeats.
     """
 
     rank: int
@@ -44,52 +44,53 @@ class RankStatus:
 
     @property
     def still_s(self) -> float:
-        """How long it has certainly or possibly made no progress."""
+        """Return the longest time that it may have made no progress, seconds."""
         return self.stalled_s + self.silent_s
 
     @property
     def where(self) -> str:
-        """What it was at, in words."""
+        """Describe its activity and step."""
         return self.doing + (f", step {self.step:,}" if self.step is not None else "")
 
 
-def find_stalled_ranks(signs: Sequence[RankStatus], timeout_s: float) -> list[RankStatus]:
-    """Who holds the world up: those that are silent or at something of their own, while all stand still.
+def find_stalled_ranks(statuses: Sequence[RankStatus], timeout_s: float) -> list[RankStatus]:
+    """Find the ranks that keep all others waiting.
 
-    Those that wait for others are to blame only where nobody else is: then they wait for each other.
+    These are the ranks that are silent or busy with an activity of their own while no rank makes progress. Ranks that
+    wait for others are to blame only if there is no other: then they wait for each other.
 
     Args:
-        signs: Of all ranks.
-        timeout_s: How long all must have made no progress.
+        statuses: Of all ranks.
+        timeout_s: How long all ranks must have made no progress, seconds.
 
     Returns:
-        Nobody while some rank still gets on.
+        The stalled ranks; empty while some rank makes progress.
     """
-    if any(sign.still_s < timeout_s for sign in signs):
+    if any(status.still_s < timeout_s for status in statuses):
         return []
-    silent = [sign for sign in signs if is_silent(sign, timeout_s)]
-    if any(sign.serves for sign in silent):
-        # Nothing can be known of the others then.
-        return [sign for sign in silent if sign.serves]
-    return silent + [sign for sign in signs if not sign.waits and sign not in silent] or list(signs)
+    silent = [status for status in statuses if is_silent(status, timeout_s)]
+    if any(status.serves for status in silent):
+        # Without the store, the state of the other ranks is unknown.
+        return [status for status in silent if status.serves]
+    return silent + [status for status in statuses if not status.waits and status not in silent] or list(statuses)
 
 
-def is_silent(sign: RankStatus, timeout_s: float) -> bool:
-    """Whether a rank has said nothing for so long that it can't."""
-    return sign.silent_s >= min(SILENT_S, timeout_s / 2)
+def is_silent(status: RankStatus, timeout_s: float) -> bool:
+    """Whether a rank has sent no heartbeat for so long that it probably cannot."""
+    return status.silent_s >= min(SILENT_S, timeout_s / 2)
 
 
 def explain(culprits: Sequence[RankStatus], size: int, timeout_s: float, stacks: str) -> HangError:
-    """Put it into words.
+    """Build the error for the user.
 
     Args:
-        culprits: What `find_stalled_ranks` found, at least one.
-        size: How many ranks there are.
-        timeout_s: `watch.hang_timeout_s`.
+        culprits: Result of `find_stalled_ranks`, at least one rank.
+        size: Number of ranks.
+        timeout_s: The setting `watch.hang_timeout_s`.
         stacks: Where the stacks are.
     """
     first = culprits[0]
-    names = ranks_text([sign.rank for sign in culprits]) if size > 1 else "the run"
+    names = ranks_text([status.rank for status in culprits]) if size > 1 else "the run"
     verb = "have" if len(culprits) > 1 else "has"
     silent = is_silent(first, timeout_s)
     still = f"{first.still_s:.0f} s"
@@ -97,35 +98,40 @@ def explain(culprits: Sequence[RankStatus], size: int, timeout_s: float, stacks:
         what = f"all ranks have waited for each other for {still}: {first.where}"
     elif silent:
         last = f"; last seen {first.where}" if first.doing else ""
-        what = f"{names} {verb} given no sign of life for {first.silent_s:.0f} s{last}"
+        what = f"{names} {verb} given no status of life for {first.silent_s:.0f} s{last}"
     else:
         what = f"{names} {verb} made no progress for {still}: {first.where}"
     others = size - len(culprits)
     error = HangError(
         what,
-        rank="\n".join(f"{sign.rank} (host {sign.host}, pid {sign.pid})" for sign in culprits[:8]),
-        others=f"{others} rank{'s' if others > 1 else ''} waited for {'it' if len(culprits) == 1 else 'them'}"
+        given=f"{others} rank{'s' if others > 1 else ''} waited for {'it' if len(culprits) == 1 else 'them'}"
         if others
         else None,
-        cause=_likely(first, silent),
-        stacks=stacks,
-        fix=f"If it is only slow, set watch.hang_timeout_s={3 * timeout_s:.0f}. --max-restarts restarts it.",
+        where="\n".join(
+            [
+                *(f"rank {status.rank} (host {status.host}, pid {status.pid})" for status in culprits[:8]),
+                f"stacks: {stacks}",
+            ]
+        ),
+        cause=_likely_cause(first, silent),
+        fix=f"If it is only slow, set watch.hang_timeout_s={3 * timeout_s:.0f}. To restart after a hang, set "
+        "--max-restarts.",
     )
-    error.ranks = tuple(sign.rank for sign in culprits)
+    error.ranks = tuple(status.rank for status in culprits)
     return error
 
 
-def _likely(sign: RankStatus, silent: bool) -> str:
-    if sign.is_stopped:
-        return f"its process is stopped, by SIGSTOP or a debugger: kill -CONT {sign.pid} lets it go on"
-    if silent and sign.is_here:
-        return "native code never gives Python's lock back; its stack says where"
+def _likely_cause(status: RankStatus, silent: bool) -> str:
+    if status.is_stopped:
+        return f"its process is stopped, by SIGSTOP or a debugger: kill -CONT {status.pid} resumes it"
+    if silent and status.is_here:
+        return "native code never releases Python's interpreter lock; see its stack"
     if silent:
-        return "its machine or the network to it is gone, or native code there never gives Python's lock back"
-    if sign.waits:
-        return "the network between them is cut, or model code on one rank talks to the others by itself"
-    if sign.doing == READING:
-        return "a read that never ends: a network disk, a lock, a download; its stack says where"
-    if sign.doing == COMPUTING:
-        return "the model's own code never ends, or the device does not answer; its stack says where"
-    return "its stack says where"
+        return "its machine or the network to it is down, or native code there never releases the interpreter lock"
+    if status.waits:
+        return "the network between them is cut, or model code on one rank starts collectives of its own"
+    if status.doing == READING:
+        return "a read that never returns: a network disk, a lock, a download; see its stack"
+    if status.doing == COMPUTING:
+        return "the model's code does not return, or the device does not answer; see its stack"
+    return "see its stack"

@@ -38,8 +38,9 @@ BANNERS = (
 NUMBERS = (b"", b"x", b"-1", b"0", b"1000000", b"9" * 18, b"9" * 40, b"-" + b"9" * 18, b"1.5", b"\xff\xfe")
 # What processes leave in their stores, by the end of its name. `{}` is a rank.
 NAMES = (
-    "card/{}", "first", "roll", "fault", "came", "told", "left", "seats", "worlds", "invitation", "connect/alive/{}",
-    "connect/done/{}", "connect/count", "connect/verdict", "watch/{}", "watch/verdict", "barrier/{}", "barrier/count",
+    "info/{}", "first", "infos", "fault", "joined", "acknowledged", "left", "arrivals", "generations", "generation",
+    "connect/alive/{}", "connect/acknowledged", "connect/done/{}", "connect/count", "connect/verdict", "watch/{}",
+    "watch/verdict", "barrier/{}", "barrier/count",
     "rendezvous", "greeting", "ended", "node/{}", "num_nodes", "pause", "record", "owner", "clock", "rank 0", "{}",
 )  # fmt: skip
 
@@ -83,7 +84,7 @@ def store_of(port: int) -> TCPStore:
 def keys_of(store: TCPStore, target: Target, rng: random.Random) -> list[str]:
     """Keys that are there, and keys that may come."""
     there = list(store.list_keys())
-    prefixes = {name[: -len(end)] for name in there for end in ("first", "came", "roll") if name.endswith(end)}
+    prefixes = {name[: -len(end)] for name in there for end in ("first", "joined", "infos") if name.endswith(end)}
     prefixes |= {f"lockstep/{target.run_id}/1/", f"lockstep/{target.run_id}/", "lockstep/", "signed/", "world/"}
     made_up = [f"{rng.choice(sorted(prefixes))}{rng.choice(NAMES).format(rng.randrange(-1, 6))}" for _ in range(6)]
     return [*rng.sample(there, min(len(there), 12)), *made_up]

@@ -42,9 +42,9 @@ def visit(
     said: list[str] = []
     start = time.monotonic()
     try:
-        here = env.placement(environ, *given)
+        here = env.read_assignment(environ, *given)
         assert here is not None
-        with world.join(here, say=said.append, **({"device": "cpu"} | options)) as joined:
+        with world.join(here, report=said.append, **({"device": "cpu"} | options)) as joined:
             if scenario == DIES:
                 os.kill(os.getpid(), signal.SIGKILL)
             if scenario == FAILS:
@@ -64,8 +64,8 @@ def _prepare(scenario: str) -> None:
 
     signals = {DIES_EARLY: signal.SIGKILL, DIES_ELSEWHERE: signal.SIGKILL, STOPS_EARLY: signal.SIGSTOP}
 
-    def connect(start: Any, rank: int, cards: Any, store: Any, *_: Any, **__: Any) -> None:
-        while not store.store.check([f"connect/alive/{card.rank}" for card in cards if card.rank != rank]):
+    def connect(start: Any, rank: int, infos: Any, store: Any, *_: Any, **__: Any) -> None:
+        while not store.store.check([f"connect/alive/{info.rank}" for info in infos if info.rank != rank]):
             time.sleep(0.01)
         os.kill(os.getpid(), signals[scenario])
 

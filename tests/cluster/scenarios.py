@@ -14,7 +14,7 @@ def work(scenario: str, folder: Path) -> int:
     from lockstep.cluster import collectives, env, signals, world
     from lockstep.errors import DataError
 
-    here = env.placement(os.environ)
+    here = env.read_assignment(os.environ)
     assert here is not None
     if scenario in ("killed early", "node lost early") and here.rank == 1 and here.restart == 0:
         _die_before_connecting(folder, scenario == "node lost early")

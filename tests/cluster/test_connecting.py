@@ -39,7 +39,7 @@ def test_a_rank_that_is_killed_before_it_connects_is_named_by_all(visits: Callab
 
 def test_rank_0_that_is_killed_before_it_connects_is_named(visits: Callable[..., Any], init: str) -> None:
     victim = visits(init, 0, 2, scenario=joiner.DIES_EARLY)
-    check_names(visits(init, 1, 2).error(), 0, victim.process.pid, "its (process has ended|store is gone)")
+    check_names(visits(init, 1, 2).error(), 0, victim.process.pid, "its (process has ended|store is lost)")
 
 
 def test_ranks_that_meet_in_a_file_name_one_that_is_killed(visits: Callable[..., Any], tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_the_interface_is_blamed_where_all_ranks_are_alive(visits: Callable[...,
     pair = [visits(init, rank, 2, scenario=joiner.WRONG_INTERFACE if rank == 0 else "") for rank in (0, 1)]
     for visit in pair:
         text = visit.error()
-        assert re.search(r"rank 0 \([^)]*\) met the others, but can't connect to them", text), text
+        assert re.search(r"rank 0 \([^)]*\) joined the rendezvous, but can't connect to them", text), text
         assert "set GLOO_SOCKET_IFNAME" in text
 
 
@@ -159,8 +159,8 @@ def test_a_damaged_verdict_is_an_error_with_a_text(text: Any) -> None:
 
 
 def test_a_verdict_is_read_as_it_was_written() -> None:
-    card = RankInfo(1, 2, "b", 7, "cpu", "gloo", 0)
-    error, num_lost = peer_errors.from_json(peer_errors.to_json(peer_errors.lost(card, "x"), 2))
+    info = RankInfo(1, 2, "b", 7, "cpu", "gloo", 0)
+    error, num_lost = peer_errors.from_json(peer_errors.to_json(peer_errors.lost(info, "x"), 2))
     assert (error.what, num_lost) == ("lost rank 1 (b, pid 7) before all ranks were connected: x", 2)
     assert isinstance(error, LaunchError)
     assert "cause" in error.slots

@@ -96,7 +96,7 @@ def test_strangers_that_take_a_rank_first_keep_nobody_from_joining(
     first = visits(init, 0, 2, environ=environ)
     port = int(init.rpartition(":")[2])
     store = wait_until(lambda: connected(port), LONG_S)
-    for name in ("card/1", "roll", "fault", "first"):
+    for name in ("info/1", "infos", "fault", "first"):
         hostile.poison(store, [f"lockstep//1/{name}"], tmp_path / "canary")
     second = visits(init, 1, 2, environ=environ)
     for visit in (first, second):

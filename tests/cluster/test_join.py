@@ -68,7 +68,7 @@ def test_two_processes_meet_by_the_environment(visits: Callable[..., Any]) -> No
 
 def has_joined(meet: Path) -> bool:
     """Whether a process has said who it is at a file where others meet."""
-    return meet.exists() and b"card/" in meet.read_bytes()
+    return meet.exists() and b"info/" in meet.read_bytes()
 
 
 def test_a_missing_rank_is_named_and_then_given_up(visits: Callable[..., Any], tmp_path: Path) -> None:
@@ -90,9 +90,8 @@ def test_a_missing_rank_is_named_and_then_given_up(visits: Callable[..., Any], t
 
 
 def test_a_missing_rank_0_is_named_by_the_others(visits: Callable[..., Any], tmp_path: Path) -> None:
-    visit = visits(
-        f"file://{tmp_path}/meet", 1, 2, constants={"REPORT_EVERY_S": 0.3, "SLACK_S": 0.0}, join_timeout_s=3.0
-    )
+    constants = {"REPORT_EVERY_S": 0.3, "SLACK_S": 0.0}
+    visit = visits(f"file://{tmp_path}/meet", 1, 2, constants=constants, join_timeout_s=3.0)
     _, text, said = visit.answer()
     assert "missing rank 0" in said[0]
     assert "gave up" in text

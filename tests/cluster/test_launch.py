@@ -121,7 +121,7 @@ def test_a_worker_that_vanishes_is_noticed(start: Callable[..., Program]) -> Non
     code, text = start("vanish").wait()
     assert code == 4
     assert "rank 1" in text
-    assert "without a word" in text
+    assert "without an error message" in text
 
 
 def test_a_killed_worker_is_named(start: Callable[..., Program]) -> None:

@@ -90,7 +90,7 @@ def test_ranks_with_other_models_are_named(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_resume_names_what_it_needs(tmp_path: Path) -> None:
     assert "--run-dir" in lockstep("train", TINY, "--resume", "auto", cwd=tmp_path, code=2).stderr
-    assert "is no checkpoint" in lockstep("train", TINY, "--resume", "atuo", cwd=tmp_path, code=2).stderr
+    assert "is not a checkpoint" in lockstep("train", TINY, "--resume", "atuo", cwd=tmp_path, code=2).stderr
     lockstep("train", TINY, "epochs=1", "--procs", 1, "--run-dir", "run", cwd=tmp_path)
     text = lockstep("train", TINY, "epochs=1", "--resume", "run", cwd=tmp_path, code=2).stderr
     assert "--run-dir run --resume auto" in text

@@ -45,6 +45,6 @@ def test_a_run_whose_rank_is_killed_ends_in_the_same_weights(at: Moment, undistu
     if killed and at.how == "again":
         assert "restart 1 of 2" in said
     if killed and at.how == "fewer":
-        assert f"going on with {at.size - 1} process" in said
+        assert f"continuing with {at.size - 1} process" in said
     assert weights(running.run) == undisturbed, said
     print(f"{at}: {'killed' if killed else 'over before'}, worlds {result(running.run)['worlds']}")

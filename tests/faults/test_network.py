@@ -72,4 +72,4 @@ def test_where_a_link_is_gone_each_side_says_whom_it_has_lost(two: list[Host], t
         assert code == 4, said
         assert f"rank {other} has given no sign of life" in said
         assert f"{other} (host n{other + 1}, pid " in said
-        assert "the network to it is gone" in said
+        assert "the network to it is down" in said

@@ -101,11 +101,11 @@ def test_a_node_that_is_lost_is_done_without_and_taken_back(
         wait_until(lambda: "3 processes on" in said(tmp_path, "a"), 120)  # on a busy machine the third may come later
         first.wait_for_step(2)
         kill_node(third)
-        lost = "going on with 2 processes on 2 nodes"
+        lost = "continuing with 2 processes on 2 nodes"
         wait_until(lambda: lost in said(tmp_path, "a"), 120)
         first.wait_for_step(first.steps() + 1)  # else it may be as if there had been no world of two
         fourth = begin("d")
-        wait_until(lambda: "going on with 3 processes on 3 nodes" in said(tmp_path, "a").split(lost)[-1], 120)
+        wait_until(lambda: "continuing with 3 processes on 3 nodes" in said(tmp_path, "a").split(lost)[-1], 120)
         hurry(tmp_path)
         for job in (first, second, fourth):
             assert job.process.wait(LONG_S) == 0, said(tmp_path, "a") + said(tmp_path, "b")

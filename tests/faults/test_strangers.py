@@ -74,7 +74,7 @@ def test_a_run_of_another_folder_is_refused_and_the_first_one_goes_on(
     for stranger, differs in zip(strangers, ("run folder: ", "run: run-0001 there, run-0002 here"), strict=True):
         assert stranger.code() == 4, stranger.said()
         text = stranger.said()
-        assert "another run meets at 127.0.0.1:" in text
+        assert "another run uses the rendezvous at 127.0.0.1:" in text
         assert differs in text
         assert f"pid {first.process.pid}, run folder {tmp_path / 'one' / 'run-0001'}" in text
         assert "Give this run another port" in text
@@ -124,7 +124,7 @@ def test_a_store_of_torchrun_is_recognised_and_left_alone(launch: Callable[..., 
     assert stranger.code() == 4, stranger.said()
     text = stranger.said()
     assert f"the store at 127.0.0.1:{store.port} does not belong to a run of lockstep train --nodes" in text
-    assert "choose another port" in text
+    assert "Choose another port" in text
     assert "Traceback" not in text
     assert sorted(store.list_keys()) == before
 
@@ -142,7 +142,7 @@ def test_a_node_whose_clock_is_wrong_is_refused_with_the_difference(
     found = re.search(rf"the clocks of {host} and {host} differ by ([\d,.]+) s", text)
     assert found, text
     assert float(found[1].replace(",", "")) == pytest.approx(abs(shift_s), abs=3)
-    assert "synchronise the clocks (NTP" in text
+    assert "Synchronize the clocks (NTP" in text
     assert "Traceback" not in text
     assert first.process.poll() is None, first.said()
     (tmp_path / "slow").unlink()
@@ -158,7 +158,7 @@ def test_no_node_trains_alone_where_the_clock_goes_wrong_later(launch: Callable[
     shifted = launch("b", *words, command=[sys.executable, str(SHIFTED), "unchecked", "3600"])
     for launcher in (first, shifted):
         assert launcher.code() == 4, launcher.said()
-        assert "the rendezvous has let 1 of 2 nodes begin" in launcher.said()
+        assert "the rendezvous has let 1 of 2 nodes start" in launcher.said()
         assert "clocks of the machines differ" in launcher.said()
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 

@@ -168,10 +168,10 @@ def store_key(path: Path) -> None:
     from torch._C._distributed_c10d import HashStore
 
     from lockstep.cluster import collectives, generations, peer_errors, rendezvous
-    from lockstep.cluster.signed import Seal, SignedStore
+    from lockstep.cluster.signed import Seal, SignedStore, error_from_store
     from lockstep.config.process_range import ProcessRange, RendezvousConfig
     from lockstep.errors import LaunchError
-    from lockstep.launch.nodes import admission, clocks, ranks
+    from lockstep.launch.nodes import admission, clocks, rank_claims
     from lockstep.launch.nodes import rendezvous as node_rendezvous
     from lockstep.launch.nodes.state import StateInStore
     from lockstep.scratch import is_running
@@ -182,11 +182,11 @@ def store_key(path: Path) -> None:
     store = SignedStore(raw, Seal())
     run = RendezvousConfig(ProcessRange(2, 2), "127.0.0.1:1", "run", 1.0, 1.0, 10.0)
     value = store.get(name)
-    if (card := rendezvous._rank_info(value)) is not None:
-        is_running(card.pid)
-        str(card)
+    if (info := rendezvous._rank_info(value)) is not None:
+        is_running(info.pid)
+        str(info)
     rendezvous._rank_infos(value, 2)
-    str(rendezvous._fault(value))
+    str(error_from_store(value))
     str(peer_errors.from_json(value)[0])
     if detector._is_status(value):
         never = {"silent_s": 1.0, "rank": 0, "host": "h", "pid": 1}
@@ -195,7 +195,7 @@ def store_key(path: Path) -> None:
     if detector._is_verdict(value, 2):
         str(hang.explain([hang.RankStatus(**sign) for sign in value["culprits"]], 2, 5.0, "stacks"))
     f"{node_rendezvous.ended_elsewhere(value)} {node_rendezvous.ended_elsewhere(value).code:d}"
-    generations.invited_to(value, 1)
+    generations.generation_of(value, 1)
     collectives._count(raw, name)
     store.count(name)
     if (record := admission._read(raw.get(name))) is not None:
@@ -209,7 +209,7 @@ def store_key(path: Path) -> None:
     if name == "node":
         raw.set("node/0", path.read_bytes() or b" ")  # type: ignore[arg-type]  # bytes are taken too
         with contextlib.suppress(LaunchError):
-            ranks.claim(store, 0, 2)
+            rank_claims.claim(store, 0, 2)
 
 
 def message(path: Path) -> None:

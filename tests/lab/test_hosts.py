@@ -116,7 +116,7 @@ def test_a_machine_s_rank_that_is_missing_or_taken_or_whose_master_is_away_is_na
         started = [three[0].start(*command(*join, 0), env=environ, cwd=tmp_path, stdout=file)]
     started.append(three[1].start(*command(*join, 1), env=environ, cwd=tmp_path))
     with _running(*started) as processes:
-        wait_until(lambda: "2 have come" in first.read_text())
+        wait_until(lambda: "2 have joined" in first.read_text())
         twice = three[2].run(*command(*join, 1), env=environ, cwd=tmp_path)
         said = [process.communicate(timeout=LONG_S)[0] for process in processes]
         said[0] = first.read_text()

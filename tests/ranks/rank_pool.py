@@ -176,9 +176,9 @@ def _form(meeting: str, rank: int, size: int) -> World:
 
     if dist.is_initialized():
         dist.destroy_process_group()
-    placement = RankAssignment(rank, size, rank, size, f"file://{meeting}", "command line")
+    assignment = RankAssignment(rank, size, rank, size, f"file://{meeting}", "command line")
     store = dist.FileStore(meeting, size) if size > 1 else None
     if store is not None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100))
     signed = SignedStore(dist.PrefixStore("signed", store), Seal()) if store is not None else None
-    return World(rank, size, rank, torch.device("cpu"), "gloo", "here", store, placement, signed=signed)
+    return World(rank, size, rank, torch.device("cpu"), "gloo", "here", store, assignment, signed=signed)

@@ -25,7 +25,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"procs": True}, "procs is 'True'"),
         ({"run_dir": ""}, "run_dir is empty"),
         ({"resume": "auto"}, "without --run-dir"),
-        ({"resume": "nowhere"}, "is no checkpoint"),
+        ({"resume": "nowhere"}, "is not a checkpoint"),
     ],
 )
 def test_what_can_not_be_is_refused_before_there_is_a_folder(asked: dict[str, Any], text: str) -> None:

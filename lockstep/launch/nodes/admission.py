@@ -1,12 +1,12 @@
-"""Decides which launchers may join the run that meets at an address.
+"""Decides which launchers may join the run at a rendezvous address.
 
-The launcher that serves the rendezvous publishes a record of its run: run id, run folder and everything that all
+The launcher that serves the rendezvous publishes a record of its run: run id, run folder and all settings that the
 launchers must share. Another launcher compares itself with that record before it writes anything. A launcher of
-another run, or with other settings, is refused with what differs, and the run that meets there does not notice.
-A store without a record belongs to another program, such as torchrun, and is left alone.
+another run, or with other settings, is refused with the differences, and the admitted run is not disturbed. A store
+without a record belongs to another program, such as torchrun, and is left unchanged.
 
     lockstep/owner           record of the run whose launcher serves the store
-    lockstep/RUN_ID/record   record of a second run that was given an id of its own (--rdzv-id)
+    lockstep/RUN_ID/record   record of a second run with a run id of its own (--rdzv-id)
 """
 
 from __future__ import annotations
@@ -23,35 +23,34 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from lockstep.cluster.address import port_holder
+from lockstep.cluster.address import port_holder, split_endpoint
 from lockstep.cluster.signed import peek
-from lockstep.cluster.store import split_endpoint
 from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError, cannot_make
 from lockstep.launch.nodes import clocks
 
-# How long the server may take from opening its port to the record.
+# How long the server may take from opening its port to writing the record.
 RECORD_S = 5.0
 OWNER = "lockstep/owner"
-# How long it may take in all, over a slow link.
+# How long admission may take in all, over a slow link.
 LIMIT_S = RECORD_S + clocks.FRESH_S + 5.0
 _SHOWN = 5
 
 
 def admit(store: Store, nodes: RendezvousConfig, serves: bool) -> bool:
-    """See that this launcher may join. One that serves the store lets the others see what they have to share with it.
+    """Verify that this launcher may join; the one that serves the store publishes the record for the others.
 
     Args:
-        store: At the rendezvous.
-        nodes: What this launcher was asked for.
+        store: The store of the rendezvous.
+        nodes: This launcher's rendezvous.
         serves: Whether it serves the store.
 
     Returns:
         Whether this launcher is the first of its run.
 
     Raises:
-        LaunchError: Another run or program meets there, or the clocks differ.
-        CheckpointError: The run folder can't be made.
+        LaunchError: The address belongs to another run or program, or the clocks differ.
+        CheckpointError: The run folder cannot be created.
     """
     try:
         if serves:
@@ -65,19 +64,19 @@ def admit(store: Store, nodes: RendezvousConfig, serves: bool) -> bool:
         raise LaunchError(
             f"node {socket.gethostname()} lost the rendezvous at {nodes.endpoint} while it joined",
             given=str(error).splitlines()[0][:200],
-            cause="the launcher that serves it has just ended; its own output says why",
-            fix="start the same command on all machines again",
+            cause="the launcher that serves it has just ended; its own output gives the reason",
+            fix="Start the same command on all machines again.",
         ) from None
 
 
 def publish(store: Store, nodes: RendezvousConfig) -> None:
-    """On the launcher that serves the store: let the others see which run meets here.
+    """Publish the record of this run. Only the launcher that serves the store calls this.
 
     Raises:
-        CheckpointError: The run folder can't be made.
+        CheckpointError: The run folder cannot be created.
     """
     if nodes.folder is not None:
-        # The others recognise a folder on a shared disk by its inode, wherever the disk is mounted.
+        # Other launchers recognize a folder on a shared disk by its inode, wherever the disk is mounted.
         try:
             nodes.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -86,7 +85,7 @@ def publish(store: Store, nodes: RendezvousConfig) -> None:
 
 
 def check(store: Store, nodes: RendezvousConfig) -> bool:
-    """On any other launcher: see that the run that meets here is this one.
+    """Verify that the run at the address is this one. All launchers but the serving one call this.
 
     Returns:
         Whether this launcher is the first of a run with an id of its own.
@@ -96,33 +95,33 @@ def check(store: Store, nodes: RendezvousConfig) -> bool:
     """
     owner, mine, is_first = _owner(store, nodes), _record(nodes), False
     if owner["run"] != nodes.run_id and nodes.has_own_id:
-        # Two runs share the store on purpose. The first launcher of this run leaves its record.
+        # Two runs share the store intentionally. The first launcher of this run writes its record.
         text = store.compare_set(f"lockstep/{nodes.run_id}/record", "", json.dumps(mine))
         is_first = text == json.dumps(mine).encode()
         owner = _read(text) or owner
     differing = compare(owner, mine, nodes.has_own_id)
     if differing:
         raise LaunchError(
-            f"another run meets at {nodes.endpoint}",
-            differ="\n".join(differing),
+            f"another run uses the rendezvous at {nodes.endpoint}",
+            given="\n".join(differing),
             where=f"started by {owner['user']} on {owner['host']}, pid {owner['pid']}, run folder {owner['folder']}",
-            fix="Give this run another port on all its machines; if it is the same run, start it with the "
-            "same command everywhere" + ("" if nodes.has_own_id else ", or with the same --rdzv-id"),
+            fix="Give this run another port on all its machines. If it is the same run, start it with the "
+            "same command everywhere" + ("." if nodes.has_own_id else ", or with the same --rdzv-id."),
         )
     return is_first
 
 
 def compare(theirs: Mapping[str, Any], mine: Mapping[str, Any], has_own_id: bool) -> Sequence[str]:
-    """What differs between two launchers' records, one line each.
+    """Return the differences between two launchers' records, one line each, at most five.
 
     Args:
-        theirs: Record of the launcher that is there.
+        theirs: Record of the launcher that serves the store.
         mine: This launcher's record.
-        has_own_id: The user has said by --rdzv-id that both belong to one run, so their folders may differ.
+        has_own_id: The user has given both the same --rdzv-id, so their run folders may differ.
     """
     if theirs["run"] != mine["run"]:
         return [f"run: {theirs['run']} there, {mine['run']} here"]
-    lines = []
+    lines: list[str] = []
     if not has_own_id and not _is_same_folder(theirs, mine):
         lines.append(f"run folder: {theirs['folder']} there, {mine['folder']} here")
     there, here = theirs["shared"], mine["shared"]
@@ -141,7 +140,7 @@ def _record(nodes: RendezvousConfig) -> dict[str, Any]:
         with suppress(OSError):
             inode = folder.stat().st_ino
     shared = dict(nodes.shared)
-    if nodes.rank is None:  # else `node_ranks.claim` compares it
+    if nodes.rank is None:  # otherwise `rank_claims.claim` compares it
         shared["--nodes"] = str(nodes.size)
     return {
         "run": nodes.run_id,
@@ -162,22 +161,22 @@ def _owner(store: Store, nodes: RendezvousConfig) -> dict[str, Any]:
             raise LaunchError(
                 f"the store at {nodes.endpoint} does not belong to a run of lockstep train --nodes",
                 given=holder or None,
-                cause="torchrun or another program meets there",
-                fix="choose another port, the same on all machines; or end that program",
+                cause="torchrun or another program serves it",
+                fix="Choose another port, the same on all machines, or end that program.",
             )
         time.sleep(0.02)
     found = _read(text)
     if found is None:
         raise LaunchError(
-            f"the record of the run that meets at {nodes.endpoint} is damaged",
+            f"the record of the run at {nodes.endpoint} is damaged",
             cause="another version of Lockstep, or another program, has written it",
-            fix="choose another port, the same on all machines",
+            fix="Choose another port, the same on all machines.",
         )
     return found
 
 
 def _read(text: bytes) -> dict[str, Any] | None:
-    """A record; None if it is damaged."""
+    """Parse a record; None if it is damaged."""
     try:
         found = json.loads(text)
         shared = {str(name): str(value) for name, value in found["shared"].items()}
@@ -192,5 +191,5 @@ def _is_same_folder(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> bool:
 
 
 def _printable(text: str) -> str:
-    """Text of another machine, without terminal escapes and line breaks."""
+    """Return text of another machine without terminal escapes and line breaks, at most 300 characters."""
     return "".join(char if char.isprintable() else "?" for char in text[:300])

@@ -1,9 +1,9 @@
-"""Gives the launchers of several machines one secret key, so that no other program can take part in their run.
+"""Shares one secret key among the launchers of several machines, so that no other program can take part in their run.
 
-The key is LOCKSTEP_KEY where that is set (`lockstep train --hosts` sends one through ssh's standard input). Otherwise
-the launcher that serves the rendezvous writes a new one into the run folder, readable for its user alone, and the
-others read it there. The server then leaves a signed greeting in the store; a launcher that cannot verify it has
-another key, or meets another run.
+The key is LOCKSTEP_KEY where it is set (`lockstep train --hosts` sends one through ssh's standard input). Otherwise
+the launcher that serves the rendezvous writes a new key into the run folder, readable only for its user, and the
+others read it there. The server then writes a signed greeting into the store. A launcher that cannot verify the
+greeting has another key, or has reached another run.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError, cannot_make
 
 FILE_NAME = ".rendezvous-key"
-# How long the server may take from opening its port to the greeting, and a network disk to show the key.
+# How long the server may take to write the greeting, and a network disk to show the key file.
 GREETING_S = 5.0
 _GREETING = "greeting"
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """Return a random key of 256 bits."""
     return secrets.token_hex(32)
 
 
 def key_for_launch() -> str:
-    """The key for processes that a launcher starts on one machine."""
+    """Return the key for processes that a launcher starts on one machine."""
     return run_key(os.environ) or new_key()
 
 
 def nodes_seal(key: str, nodes: RendezvousConfig) -> Seal:
-    """What the launchers of a run sign with."""
+    """Return the seal with which the launchers of a run sign messages."""
     return Seal(key, f"nodes {nodes.run_id}")
 
 
 class KeyFile:
-    """A key in the run folder, for the other launchers of the run, until it is removed.
+    """A key in the run folder for the other launchers of the run; `remove` deletes it.
 
     Raises:
-        CheckpointError: It can't be written.
+        CheckpointError: It cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,14 +68,14 @@ class KeyFile:
             raise cannot_make(folder, error) from None
 
     def remove(self) -> None:
-        """Remove the file, unless another launcher has written its own."""
+        """Remove the file, unless another launcher has replaced it."""
         with suppress(OSError, LaunchError):
             if read_key(self.path.parent) == self.key:
                 self.path.unlink()
 
 
 def read_key(folder: Path) -> str | None:
-    """The key in a run folder; None where there is none.
+    """Read the key from a run folder; None if there is none.
 
     Raises:
         LaunchError: Other users can read it.
@@ -93,17 +93,17 @@ def read_key(folder: Path) -> str | None:
             raise LaunchError(
                 f"other users have access to {path}, the key of the run",
                 given=f"permissions {stat.S_IMODE(mode):o}",
-                fix=f"chmod 600 {path}; or set the same {KEY} on all machines, if the disk keeps no permissions",
+                fix=f"Run chmod 600 {path}; or set the same {KEY} on all machines, if the disk has no permissions.",
             )
         key = file.read(1024).decode(errors="replace").strip()
     return key if len(key) >= SHORTEST_KEY else None
 
 
 def exchange_key(store: Store, nodes: RendezvousConfig) -> tuple[str, KeyFile | None]:
-    """On the launcher that serves the rendezvous: choose the key, and leave the greeting.
+    """Choose the key and write the greeting. Only the launcher that serves the rendezvous calls this.
 
     Returns:
-        The key; empty where there is neither LOCKSTEP_KEY nor a run folder. And the file that it was written to.
+        The key, empty if there is neither LOCKSTEP_KEY nor a run folder; and its file, if one was written.
     """
     given = run_key(os.environ)
     file = KeyFile(nodes.folder) if not given and nodes.folder is not None else None
@@ -113,14 +113,14 @@ def exchange_key(store: Store, nodes: RendezvousConfig) -> tuple[str, KeyFile | 
 
 
 def find_key(store: Store, nodes: RendezvousConfig) -> str:
-    """On any other launcher: the key with which the greeting was signed.
+    """Return the key that the greeting was signed with. All launchers but the serving one call this.
 
     Raises:
-        LaunchError: This machine does not have it, or no launcher serves the store.
+        LaunchError: This machine does not have the key, or no launcher serves the store.
     """
     given = run_key(os.environ)
     end = time.monotonic() + GREETING_S
-    key, problem = None, "the store there has no greeting of a launcher of this run"
+    key, problem = None, "the store contains no greeting of a launcher of this run"
     while time.monotonic() < end:
         if (greeting := peek(store, _GREETING)) is not None:
             key = given or (read_key(nodes.folder) if nodes.folder is not None else "")
@@ -136,7 +136,7 @@ def find_key(store: Store, nodes: RendezvousConfig) -> str:
     raise LaunchError(
         f"node {socket.gethostname()} cannot prove that it belongs to the run at {nodes.endpoint}",
         where=problem,
-        cause="the run folder is not on a disk that the machines share, or another run meets at that address",
-        fix=f"on all machines the same: export {KEY}=... with the output of: openssl rand -hex 32\n"
-        "or start all from one machine: lockstep train --hosts A,B; or choose another port",
+        cause="the run folder is not on a disk that the machines share, or another run uses that address",
+        fix=f"On all machines, export {KEY} with the same output of: openssl rand -hex 32\n"
+        "Or start all from one machine (lockstep train --hosts A,B), or choose another port.",
     )

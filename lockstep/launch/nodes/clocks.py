@@ -1,7 +1,7 @@
-"""Compares the clocks of the machines of a run before they train together.
+"""Compares the clocks of a run's machines before they train together.
 
-torch's rendezvous keeps the time of each machine's last sign of life by that machine's own clock. Where clocks differ
-by more than the time after which a silent machine is lost, each machine drops the other one and trains alone.
+torch's rendezvous stores the time of each machine's last heartbeat by that machine's own clock. If clocks differ by
+more than the heartbeat timeout, each machine considers the others lost and trains alone.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ from lockstep.errors import LaunchError
 
 CLOCK = "lockstep/clock"
 PERIOD_S = 1.0
-# How long a launcher waits for a new time of a clock that seems to be wrong.
+# How long a launcher waits for a newer time from a clock that seems wrong.
 FRESH_S = 5.0
-_SYNCHRONISE = "synchronise the clocks (NTP: chronyc tracking, timedatectl), then start again"
+_SYNCHRONISE = "Synchronize the clocks (NTP: chronyc tracking, timedatectl), then start again."
 
 
 def limit_s(node_timeout_s: float) -> float:
-    """How far a clock may be from the clock of the launcher that serves the rendezvous, in seconds.
+    """Return the largest allowed difference to the clock of the launcher that serves the rendezvous, seconds.
 
-    Machines send a sign of life every quarter of `cluster.node_timeout_s`. Two clocks that are this far off on
-    different sides leave another quarter for delays.
+    Machines send a heartbeat every quarter of `cluster.node_timeout_s`. With two clocks this far off in opposite
+    directions, another quarter remains for delays.
+
+    Args:
+        node_timeout_s: The setting `cluster.node_timeout_s`.
     """
     return node_timeout_s / 4
 
 
 def publish(store: Store, nodes: RendezvousConfig) -> None:
-    """On the launcher that serves the store: write its time there every second, as long as this process lives."""
+    """Write this clock's time into the store every second. Only the launcher that serves the rendezvous calls this."""
     host = socket.gethostname()
     period_s = min(PERIOD_S, limit_s(nodes.node_timeout_s) / 2)
     _write(store, host)
@@ -52,10 +55,10 @@ def publish(store: Store, nodes: RendezvousConfig) -> None:
 
 
 def check(store: Store, nodes: RendezvousConfig) -> None:
-    """On any other launcher: compare its clock with the server's.
+    """Compare this clock with the server's. All launchers but the serving one call this.
 
     Raises:
-        LaunchError: They are too far apart.
+        LaunchError: They differ by more than `limit_s`.
     """
     limit = limit_s(nodes.node_timeout_s)
     end = time.monotonic() + FRESH_S
@@ -66,7 +69,7 @@ def check(store: Store, nodes: RendezvousConfig) -> None:
         is_fresh = text != first
         if abs(theirs - mine) <= limit:
             return
-        # A time that was there already may be old, as the server was busy or suspended.
+        # A time that existed before may be old, because the server was busy or suspended.
         if is_fresh:
             raise _differ(host, theirs, mine, limit)
         if time.monotonic() > end:
@@ -79,23 +82,24 @@ def _differ(host: str, theirs: float, mine: float, limit: float) -> LaunchError:
     return LaunchError(
         f"the clocks of {host} and {socket.gethostname()} differ by {abs(theirs - mine):,.1f} s",
         where=f"{host}: {_utc(theirs)}\n{socket.gethostname()}: {_utc(mine)}",
-        allowed=f"{limit:g} s, a quarter of cluster.node_timeout_s: a machine seems lost to the others otherwise",
+        allowed=f"{limit:g} s, a quarter of cluster.node_timeout_s",
+        cause="with larger differences, machines consider each other lost",
         fix=_SYNCHRONISE,
     )
 
 
 def check_size(num_nodes: int, nodes: RendezvousConfig) -> None:
-    """See that a world that the rendezvous has formed has enough machines.
+    """Verify that a world formed by the rendezvous has enough machines.
 
     Raises:
-        LaunchError: It has fewer than --nodes asks for.
+        LaunchError: It has fewer than --nodes.
     """
     if num_nodes < nodes.size.least:
         raise LaunchError(
-            f"the rendezvous has let {num_nodes} of {nodes.size.least} nodes begin on {socket.gethostname()}",
+            f"the rendezvous has let {num_nodes} of {nodes.size.least} nodes start on {socket.gethostname()}",
             given=f"--nodes {nodes.size}",
             cause="the clocks of the machines differ by more than cluster.node_timeout_s "
-            f"({nodes.node_timeout_s:g} s), so each takes the others for lost",
+            f"({nodes.node_timeout_s:g} s), so each considers the others lost",
             fix=_SYNCHRONISE,
         )
 
@@ -106,9 +110,9 @@ def _write(store: Store, host: str) -> None:
 
 def _read(text: bytes) -> tuple[str, float]:
     try:
-        said = json.loads(text)
-        host = "".join(char for char in str(said["host"])[:100] if char.isprintable())
-        return host, float(said["time"])
+        record = json.loads(text)
+        host = "".join(char for char in str(record["host"])[:100] if char.isprintable())
+        return host, float(record["time"])
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return "the rendezvous", time.time()  # another check refuses a store that is damaged
 

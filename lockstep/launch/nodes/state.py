@@ -1,8 +1,8 @@
-"""Keeps the state of torch's rendezvous in a store, as signed JSON in place of torch's pickle.
+"""Stores the state of torch's rendezvous as signed JSON in place of torch's pickle.
 
-torch's own backend unpickles whatever it finds in the store, so anybody who reached its port could run code on every
-machine. Here a state that no node with the run's key has written counts as the last one that this node has seen, and
-the next write replaces it.
+torch's own backend unpickles any value in the store, so every program that reaches its port could run code on every
+machine. Here, a state that was not signed with the run's key counts as the last one that this node has read, and the
+next write replaces it.
 """
 
 from __future__ import annotations
@@ -26,31 +26,35 @@ _NONE = "none"
 
 
 class StateInStore(RendezvousBackend):
-    """Keeps a rendezvous state in a store.
+    """Backend of torch's rendezvous that stores signed JSON.
 
     Args:
-        store: That of the run, shared by all nodes.
+        store: The run's store, shared by all nodes.
     """
 
     def __init__(self, store: SignedStore) -> None:
         self._store, self._seal = store, store.seal
-        self._number = 0  # of the newest state seen: an older one, written once more, is refused
+        self._number = 0  # of the newest state read: an older one is refused as a replay
         self._last = _RendezvousState()
         self._call(lambda raw: raw.compare_set(_KEY, "", _NONE))
 
     @property
     def name(self) -> str:
-        """Its name, for torch's records."""
+        """Return the backend's name, for torch's records."""
         return "c10d"
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """The state and a token for `set_state`; None where no node has written one."""
+        """Return the state and a token for `set_state`; None if no node has written one."""
         found = self._call(lambda raw: raw.get(_KEY))
         return None if found == _NONE.encode() else (self._pickled(found), found)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write a state, if the present one is that of the token; what is there then, and whether it is this one."""
-        # These bytes come from torch's code in this very process, and the ones returned go there.
+        """Write a state if the present one matches the token.
+
+        Returns:
+            The state stored afterwards, its token, and whether it is the new one.
+        """
+        # Safe to unpickle: torch's code in this process pickled these bytes, and unpickles the returned ones.
         plain = to_plain(pickle.loads(state))
         mine = self._seal.write(_KEY, {"number": self._number + 1, "state": plain})
         expected = token if isinstance(token, bytes) else _NONE
@@ -70,15 +74,15 @@ class StateInStore(RendezvousBackend):
             self._store.refuse(_KEY, str(error))
         return pickle.dumps(self._last)
 
-    def _call(self, ask: Any) -> bytes:
+    def _call(self, operation: Any) -> bytes:
         try:
-            return bytes(ask(self._store.store))
+            return bytes(operation(self._store.store))
         except (ValueError, RuntimeError, TimeoutError) as error:
             raise RendezvousConnectionError("the rendezvous store does not answer") from error
 
 
 def to_plain(state: _RendezvousState) -> dict[str, Any]:
-    """A rendezvous state as plain JSON."""
+    """Return a rendezvous state as plain JSON."""
     return {
         "round": state.round,
         "complete": state.complete,
@@ -92,10 +96,10 @@ def to_plain(state: _RendezvousState) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any]) -> _RendezvousState:
-    """The rendezvous state that `to_plain` was given.
+    """Return the rendezvous state from plain JSON.
 
     Raises:
-        ForgedError: It was given none.
+        ForgedError: The JSON does not describe one.
     """
     state = _RendezvousState()
     try:
@@ -108,21 +112,21 @@ def from_plain(plain: dict[str, Any]) -> _RendezvousState:
         state.redundancy_list = {_desc(node) for node in plain["redundancy_list"]}
         heartbeats = {_desc(node): datetime.fromisoformat(time) for node, time in plain["last_heartbeats"]}
     except (KeyError, TypeError, ValueError) as error:
-        raise ForgedError(f"it is no state of a rendezvous: {error}") from None
+        raise ForgedError(f"it is not a state of a rendezvous: {error}") from None
     # torch subtracts these from its own clock, which has a time zone.
     if any(time.tzinfo is None for time in [*heartbeats.values(), *([state.deadline] if state.deadline else [])]):
-        raise ForgedError("it is no state of a rendezvous: a time has no zone")
+        raise ForgedError("it is not a state of a rendezvous: a time has no zone")
     if not state.participants.keys() | state.wait_list | state.redundancy_list <= heartbeats.keys():
-        raise ForgedError("it is no state of a rendezvous: a node has no heartbeat")
+        raise ForgedError("it is not a state of a rendezvous: a node has no heartbeat")
     state.last_heartbeats = heartbeats
     return state
 
 
 def _parsed(content: Any) -> tuple[int, _RendezvousState]:
     if not isinstance(content, dict) or type(content.get("number")) is not int:
-        raise ForgedError("it is no state of a rendezvous")
+        raise ForgedError("it is not a state of a rendezvous")
     if not isinstance(content.get("state"), dict):
-        raise ForgedError("it is no state of a rendezvous")
+        raise ForgedError("it is not a state of a rendezvous")
     return content["number"], from_plain(content["state"])
 
 
@@ -137,5 +141,5 @@ def _desc(plain: Any) -> _NodeDesc:
 
 def _checked(value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{value!r:.40} is no {kind.__name__}")
+        raise TypeError(f"{value!r:.40} is not of type {kind.__name__}")
     return value

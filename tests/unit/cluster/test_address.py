@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lockstep.cluster.address import ReservedPort, command_of, interface_towards, is_ours, port_holder
+from lockstep.cluster.address import ReservedPort, command_of, interface_towards, is_local_address, port_holder
 from lockstep.cluster.store import _listen
 from tests.runs import own_port
 
@@ -52,9 +52,9 @@ def test_a_command_is_shortened() -> None:
 
 
 def test_only_this_machines_addresses_are_ours() -> None:
-    assert is_ours("127.0.0.1")
+    assert is_local_address("127.0.0.1")
     # Set apart for documents, so nobody has it.
-    assert not is_ours("192.0.2.1")
+    assert not is_local_address("192.0.2.1")
 
 
 @linux

@@ -12,40 +12,40 @@ from lockstep.cluster.world import alone
 from lockstep.errors import LaunchError
 
 
-def cards(hosts: str, device: str = "cuda", backend: str = "auto", num_gpus: int = 2) -> list[RankInfo]:
+def infos(hosts: str, device: str = "cuda", backend: str = "auto", num_gpus: int = 2) -> list[RankInfo]:
     return [RankInfo(rank, len(hosts), host, 100 + rank, device, backend, num_gpus) for rank, host in enumerate(hosts)]
 
 
 def test_cpu_takes_gloo_and_cuda_takes_nccl() -> None:
-    assert choose_backend(cards("aabb", device="cpu", num_gpus=0)) == ("gloo", "")
-    assert choose_backend(cards("aabb")) == ("nccl", "")
+    assert choose_backend(infos("aabb", device="cpu", num_gpus=0)) == ("gloo", "")
+    assert choose_backend(infos("aabb")) == ("nccl", "")
 
 
 def test_processes_that_share_a_gpu_take_gloo_and_say_so() -> None:
-    backend, warning = choose_backend(cards("aaab"))
+    backend, warning = choose_backend(infos("aaab"))
     assert backend == "gloo"
     assert "3 processes share 2 GPU(s) on a" in warning
 
 
 def test_nccl_on_a_shared_gpu_is_refused() -> None:
     with pytest.raises(LaunchError, match="share 2 GPU"):
-        choose_backend(cards("aaab", backend="nccl"))
+        choose_backend(infos("aaab", backend="nccl"))
 
 
 def test_nccl_without_a_gpu_is_refused() -> None:
     with pytest.raises(LaunchError, match="device is cpu"):
-        choose_backend(cards("ab", device="cpu", backend="nccl", num_gpus=0))
+        choose_backend(infos("ab", device="cpu", backend="nccl", num_gpus=0))
 
 
 def test_different_devices_are_named_with_their_ranks() -> None:
-    mixed = cards("aab")
+    mixed = infos("aab")
     mixed[1] = replace(mixed[1], device="cpu")
     with pytest.raises(LaunchError, match="cuda on ranks 0 2, cpu on rank 1"):
         choose_backend(mixed)
 
 
 def test_different_backends_are_refused() -> None:
-    mixed = cards("ab", device="cpu")
+    mixed = infos("ab", device="cpu")
     mixed[1] = replace(mixed[1], backend="gloo")
     with pytest.raises(LaunchError, match="backend"):
         choose_backend(mixed)
@@ -57,7 +57,7 @@ def test_mpi_is_refused_where_torch_has_none() -> None:
     if dist.is_mpi_available():
         pytest.skip("this torch has MPI")
     with pytest.raises(LaunchError, match="without MPI"):
-        choose_backend(cards("ab", device="cpu", backend="mpi"))
+        choose_backend(infos("ab", device="cpu", backend="mpi"))
 
 
 def test_ranks_are_listed_up_to_sixteen() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.cluster.env import RankAssignment, in_world, placement
+from lockstep.cluster.env import RankAssignment, is_in_world, read_assignment
 from lockstep.errors import LaunchError
 
 TORCHRUN = {
@@ -27,35 +27,35 @@ BY_HAND = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "2
 
 
 def test_nobody_has_started_a_world() -> None:
-    assert placement({}) is None
-    assert not in_world({})
+    assert read_assignment({}) is None
+    assert not is_in_world({})
 
 
 def test_torchrun_is_recognised() -> None:
-    assert in_world(TORCHRUN)
-    assert placement(TORCHRUN) == RankAssignment(3, 4, 1, 2, "tcp://10.0.0.5:29500", "torchrun", 2, True, "job")
+    assert is_in_world(TORCHRUN)
+    assert read_assignment(TORCHRUN) == RankAssignment(3, 4, 1, 2, "tcp://10.0.0.5:29500", "torchrun", 2, True, "job")
 
 
 def test_our_launcher_is_recognised() -> None:
-    here = placement(TORCHRUN | {"LOCKSTEP_LAUNCHED": "1"})
+    here = read_assignment(TORCHRUN | {"LOCKSTEP_LAUNCHED": "1"})
     assert here is not None
     assert here.started_by == "lockstep"
 
 
 def test_variables_set_by_hand_are_a_world_of_the_command_line() -> None:
-    here = placement(BY_HAND)
+    here = read_assignment(BY_HAND)
     assert here == RankAssignment(0, 2, None, None, "tcp://a:29500", "command line")
-    assert placement(BY_HAND, init="env://") == here
+    assert read_assignment(BY_HAND, init="env://") == here
 
 
 def test_an_ipv6_master_gets_its_brackets() -> None:
-    here = placement(BY_HAND | {"MASTER_ADDR": "fe80::1"})
+    here = read_assignment(BY_HAND | {"MASTER_ADDR": "fe80::1"})
     assert here is not None
     assert here.init == "tcp://[fe80::1]:29500"
 
 
 def test_the_command_line_wins_over_the_environment() -> None:
-    here = placement(TORCHRUN, init="tcp://b:1", rank=0, world_size=2)
+    here = read_assignment(TORCHRUN, init="tcp://b:1", rank=0, world_size=2)
     assert here is not None
     assert (here.rank, here.world_size, here.init, here.started_by) == (0, 2, "tcp://b:1", "command line")
     assert not here.agent_store
@@ -63,7 +63,7 @@ def test_the_command_line_wins_over_the_environment() -> None:
 
 @pytest.mark.parametrize("init", ["tcp://host:29500", "tcp://[::1]:29500", "file:///tmp/meet"])
 def test_each_form_of_init_is_taken(init: str) -> None:
-    here = placement({}, init=init, rank=1, world_size=2)
+    here = read_assignment({}, init=init, rank=1, world_size=2)
     assert here is not None
     assert here.init == init
 
@@ -82,56 +82,56 @@ def test_each_form_of_init_is_taken(init: str) -> None:
 )
 def test_an_address_that_cannot_be_is_named(init: str, words: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        placement({}, init=init, rank=0, world_size=2)
+        read_assignment({}, init=init, rank=0, world_size=2)
     assert init in str(caught.value)
     assert words in str(caught.value)
 
 
 def test_init_needs_rank_and_world_size() -> None:
     with pytest.raises(LaunchError, match="without --rank"):
-        placement({}, init="tcp://a:1", world_size=2)
+        read_assignment({}, init="tcp://a:1", world_size=2)
     with pytest.raises(LaunchError, match="without --world-size"):
-        placement({}, init="tcp://a:1", rank=0)
+        read_assignment({}, init="tcp://a:1", rank=0)
 
 
 def test_rank_needs_init() -> None:
     with pytest.raises(LaunchError, match="--rank was given without --init"):
-        placement({}, rank=0, world_size=2)
+        read_assignment({}, rank=0, world_size=2)
 
 
 @pytest.mark.parametrize("missing", sorted(BY_HAND))
 def test_a_missing_variable_is_named(missing: str) -> None:
     with pytest.raises(LaunchError, match=f"{missing} is not set"):
-        placement({name: value for name, value in BY_HAND.items() if name != missing})
+        read_assignment({name: value for name, value in BY_HAND.items() if name != missing})
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK"])
 @pytest.mark.parametrize("value", ["two", "1.5", "-1"])
 def test_a_variable_that_is_no_count_is_named(name: str, value: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        placement(BY_HAND | {name: value})
+        read_assignment(BY_HAND | {name: value})
     assert name in str(caught.value)
     assert value in str(caught.value)
 
 
 def test_a_world_of_no_processes_is_refused() -> None:
     with pytest.raises(LaunchError, match="WORLD_SIZE is 0"):
-        placement(BY_HAND | {"WORLD_SIZE": "0"})
+        read_assignment(BY_HAND | {"WORLD_SIZE": "0"})
 
 
 @given(rank=st.integers(-3, 20), world_size=st.integers(-3, 20))
 def test_a_rank_is_taken_exactly_if_it_is_below_the_world_size(rank: int, world_size: int) -> None:
     if 0 <= rank < world_size:
-        here = placement({}, "tcp://a:1", rank, world_size)
+        here = read_assignment({}, "tcp://a:1", rank, world_size)
         assert here is not None
         assert (here.rank, here.world_size) == (rank, world_size)
     else:
         with pytest.raises(LaunchError, match=str(world_size if world_size < 1 else rank)):
-            placement({}, "tcp://a:1", rank, world_size)
+            read_assignment({}, "tcp://a:1", rank, world_size)
 
 
 @pytest.mark.parametrize(
-    "module", ["cluster.env", "cluster.signals", "launch.forkserver", "launch.failures", "cluster.address"]
+    "module", ["cluster.env", "cluster.signals", "cluster.address", "launch.forkserver", "launch.failures"]
 )
 def test_what_runs_before_torch_does_not_import_it(module: str) -> None:
     code = f"import sys, lockstep.{module}; sys.exit('torch' in sys.modules)"

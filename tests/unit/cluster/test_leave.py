@@ -1,4 +1,4 @@
-"""The end of a process while a thread of it is in a call that does not come back."""
+"""The exit of a process while one of its threads is in a call that never returns."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_a_name_stands_for_the_address_that_other_machines_can_reach(
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     monkeypatch.setattr(socket, "gethostname", lambda: "b.example" if name == "b.example" else "b")
-    monkeypatch.setattr(address, "is_ours", lambda given: given.startswith(("127.", "192.0.2.")))
+    monkeypatch.setattr(address, "is_local_address", lambda given: given.startswith(("127.", "192.0.2.")))
     monkeypatch.setattr(address, "address_towards", lambda host, port: "10.1.2.3")
     assert address.store_address(name, 1) == wanted
 

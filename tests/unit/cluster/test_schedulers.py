@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.cluster.env import RankAssignment, in_world, placement
+from lockstep.cluster.env import RankAssignment, is_in_world, read_assignment
 from lockstep.cluster.schedulers import PORTS, first_host, to_torchrun_env
 from lockstep.errors import LaunchError
 
@@ -30,7 +30,7 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 
 
 def _place(environ: dict[str, str]) -> RankAssignment:
-    here = placement(environ)
+    here = read_assignment(environ)
     assert here is not None
     return here
 
@@ -39,7 +39,7 @@ def test_a_task_of_srun_is_one_of_a_world_and_meets_on_the_first_node() -> None:
     here = _place(SRUN)
     assert (here.rank, here.world_size, here.local_rank, here.started_by) == (3, 4, 1, "slurm")
     assert here.init.startswith("tcp://gpu07:")
-    assert in_world(SRUN)
+    assert is_in_world(SRUN)
 
 
 def test_all_tasks_of_a_step_work_out_the_same_port_and_another_step_another() -> None:
@@ -55,8 +55,8 @@ def test_a_step_on_one_node_meets_on_loopback() -> None:
 
 def test_an_allocation_or_a_single_task_is_no_world() -> None:
     allocation = {"SLURM_JOB_ID": "812", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "a,b"}
-    assert placement(allocation) is None
-    assert placement(SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+    assert read_assignment(allocation) is None
+    assert read_assignment(SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
 
 
 def test_torchrun_inside_of_srun_wins() -> None:
@@ -85,8 +85,8 @@ def test_mpich_is_recognised() -> None:
 
 def test_mpich_on_several_machines_asks_where_rank_0_is() -> None:
     apart = MPICH | {"MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}
-    with pytest.raises(LaunchError, match="nothing says where rank 0 is"):
-        placement(apart)
+    with pytest.raises(LaunchError, match="no variable locates rank 0"):
+        read_assignment(apart)
     assert _place(apart | {"MASTER_ADDR": "a", "MASTER_PORT": "5"}).init == "tcp://a:5"
 
 

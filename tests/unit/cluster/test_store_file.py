@@ -36,7 +36,7 @@ def test_a_file_that_can_not_be_made_is_told_at_once(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_neither_written_to_nor_removed(tmp_path: Path) -> None:
     path = tmp_path / "thesis.txt"
     path.write_text("mine")
-    with pytest.raises(LaunchError, match="a file that no run has made"):
+    with pytest.raises(LaunchError, match="was not created by a run"):
         meet(path)
     assert path.read_text() == "mine"
 
@@ -59,12 +59,12 @@ def test_a_store_that_is_damaged_or_another_program_s_is_left_alone(tmp_path: Pa
     meet(tmp_path / "meet")
     content = (tmp_path / "meet").read_bytes() + tail
     (tmp_path / "theirs").write_bytes(content)
-    with pytest.raises(LaunchError, match="a file that no run has made"):
+    with pytest.raises(LaunchError, match="was not created by a run"):
         meet(tmp_path / "theirs")
     assert (tmp_path / "theirs").read_bytes() == content
 
 
 def test_a_pipe_is_no_store(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "meet")
-    with pytest.raises(LaunchError, match="a file that no run has made"):
+    with pytest.raises(LaunchError, match="was not created by a run"):
         meet(tmp_path / "meet")

@@ -45,11 +45,11 @@ def test_a_key_that_is_not_there_is_not_waited_for(make: Callable[[Path], Store]
 
 
 def test_numbers_that_are_too_large_are_refused() -> None:
-    card = asdict(RankInfo(0, 2, "h", 7, "cpu", "auto", 0))
-    assert rendezvous._rank_info(card) == RankInfo(**card)
+    info = asdict(RankInfo(0, 2, "h", 7, "cpu", "auto", 0))
+    assert rendezvous._rank_info(info) == RankInfo(**info)
     for name in ("rank", "pid", "world_size", "restart"):
-        assert rendezvous._rank_info(card | {name: HUGE}) is None
-        assert rendezvous._rank_info(card | {name: -1}) is None
+        assert rendezvous._rank_info(info | {name: HUGE}) is None
+        assert rendezvous._rank_info(info | {name: -1}) is None
     sign = {"doing": "", "waits": True, "step": 1, "stalled_s": 0.5, "beat": 0.5, "work_s": 0.5}
     sign |= {"num_steps": 1, "num_micro_batches": 1}
     assert detector._is_status(sign)
@@ -66,19 +66,19 @@ def test_an_end_with_a_code_that_no_process_has_is_not_taken_for_a_success(code:
     assert ended_elsewhere({"code": code, "text": ""}).code == 4
 
 
-def test_a_fault_may_have_facts_of_any_name() -> None:
-    error = rendezvous._fault({"what": "it failed", "slots": {"self": 1, "what": 2}})
+def test_slots_of_other_names_are_left_out_of_a_fault_in_the_store() -> None:
+    error = signed.error_from_store({"what": "it failed", "slots": {"self": 1, "what": 2, "where": 3}})
     assert error is not None
-    assert error.slots == {"self": "1", "what": "2"}
+    assert error.slots == {"where": "3"}
 
 
-def test_a_spoiled_count_of_seats_does_not_keep_rank_0_busy() -> None:
+def test_a_damaged_count_of_arrivals_does_not_keep_rank_0_busy() -> None:
     raw = HashStore()
-    raw.add("seats", 1 << 60)
+    raw.add("arrivals", 1 << 60)
     here = RankAssignment(0, 2, None, None, "tcp://h:1", "torchrun", agent_store=True)
     first = Generations(here, SignedStore(raw, Seal()), time.monotonic(), 5.0)
-    assert first.find_world() == 1
+    assert first.find_generation() == 1
     other = RankAssignment(1, 2, None, None, "tcp://h:1", "torchrun", agent_store=True)
-    seats = Generations(other, SignedStore(raw, Seal()), time.monotonic(), 5.0)
-    first.invite()
-    assert seats.find_world() == 1
+    generations = Generations(other, SignedStore(raw, Seal()), time.monotonic(), 5.0)
+    first.announce()
+    assert generations.find_generation() == 1

@@ -134,7 +134,7 @@ def test_a_damaged_time_is_no_traceback(store: HashStore, tmp_path: Path, value:
 
 def test_a_world_of_fewer_nodes_than_asked_for_is_refused(tmp_path: Path) -> None:
     clocks.check_size(2, nodes(tmp_path / "run"))
-    with pytest.raises(LaunchError, match=r"let 1 of 2 nodes begin") as caught:
+    with pytest.raises(LaunchError, match=r"let 1 of 2 nodes start") as caught:
         clocks.check_size(1, nodes(tmp_path / "run"))
     assert "clocks" in caught.value.slots["cause"]
 

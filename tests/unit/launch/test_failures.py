@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from lockstep.cluster.peer_errors import lost_peer
+from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.errors import DataError
 from lockstep.launch.failures import ErrorReport, ProcessFailure, explain, root_cause
 
@@ -30,13 +30,13 @@ def test_a_killed_process_is_the_cause_of_its_peers_errors() -> None:
 
 
 def test_what_the_launcher_killed_itself_is_never_the_cause() -> None:
-    ours = ProcessFailure(0, 10, -signal.SIGKILL, None, by_us=True)
+    ours = ProcessFailure(0, 10, -signal.SIGKILL, None, killed_by_launcher=True)
     cause = ProcessFailure(1, 11, 1, report(5.0, consequence=True))
     assert root_cause([ours, cause]) is cause
 
 
 def test_a_process_that_had_reported_its_error_when_the_launcher_killed_it_is_the_cause() -> None:
-    cause = ProcessFailure(0, 10, -signal.SIGKILL, report(5.0), by_us=True)
+    cause = ProcessFailure(0, 10, -signal.SIGKILL, report(5.0), killed_by_launcher=True)
     lost = ProcessFailure(1, 11, 1, report(6.0, consequence=True))
     assert root_cause([lost, cause]) is cause
 
@@ -69,14 +69,14 @@ def test_a_bus_error_points_at_shared_memory() -> None:
     assert "/dev/shm" in explain(ProcessFailure(0, 10, -signal.SIGBUS, None), "a").text
 
 
-def test_an_end_without_a_word_is_a_failure_even_with_exit_code_0() -> None:
+def test_an_end_without_a_message_is_a_failure_even_with_exit_code_0() -> None:
     cause = explain(ProcessFailure(0, 10, 0, None), "a")
-    assert "without a word" in cause.text
+    assert "without an error message" in cause.text
     assert cause.exit_code == 4
 
 
 def test_a_closed_connection_is_a_lost_peer_and_a_fault_in_the_data_is_not() -> None:
-    assert lost_peer(RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:4711"))
-    assert not lost_peer(BrokenPipeError(32, "Broken pipe"))
-    assert not lost_peer(DataError("a Gloo file is cut off"))
-    assert not lost_peer(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert is_lost_peer(RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:4711"))
+    assert not is_lost_peer(BrokenPipeError(32, "Broken pipe"))
+    assert not is_lost_peer(DataError("a Gloo file is cut off"))
+    assert not is_lost_peer(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import HashStore
 
 from lockstep.cluster.signed import Seal, SignedStore
 from lockstep.errors import LaunchError
-from lockstep.launch.nodes.ranks import absent, claim, release
+from lockstep.launch.nodes.rank_claims import absent, claim, release
 
 
 def a_store() -> SignedStore:

@@ -103,7 +103,7 @@ def test_a_checkpoint_to_go_on_from_may_be_in_the_home_folder(tmp_path: Path, mo
     assert (resume_from("never", None), resume_from("auto", tmp_path)) == ("never", "auto")
 
 
-@pytest.mark.parametrize(("resume", "what"), [("~/run", "is a run folder"), ("~/none", "is no checkpoint"),
+@pytest.mark.parametrize(("resume", "what"), [("~/run", "is a run folder"), ("~/none", "is not a checkpoint"),
                                               ("auto", "without --run-dir"), ("", "--resume is empty")])  # fmt: skip
 def test_what_can_not_be_gone_on_from_is_said(
     resume: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -137,4 +137,4 @@ def test_a_run_folder_that_can_not_be_made_is_told_without_advice_that_does_not_
     with pytest.raises(CheckpointError) as caught:
         check_run_dir(tmp_path / name)
     assert caught.value.what == f"can't write run folder {tmp_path / name}: {reason}"
-    assert caught.value.slots == {"fix": "give another --run-dir"}
+    assert caught.value.slots.keys() == {"fix"}

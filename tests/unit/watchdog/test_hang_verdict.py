@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.cluster import abort
-from lockstep.cluster.activity import ADDING, COMPUTING, READING
+from lockstep.cluster.activity import COMPUTING, READING, REDUCING
 from lockstep.cluster.world import alone
 from lockstep.errors import LaunchError
 from lockstep.watchdog.detector import HangDetector
@@ -18,50 +18,50 @@ from lockstep.watchdog.hang import RankStatus, explain, find_stalled_ranks
 TIMEOUT_S = 60.0
 
 
-def sign(rank: int, **more: Any) -> RankStatus:
+def status(rank: int, **more: Any) -> RankStatus:
     """A rank that has waited for the others' gradients for a little longer than is allowed."""
-    waits = RankStatus(rank, "a", 100 + rank, ADDING, waits=True, step=5, stalled_s=TIMEOUT_S + 1)
+    waits = RankStatus(rank, "a", 100 + rank, REDUCING, waits=True, step=5, stalled_s=TIMEOUT_S + 1)
     return replace(waits, **more)
 
 
 def reads(rank: int) -> RankStatus:
-    return sign(rank, doing=READING, waits=False)
+    return status(rank, doing=READING, waits=False)
 
 
 def silent(rank: int, **more: Any) -> RankStatus:
-    return sign(rank, stalled_s=0.5, silent_s=TIMEOUT_S, **more)
+    return status(rank, stalled_s=0.5, silent_s=TIMEOUT_S, **more)
 
 
 @pytest.mark.parametrize(
-    ("signs", "culprits"),
+    ("statuses", "culprits"),
     [
-        ([sign(0), reads(1), sign(2)], [1]),
-        ([reads(0), sign(1), reads(2)], [0, 2]),
-        ([sign(0), sign(1)], [0, 1]),  # each waits for the other
+        ([status(0), reads(1), status(2)], [1]),
+        ([reads(0), status(1), reads(2)], [0, 2]),
+        ([status(0), status(1)], [0, 1]),  # each waits for the other
         ([reads(0)], [0]),  # a process that is alone
-        ([sign(0), silent(1), sign(2)], [1]),
-        ([silent(0, serves=True), silent(1), sign(2)], [0]),  # nothing is heard of rank 1 without rank 0
-        ([sign(0), silent(1), reads(2)], [1, 2]),
+        ([status(0), silent(1), status(2)], [1]),
+        ([silent(0, serves=True), silent(1), status(2)], [0]),  # nothing is reported of rank 1 without rank 0
+        ([status(0), silent(1), reads(2)], [1, 2]),
     ],
 )
 def test_who_is_at_something_of_its_own_or_silent_holds_up_those_that_wait(
-    signs: list[RankStatus], culprits: list[int]
+    statuses: list[RankStatus], culprits: list[int]
 ) -> None:
-    assert [found.rank for found in find_stalled_ranks(signs, TIMEOUT_S)] == culprits
+    assert [found.rank for found in find_stalled_ranks(statuses, TIMEOUT_S)] == culprits
 
 
 @pytest.mark.parametrize("doing", [READING, COMPUTING, "evaluating"])
 def test_nobody_is_to_blame_while_one_rank_gets_on(doing: str) -> None:
-    busy = sign(1, doing=doing, waits=False, stalled_s=3.0)
-    assert find_stalled_ranks([sign(0, stalled_s=10 * TIMEOUT_S), busy], TIMEOUT_S) == []
-    # It was heard a moment ago: not yet silent.
-    assert find_stalled_ranks([sign(0), replace(busy, silent_s=2.0)], TIMEOUT_S) == []
+    busy = status(1, doing=doing, waits=False, stalled_s=3.0)
+    assert find_stalled_ranks([status(0, stalled_s=10 * TIMEOUT_S), busy], TIMEOUT_S) == []
+    # It was reported a moment ago: not yet silent.
+    assert find_stalled_ranks([status(0), replace(busy, silent_s=2.0)], TIMEOUT_S) == []
 
 
 def test_the_text_names_the_rank_what_it_was_at_for_how_long_and_what_to_do() -> None:
     text = str(explain([reads(1)], 3, TIMEOUT_S, "run/logs/stacks-rank-*.txt"))
     assert text.splitlines()[0] == "hang: rank 1 has made no progress for 61 s: reading samples, step 5"
-    assert "rank    1 (host a, pid 101)" in text
+    assert "rank 1 (host a, pid 101)" in text
     assert "2 ranks waited for it" in text
     assert "network disk" in text
     assert "run/logs/stacks-rank-*.txt" in text
@@ -73,10 +73,10 @@ def test_the_text_names_the_rank_what_it_was_at_for_how_long_and_what_to_do() ->
     ("culprit", "words"),
     [
         (silent(1, is_here=True, is_stopped=True), "kill -CONT 101"),
-        (silent(1, is_here=True), "native code never gives Python's lock back"),
-        (silent(1), "its machine or the network to it is gone"),
-        (sign(1, doing=COMPUTING, waits=False), "the device does not answer"),
-        (sign(1, doing="evaluating", waits=False), "its stack says where"),
+        (silent(1, is_here=True), "native code never releases Python's interpreter lock"),
+        (silent(1), "its machine or the network to it is down"),
+        (status(1, doing=COMPUTING, waits=False), "the device does not answer"),
+        (status(1, doing="evaluating", waits=False), "see its stack"),
     ],
 )
 def test_the_likely_cause_follows_from_what_is_known(culprit: RankStatus, words: str) -> None:
@@ -84,14 +84,14 @@ def test_the_likely_cause_follows_from_what_is_known(culprit: RankStatus, words:
 
 
 def test_ranks_that_wait_for_each_other_are_not_blamed_one_by_one() -> None:
-    text = str(explain([sign(0), sign(1)], 2, TIMEOUT_S, "stacks"))
-    assert "all ranks have waited for each other for 61 s: adding up gradients, step 5" in text
+    text = str(explain([status(0), status(1)], 2, TIMEOUT_S, "stacks"))
+    assert "all ranks have waited for each other for 61 s: reducing gradients, step 5" in text
     assert "the network between them is cut" in text
 
 
 def test_a_silent_rank_that_never_spoke_has_no_last_activity() -> None:
     text = str(explain([silent(1, doing="", step=None)], 2, TIMEOUT_S, "stacks"))
-    assert "rank 1 has given no sign of life for 60 s\n" in text
+    assert "rank 1 has given no status of life for 60 s\n" in text
 
 
 def test_a_run_may_go_on_after_a_hang_as_after_a_lost_process() -> None:

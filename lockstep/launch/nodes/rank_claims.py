@@ -1,4 +1,4 @@
-"""Machines with the ranks that people gave them: each rank has one machine, and those that have not come are known."""
+"""Claims of node ranks that users assigned: each rank belongs to one launcher, and the missing ones are known."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from lockstep.scratch import is_running
 
 
 def claim(store: SignedStore, rank: int, num_nodes: int) -> None:
-    """Take a rank for this machine's launcher.
+    """Claim a node rank for this launcher.
 
     Args:
-        store: What all launchers of the run share.
-        rank: This machine's.
-        num_nodes: How many machines there are to be.
+        store: Shared by all launchers of the run.
+        rank: Node rank of this machine.
+        num_nodes: Number of machines.
 
     Raises:
-        LaunchError: Another one has the rank, or was told of another number of machines.
+        LaunchError: Another launcher has the rank, or was started with another number of machines.
     """
     first = store.put_first("num_nodes", num_nodes)
     if first != num_nodes:
         raise LaunchError(
-            f"the machines don't agree on how many they are: node rank {rank} was started with --nodes {num_nodes}, "
+            f"the numbers of machines differ: node rank {rank} was started with --nodes {num_nodes}, "
             f"another with --nodes {first}",
-            fix="give all of them the same --nodes",
+            fix="Start all machines with the same --nodes.",
         )
     mine = [socket.gethostname(), os.getpid()]
     found = store.put_first(_key(rank), mine)
@@ -35,24 +35,24 @@ def claim(store: SignedStore, rank: int, num_nodes: int) -> None:
         return
     is_claim = isinstance(found, list) and [type(item) for item in found] == [str, int]
     host, pid = found if is_claim else (mine[0], 0)
-    if not is_claim or (host == mine[0] and not is_running(pid)):  # it has died, and was started again
+    if not is_claim or (host == mine[0] and not is_running(pid)):  # that launcher has died, and was started again
         store.put(_key(rank), mine)
         return
     raise LaunchError(
         f"two machines have node rank {rank}",
         where=f"{host} pid {pid}\n{mine[0]} pid {mine[1]}",
-        fix=f"give each machine its own --node-rank, 0 to {num_nodes - 1}; where the first one is gone for good, "
-        "stop all and go on with --resume auto",
+        fix=f"Give each machine its own --node-rank, 0 to {num_nodes - 1}. If the first one is lost for good, "
+        "stop all machines and resume with --resume auto.",
     )
 
 
 def release(store: SignedStore, rank: int) -> None:
-    """Give a rank back."""
+    """Release a node rank."""
     store.store.delete_key(_key(rank))
 
 
 def absent(store: SignedStore, num_nodes: int) -> Sequence[int]:
-    """The ranks that nobody has taken."""
+    """Return the node ranks that no launcher has claimed."""
     return [rank for rank in range(num_nodes) if store.get(_key(rank)) is None]
 
 
