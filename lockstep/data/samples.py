@@ -1,7 +1,7 @@
-"""Samples: from an index and a random key to a batch.
+"""Datasets: from sample indices and random keys to a batch.
 
-A sample's random numbers (crop, flip, shift) come from its own key, which follows from (seed, epoch, index). They do
-not depend on which rank or loader worker reads it, nor on what was read before.
+Random numbers of a sample (crop, flip, shift) come from its own key, a function of (seed, epoch, index). They do not
+depend on the rank or DataLoader worker that reads it, or on the samples read before.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Batch:
     """Samples that go through the model together.
 
     Attributes:
-        inputs: What the model is called with, N samples along the first dimension.
-        targets: What the loss and the metric compare with.
-        indices: (N,) int64, the samples' places in the data set.
+        inputs: The argument of the model: a tensor, dict, list or tuple, with N samples along the first dimension.
+        targets: Targets for the loss and the metric, of any type.
+        indices: (N,) int64, indices of the samples in the dataset.
     """
 
     inputs: Any
@@ -35,18 +35,18 @@ class Batch:
         return len(self.indices)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on another device; returns itself where nothing has to move."""
+        """Return the batch on a device."""
         if device.type == "cpu":
             return self
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def head(self, count: int) -> Batch:
-        """The first samples, in the same memory; tensors have the samples along their first dimension."""
+        """Return the first `count` samples, in the same memory."""
         few = self._map(lambda tensor: tensor[:count] if tensor.dim() else tensor)
         return Batch(few.inputs, few.targets, self.indices[:count])
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory, from which a GPU reads without waiting."""
+        """Return the batch in page-locked memory, for asynchronous copies to a GPU."""
         return self._map(Tensor.pin_memory)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -60,12 +60,12 @@ def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return {key: _map(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [_map(item, change) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # a named tuple takes each
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # a named tuple
     return value
 
 
 def with_channels_last(value: Any) -> Any:
-    """Pictures, (N, C, H, W), with the channels last in memory; in a dict, list or tuple too. All else as it is."""
+    """Convert (N, C, H, W) tensors, in dicts, lists and tuples too, to channels_last. Other values are unchanged."""
     return _map(value, _channels_last)
 
 
@@ -73,13 +73,19 @@ def _channels_last(tensor: Tensor) -> Tensor:
     if tensor.dim() != 4:
         return tensor
     tensor = tensor.contiguous(memory_format=torch.channels_last)
-    # With one channel or one sample several strides describe the same bytes, and torch chooses its kernels by them.
+    # With one channel or one sample, several strides describe the same memory, and torch selects kernels by strides.
     _, channels, height, width = tensor.shape
     return tensor.as_strided(tensor.shape, (height * width * channels, 1, width * channels, channels))
 
 
 def one_sample(value: Any, device: torch.device, *, channels_last: bool) -> Any:
-    """What a model takes for one sample: tensors on the device with a first dimension of 1, plain values in lists."""
+    """Make a batch of one sample: tensors on the device with a first dimension of 1, other values in lists.
+
+    Args:
+        value: Inputs of one sample: a tensor, dict, list, tuple or plain value.
+        device: Device of the tensors.
+        channels_last: Convert images to the memory format channels_last.
+    """
     if isinstance(value, Tensor):
         batch = value.unsqueeze(0).to(device)
         return with_channels_last(batch) if channels_last else batch
@@ -100,26 +106,29 @@ class Samples(Protocol):
     """
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Read samples.
 
         Args:
-            indices: (N,) places in the data set, in the order in which the batch shall have them.
-            keys: (N,) one key for each sample: the only source of its random numbers.
+            indices: (N,) indices of the samples, in the order of the batch.
+            keys: (N,) random key of each sample: the only source of its random numbers.
+
+        Returns:
+            The batch, with these indices.
         """
 
 
 class DatasetSamples:
-    """Any torch map-style dataset, with torch's, numpy's and Python's generators seeded for each sample.
+    """Adapter of a torch map-style dataset. The generators of torch, numpy and Python are seeded for each sample.
 
-    So random transforms written for those generators (torchvision's among them) give a sample the same result
-    wherever and whenever it is read.
+    Random transforms that use these generators, such as torchvision's, therefore have the same result in every process
+    and at every time.
 
     Args:
         dataset: Has `__len__` and `__getitem__(index)` -> (input, target).
-        collate: A list of what `__getitem__` gave -> (inputs, targets); torch's default collation if left out.
+        collate: List of samples -> (inputs, targets). Default: torch's `default_collate`.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Sequence[Any]], Any] | None = None) -> None:
@@ -133,7 +142,7 @@ class DatasetSamples:
 
     @property
     def files(self) -> list[str] | None:
-        """Paths of the dataset's files, where it lists them as torchvision's `ImageFolder` does."""
+        """Paths of the dataset's files, if it lists them in `samples` as torchvision's `ImageFolder` does."""
         listed = getattr(self.dataset, "samples", None)
         if not isinstance(listed, list) or not listed:
             return None
@@ -142,7 +151,7 @@ class DatasetSamples:
         return [item[0] for item in listed]
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """Read the samples one after another, each under its own key."""
+        """Read samples one by one, each with its own seed; see `Samples.batch`."""
         items = []
         for index, key in zip(indices.tolist(), keys.tolist(), strict=True):
             with seeded(key):
@@ -152,8 +161,8 @@ class DatasetSamples:
             size = f" of {len(collated)}" if isinstance(collated, list | tuple) else ""
             raise ConfigError(
                 f"a sample of {type(self.dataset).__name__} is not a pair (input, target)",
-                given=f"collated: a {type(collated).__name__}{size}",
-                fix="return (input, target) from __getitem__; several inputs as a dict or tuple in the first place",
+                given=f"after collation: a {type(collated).__name__}{size}",
+                fix="Return (input, target) from __getitem__. Put several inputs into one dict or tuple.",
             )
         inputs, targets = collated
         return Batch(inputs, targets, torch.from_numpy(indices))

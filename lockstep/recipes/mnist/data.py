@@ -184,5 +184,5 @@ def _find(config: DataConfig, name: str) -> Path:
             fix="give the folder of MNIST's four files as data.root, or data.download=true",
         )
     download = Download(urls=tuple(f"{mirror}{name}.gz" for mirror in MIRRORS), path=root / f"{name}.gz", md5=MD5[name])
-    fetch(download, otherwise="get MNIST's four IDX files yourself and give their folder: data.root=DIR")
+    fetch(download, otherwise="Download the four IDX files of MNIST yourself, and set data.root=FOLDER.")
     return download.path
