@@ -26,7 +26,7 @@ from lockstep.version import __version__
 PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors")
 # Clocks that are further apart make logs hard to read side by side; training doesn't look at them.
 CLOCK_S = 2.0
-DO = {
+FIXES = {
     "code": "Install the same lockstep on all machines.",
     "settings": "Give all ranks the same command.",
     "data": "Compare the data folders, or copy one over the other.",
@@ -79,10 +79,10 @@ def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> Finding:
     more = f" and {len(odd) - 4} more" if len(odd) > 4 else ""
     same = [rank for rank, value in enumerate(values) if value == usual]
     text = f"{usual} on {ranks_text(same)}; {', '.join(places)}{more}"
-    do = DO.get(name) or f"pip install {name}=={usual} on {', '.join(sorted({hosts[rank] for rank in odd}))}"
+    fix = FIXES.get(name) or f"pip install {name}=={usual} on {', '.join(sorted({hosts[rank] for rank in odd}))}"
     if name == "python":
-        do = f"Use Python {usual} on all machines."
-    return Finding(name, text, "warning" if name in ("processor", "device", "python", "pillow") else "problem", do)
+        fix = f"Use Python {usual} on all machines."
+    return Finding(name, text, "warning" if name in ("processor", "device", "python", "pillow") else "problem", fix)
 
 
 def fingerprint(samples: Samples) -> str:
