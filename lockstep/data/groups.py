@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from lockstep.data.keyed import IntArray
+from lockstep.data.samples import SampleSource, as_samples
 
 
 class Groups:
@@ -99,7 +100,6 @@ class Batches:
         return np.arange(start, min(start + self._batch_size, self._num_samples))
 
 
-def groups_of(samples: object) -> IntArray | None:
-    """The groups of a data set's samples: its `groups`, (N,) int64 from 0, if it has any."""
-    groups: IntArray | None = getattr(samples, "groups", None)
-    return groups
+def groups_of(samples: SampleSource) -> IntArray | None:
+    """Return the group of each sample of a dataset, (N,) int64 from 0; None if it has no groups."""
+    return as_samples(samples).groups

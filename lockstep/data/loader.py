@@ -30,7 +30,7 @@ from lockstep.cluster.signals import exit_with_parent
 from lockstep.cores import num_cores
 from lockstep.data.keyed import IntArray, KeyArray, seed_reading
 from lockstep.data.order import Order, Place
-from lockstep.data.samples import Batch, Samples, with_channels_last
+from lockstep.data.samples import Batch, SampleSource, as_samples, with_channels_last
 from lockstep.errors import ConfigError, DataError, LockstepError, ReaderLost, no_shared_memory
 from lockstep.open_files import is_too_many_files, too_many_files
 
@@ -40,7 +40,7 @@ MAX_WORKERS = 8  # of a rank, with loader.num_workers=auto: more rarely help, an
 
 
 class _Reader(Dataset[Batch | LockstepError]):
-    def __init__(self, samples: Samples) -> None:
+    def __init__(self, samples: SampleSource) -> None:
         self.samples = samples
 
     def __getitem__(self, request: Any) -> Batch | LockstepError:
@@ -59,7 +59,7 @@ class _Requests(Sampler[Request]):
         return self.requests()
 
 
-def read(samples: Samples, indices: IntArray, keys: KeyArray) -> Batch:
+def read(samples: SampleSource, indices: IntArray, keys: KeyArray) -> Batch:
     """Read a batch in this process, with the same bits as in a worker.
 
     A forked worker has one thread, since OpenMP's other threads do not survive a fork. The number of threads can change
@@ -78,14 +78,14 @@ def read(samples: Samples, indices: IntArray, keys: KeyArray) -> Batch:
         torch.set_num_threads(num_threads)
 
 
-def _batch(samples: Samples, indices: IntArray, keys: KeyArray) -> Batch:
+def _batch(samples: SampleSource, indices: IntArray, keys: KeyArray) -> Batch:
     # A dataset that uses the global generators then draws the same numbers in every process.
     seed_reading(keys)
     return samples.batch(indices, keys)
 
 
 def choose_num_workers(
-    num_workers: int | Literal["auto"], samples: Samples, device: torch.device, *, num_ranks_here: int
+    num_workers: int | Literal["auto"], samples: SampleSource, device: torch.device, *, num_ranks_here: int
 ) -> int:
     """Choose the number of DataLoader workers of a rank. Does not change results.
 
@@ -100,7 +100,7 @@ def choose_num_workers(
     """
     if num_workers != "auto":
         return num_workers
-    if not getattr(samples, "is_costly", False):
+    if not as_samples(samples).is_costly:
         return 0
     share = num_cores() // num_ranks_here
     own = torch.get_num_threads() if device.type == "cpu" else 1
@@ -158,7 +158,7 @@ class Loader:
 
     def __init__(
         self,
-        samples: Samples,
+        samples: SampleSource,
         requests: Callable[[], Iterator[Request]],
         device: torch.device,
         *,
@@ -167,7 +167,7 @@ class Loader:
         channels_last: bool = False,
         num_ranks_here: int = 1,
     ) -> None:
-        self._samples, self._device, self._channels_last = samples, device, channels_last
+        self._samples, self._device, self._channels_last = as_samples(samples), device, channels_last
         self.num_workers = choose_num_workers(num_workers, samples, device, num_ranks_here=num_ranks_here)
         self.waited_s = 0.0
         self.num_to_keep, self.kept = 0, list[Batch]()
@@ -209,10 +209,9 @@ class Loader:
             ConfigError: The dataset returned other samples, or no Batch.
         """
         batch = self.raw(indices, keys).to(self._device)
-        finish = getattr(self._samples, "finish", None)
-        if finish is not None:
+        if self._samples.finish is not None:
             seed_reading(keys)  # a worker's generators are not those of this process
-            batch = finish(batch)
+            batch = self._samples.finish(batch)
         return replace(batch, inputs=with_channels_last(batch.inputs)) if self._channels_last else batch
 
     def raw(self, indices: IntArray, keys: KeyArray) -> Batch:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Protocol
 
 import torch
@@ -96,17 +97,44 @@ def one_sample(value: Any, device: torch.device, *, channels_last: bool) -> Any:
     return [value]
 
 
-class Samples(Protocol):
-    """A data set that can be read in any order, a batch at a time.
-
-    It may also have `finish(batch) -> Batch`: what is left to do where the batch is used, on the device and in the
-    rank's own process, such as to turn bytes into numbers (a quarter of the way's traffic). And `is_costly`: True where
-    reading takes so long (files) that processes of its own are worth it. And `files`: paths of the files that it reads,
-    whose sizes are compared between ranks and at a resume.
-    """
+class SampleSource(Protocol):
+    """The required part of a dataset. Every object with these two methods can be trained on; see `Samples`."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        """Read samples; see `Samples.batch`."""
+
+
+class Samples:
+    """Base class of datasets that are read in any order, a batch at a time.
+
+    The contract:
+
+    - `__len__` and `batch` are required. `batch` is a pure function of its arguments: it may run in any process, in any
+      order, and more than once.
+    - The attributes below are optional: a subclass sets those that it needs, as attributes, properties or methods.
+    - Deriving from this class is optional too. An object with the two required methods, and any of the optional parts
+      under these names, works in the same way (`as_samples`).
+
+    Attributes:
+        is_costly: Whether reading takes so long (files) that DataLoader workers are worth their memory. The default
+            number of workers depends on it.
+        groups: (N,) int64 group of each sample, from 0: only samples of one group share a micro-batch. None: any do.
+        files: Paths of the files that are read. Their names and sizes are compared between ranks and at a resume.
+        finish: A method (batch) -> batch, called in the process of the rank with the batch on its device. Such as the
+            conversion of bytes to floats, after they have been sent between processes at a quarter of the size.
+    """
+
+    is_costly: bool = False
+    groups: IntArray | None = None
+    files: Sequence[str | PathLike[str]] | None = None
+    finish: Callable[[Batch], Batch] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        raise NotImplementedError(f"{type(self).__name__} has no __len__")
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Read samples.
@@ -118,9 +146,35 @@ class Samples(Protocol):
         Returns:
             The batch, with these indices.
         """
+        raise NotImplementedError(f"{type(self).__name__} has no batch")
 
 
-class DatasetSamples:
+class _Adapter(Samples):
+    """A dataset that does not derive from `Samples`, with its optional parts where it has them."""
+
+    def __init__(self, source: SampleSource) -> None:
+        self._source = source
+        self.is_costly = getattr(source, "is_costly", Samples.is_costly)
+        self.groups = getattr(source, "groups", Samples.groups)
+        self.finish = getattr(source, "finish", Samples.finish)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def files(self) -> Sequence[str | PathLike[str]] | None:  # type: ignore[override]  # read when needed: it may be long
+        return getattr(self._source, "files", None)
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        return self._source.batch(indices, keys)
+
+
+def as_samples(source: SampleSource) -> Samples:
+    """Return a dataset as `Samples`: itself if it derives from the class, otherwise an adapter of its parts."""
+    return source if isinstance(source, Samples) else _Adapter(source)
+
+
+class DatasetSamples(Samples):
     """Adapter of a torch map-style dataset. The generators of torch, numpy and Python are seeded for each sample.
 
     Random transforms that use these generators, such as torchvision's, therefore have the same result in every process
@@ -141,7 +195,7 @@ class DatasetSamples:
         return len(self.dataset)
 
     @property
-    def files(self) -> list[str] | None:
+    def files(self) -> list[str] | None:  # type: ignore[override]  # a property, since the list may be long
         """Paths of the dataset's files, if it lists them in `samples` as torchvision's `ImageFolder` does."""
         listed = getattr(self.dataset, "samples", None)
         if not isinstance(listed, list) or not listed:

@@ -18,7 +18,7 @@ from lockstep.cluster.rendezvous import ranks_text
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import keys
-from lockstep.data.samples import Batch, Samples
+from lockstep.data.samples import Batch, SampleSource
 from lockstep.doctor.finding import Finding
 from lockstep.provenance.environment import cpu_name, device_name
 from lockstep.version import __version__
@@ -35,7 +35,7 @@ FIXES = {
 }
 
 
-def summary(world: World, config: RunConfig | None, data: Sequence[Samples]) -> dict[str, str]:
+def summary(world: World, config: RunConfig | None, data: Sequence[SampleSource]) -> dict[str, str]:
     """What this rank is and has, as texts that can be compared."""
     found = {
         "lockstep": __version__,
@@ -85,7 +85,7 @@ def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> Finding:
     return Finding(name, text, "warning" if name in ("processor", "device", "python", "pillow") else "problem", fix)
 
 
-def fingerprint(samples: Samples) -> str:
+def fingerprint(samples: SampleSource) -> str:
     """How many samples there are, and a hash over the first, the middle and the last as training would read them."""
     count = len(samples)
     if count == 0:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lockstep.data.fetch import Download, fetch
 from lockstep.data.keyed import IntArray, KeyArray, uniform
-from lockstep.data.samples import Batch
+from lockstep.data.samples import Batch, Samples
 from lockstep.errors import DataError
 from lockstep.recipes.mnist.config import DataConfig
 from lockstep.recipes.mnist.idx import ENDINGS, ByteArray, read_idx
@@ -59,7 +59,7 @@ MD5 = {
 }
 
 
-class Pictures:
+class Pictures(Samples):
     """Grey pictures with their labels, gathered a whole batch at a time.
 
     Args:
