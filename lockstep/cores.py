@@ -13,8 +13,8 @@ NOTABLE_LOAD = 0.25
 def num_cores() -> int:
     """Count the CPU cores this process may run on.
 
-    That is its affinity mask where the system has one (Linux: `taskset`, Slurm, cpusets), and all of the machine's
-    cores elsewhere (macOS).
+    On Linux these are the cores of its affinity mask (`taskset`, Slurm, cpusets); elsewhere (macOS) all cores of the
+    machine.
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

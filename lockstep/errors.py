@@ -3,10 +3,10 @@
 A `LockstepError` prints as one line that states the problem, then one indented line for each slot:
 
     config error: optim.lrr is not a setting
-      given    on the command line: optim.lrr=0.1
-      nearest  optim.lr (float, now 0.05)
+      given  on the command line: optim.lrr=0.1
+      fix    Use optim.lr.
 
-Any other exception is a bug in Lockstep or in a recipe, and shows its traceback.
+Every other exception is a bug in Lockstep or in a recipe, and prints its traceback.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import errno
 import re
 from typing import ClassVar
 
-# Control characters but tab and line feed, separators of lines, changes of the direction of writing, and bytes of file
-# names that are no text. A terminal may obey them: they come from names of files, labels and hosts.
+# Control characters except tab and line feed, line separators, changes of the text direction, and surrogates (bytes of
+# file names that are not UTF-8). Names of files, labels and hosts may have them, and a terminal may act on them.
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
 )
-_MAX_CHARS = 5000  # of each slot: more than the longest path
+_MAX_CHARS = 5000  # of a slot: more than the longest path
 
 
 def printable(text: str) -> str:
-    """A text that does nothing to a terminal: what is not to be printed is written as an escape, such as \\x1b."""
+    """Replace characters that a terminal may act on by escapes, such as \\x1b."""
     return _UNPRINTABLE.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
 
 
 def _cut(text: str) -> str:
-    """Shorten a text: keys and names in a stranger's file may have millions of characters."""
+    """Shorten a text: keys and names in untrusted files may have millions of characters."""
     return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}… {len(text) - _MAX_CHARS:,} more characters"
 
 
@@ -37,9 +37,15 @@ class LockstepError(Exception):
     """A failure that the user can act on.
 
     Args:
-        what: One line: what is wrong, with the value that is wrong.
-        slots: What else there is to know, in order: `given`, `where`, `allowed`, `cause`, `fix`.
-            A fact that is None or empty is left out; a fact of several lines is indented below its name.
+        what: The problem with its value, one sentence.
+        slots: Any of the following, in this order. None and empty values are left out; further lines of a value are
+            indented.
+
+            - given: the values that the user or a file gave
+            - where: file, line, rank or machine
+            - allowed: the allowed values
+            - cause: the underlying reason
+            - fix: what the user can do, an imperative sentence such as "Set micro_batch=3 or more."
     """
 
     kind: ClassVar[str] = "error"
@@ -61,7 +67,7 @@ class LockstepError(Exception):
 
     @property
     def line(self) -> str:
-        """All of it in one line, for programs."""
+        """The error in one line, for programs."""
         slots = (f"{name}: {' '.join(value.split())}" for name, value in self.slots.items())
         return printable("; ".join([self.what, *slots]))
 
@@ -74,35 +80,35 @@ def _rebuild(kind: type[LockstepError], what: str, slots: dict[str, str]) -> Loc
 
 
 class ConfigError(LockstepError):
-    """A setting, a recipe or a command that can't be."""
+    """An invalid setting, recipe or command."""
 
     kind = "config error"
     exit_code = 2
 
 
 class DataError(LockstepError):
-    """A data set that is missing, damaged or not what it claims to be."""
+    """A dataset that is missing, damaged or of another kind."""
 
     kind = "data error"
     exit_code = 3
 
 
 class ReaderLost(DataError):
-    """A process that read samples was killed; the same may well go well another time."""
+    """A DataLoader worker was killed. The same run may succeed when it is repeated."""
 
 
 class LaunchError(LockstepError):
-    """A world that can't start, or lost one of its processes."""
+    """A world that cannot start, or that lost a process."""
 
     kind = "launch error"
     exit_code = 4
 
 
 class HangError(LaunchError):
-    """A world in which nothing gets on any more.
+    """A world that makes no progress.
 
     Attributes:
-        ranks: Which hold it up.
+        ranks: The stalled ranks.
     """
 
     kind = "hang"
@@ -110,61 +116,60 @@ class HangError(LaunchError):
 
 
 class CheckpointError(LockstepError):
-    """A run folder or checkpoint that can't be written, read or used for this model."""
+    """A run folder or checkpoint that cannot be written, read or used for this model."""
 
     kind = "checkpoint error"
     exit_code = 5
 
 
 class TrainError(LockstepError):
-    """Training itself went wrong: a loss that is not finite, ranks that differ."""
+    """A failure of training itself, such as a loss that is not finite or ranks that differ."""
 
     kind = "training error"
     exit_code = 6
 
 
 def cannot_write_result(path: object, error: OSError) -> CheckpointError:
-    """The text for a file that a person has asked for, and that could not be written."""
-    return _unwritten(path, error, "give another place")
+    """Make the error for an output file of a command that cannot be written."""
+    return _unwritten(path, error, "choose another path")
 
 
 def cannot_make(folder: object, error: OSError) -> CheckpointError:
-    """The text for a run's folder that can't be made or written to, before there is anything in it to keep."""
-    return _unwritten(f"run folder {folder}", error, "give another --run-dir")
+    """Make the error for a new run folder that cannot be made or written to."""
+    return _unwritten(f"run folder {folder}", error, "choose another --run-dir")
 
 
 def _unwritten(what: object, error: OSError, instead: str) -> CheckpointError:
-    room = "make room or " if _is_full(error) else ""
-    return CheckpointError(f"can't write {what}: {error.strerror or error}", fix=f"{room}{instead}")
+    fix = f"Free disk space, or {instead}." if _is_full(error) else f"{instead.capitalize()}."
+    return CheckpointError(f"can't write {what}: {error.strerror or error}", fix=fix)
 
 
 def cannot_write(path: object, error: OSError) -> CheckpointError:
-    """The text for a file of a run that could not be written."""
-    cure = "make room" if _is_full(error) else "see that it can be written"
+    """Make the error for a file of a run that cannot be written. Earlier checkpoints are intact."""
+    cure = "Free disk space" if _is_full(error) else "Make the folder writable"
     return CheckpointError(
         f"can't write {path}: {error.strerror or error}",
-        kept="what was saved before is whole",
-        fix=f"{cure} or give another --run-dir; then go on with --resume auto",
+        fix=f"{cure}, then resume with --resume auto: earlier checkpoints are intact. Or choose another --run-dir.",
     )
 
 
 def _is_full(error: OSError) -> bool:
-    """Whether more room on the disk would have helped."""
+    """Return whether the disk is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory is short; torch reports it only in the text of a RuntimeError."""
+    """Return whether an error means that memory ran out. torch reports it in the text of a RuntimeError."""
     text = str(error)
     is_torch_s = "can't allocate memory" in text or "Storage size calculation overflowed" in text
     return isinstance(error, MemoryError) or is_torch_s
 
 
 def no_shared_memory(error: OSError) -> LaunchError:
-    """The text for a machine on which processes can't share semaphores and memory."""
+    """Make the error for a machine on which processes cannot share semaphores and memory."""
     return LaunchError(
         f"processes can't share memory on this machine: {error.strerror or error}",
         where="/dev/shm",
-        fix="give /dev/shm room and make it writable (in a container: --shm-size 1g); "
-        "or one process without others: --procs 1 loader.num_workers=0",
+        fix="Make /dev/shm writable and larger (in a container: --shm-size 1g), "
+        "or run a single process: --procs 1 loader.num_workers=0.",
     )

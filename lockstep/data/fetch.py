@@ -1,4 +1,4 @@
-"""Fetch a file from the network: checked, and there either whole or not at all."""
+"""Downloads of dataset files: verified by checksum, and renamed into place when complete."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Download:
-    """A file that can be fetched.
+    """A file to download.
 
     Attributes:
-        urls: Where it can be had; the first that gives the right file wins.
-        path: Where it is to be.
-        md5: Its checksum as 32 hex digits. MD5 here guards against damage, not against forgery.
+        urls: Addresses, tried in order until one returns a file with the checksum.
+        path: Where to store it.
+        md5: MD5 checksum, 32 hex digits. It protects against damage, not against forgery.
     """
 
     urls: tuple[str, ...]
@@ -37,17 +37,17 @@ class Download:
 
 
 def fetch(download: Download, *, otherwise: str, timeout_s: float = 20.0) -> None:
-    """Fetch a file, unless it is there already.
+    """Download a file unless it exists.
 
-    Of several processes on one machine, one fetches and the others wait for it.
+    Of several processes on one machine, one downloads and the others wait for it.
 
     Args:
-        download: What to fetch.
-        otherwise: What a person can do where fetching is not possible.
-        timeout_s: Longest wait for a server to answer.
+        download: The file.
+        otherwise: An imperative sentence for errors: how the user can supply the file without a network.
+        timeout_s: Timeout of a server's response, in seconds.
 
     Raises:
-        DataError: No address gives the right file, or the folder can't be written.
+        DataError: No address has the right file, or the folder cannot be written to.
     """
     try:
         download.path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,14 +57,15 @@ def fetch(download: Download, *, otherwise: str, timeout_s: float = 20.0) -> Non
                 _fetch_from_any(download, otherwise, timeout_s)
     except OSError as error:
         raise DataError(
-            f"{download.path} can't be written: {error.strerror or error}", fix=f"free the way, or {otherwise}"
+            f"{download.path} can't be written: {error.strerror or error}",
+            fix=f"Make the folder {download.path.parent} writable. {otherwise}",
         ) from error
 
 
 def _fetch_from_any(download: Download, otherwise: str, timeout_s: float) -> None:
     faults = []
     for url in download.urls:
-        LOGGER.warning("fetching %s", url)
+        LOGGER.warning("downloading %s", url)
         part = partial_path(download.path)
         try:
             fault = _fetch_one(url, part, download.md5, timeout_s)
@@ -74,11 +75,11 @@ def _fetch_from_any(download: Download, otherwise: str, timeout_s: float) -> Non
             faults.append(f"{url}: {fault}")
         finally:
             part.unlink(missing_ok=True)
-    raise DataError(f"{download.path.name} is not there and can't be fetched", tried="\n".join(faults), fix=otherwise)
+    raise DataError(f"{download.path} is missing and can't be downloaded", cause="\n".join(faults), fix=otherwise)
 
 
 def _fetch_one(url: str, part: Path, md5: str, timeout_s: float) -> str | None:
-    """Write what an address gives to a file; returns what is wrong with it, None if all is well."""
+    """Download one address into a file. Returns the failure, None if there is none."""
     digest = hashlib.md5(usedforsecurity=False)
     with part.open("wb") as file:
         pieces = _read(url, timeout_s)
@@ -95,22 +96,22 @@ def _fetch_one(url: str, part: Path, md5: str, timeout_s: float) -> str | None:
         file.flush()
         os.fsync(file.fileno())
     if digest.hexdigest() != md5:
-        return f"another file: MD5 {digest.hexdigest()}, expected {md5}"
+        return f"wrong file: MD5 {digest.hexdigest()}, expected {md5}"
     return None
 
 
 def _read(url: str, timeout_s: float) -> Iterator[bytes]:
-    with urlopen(url, timeout=timeout_s) as answer:
-        while piece := answer.read(_PIECE_BYTES):
+    with urlopen(url, timeout=timeout_s) as response:
+        while piece := response.read(_PIECE_BYTES):
             yield piece
 
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock beside a file; it goes with the process that holds it, however that ends."""
+    """Lock a file beside the given one. The kernel releases the lock when the process ends, however it ends."""
     lock = path.with_name(f".{path.name}.lock")
     handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     with os.fdopen(handle, "rb") as file:
-        with suppress(OSError):  # without locks two processes may fetch the same file, each to a place of its own
+        with suppress(OSError):  # without locks two processes may download the same file, each to its own partial file
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

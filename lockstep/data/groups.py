@@ -1,7 +1,8 @@
-"""Samples in groups that can't share a forward pass, such as lines of text of several widths.
+"""Grouped batching: samples that cannot share a forward pass, such as text lines of several widths.
 
-Each group is cut into micro-batches of its own; an epoch's micro-batches of all groups come in random order, and a step
-takes the next few. So a step mixes groups, and a micro-batch never does.
+Each group is split into micro-batches of its own. An epoch has the micro-batches of all groups in random order, and a
+step takes the next few. So a step mixes groups, and a micro-batch never does. (Elsewhere: bucketing, as in
+torchtext's BucketIterator.)
 """
 
 from __future__ import annotations
@@ -9,23 +10,24 @@ from __future__ import annotations
 import numpy as np
 
 from lockstep.data.keyed import IntArray
+from lockstep.data.samples import SampleSource, as_samples
 
 
 class Groups:
-    """How an epoch's samples are cut.
+    """The micro-batches of an epoch of grouped samples.
 
     Args:
-        groups: (N,) number of each sample's group, from 0.
-        global_batch: Most samples of one step.
-        micro_batch: Most samples of one micro-batch.
+        groups: (N,) group of each sample, from 0.
+        global_batch: Largest number of samples of a step.
+        micro_batch: Largest number of samples of a micro-batch.
 
     Attributes:
         num_leaves: Micro-batches of an epoch.
-        leaves_per_step: Micro-batches of a step; the last step of an epoch has what is left.
+        leaves_per_step: Micro-batches of a step; the last step of an epoch has the rest.
     """
 
     def __init__(self, groups: IntArray, global_batch: int, micro_batch: int) -> None:
-        # As an ungrouped step is: into as few micro-batches as can be, all of nearly one size.
+        # As in a step without groups: as few micro-batches as possible, all of nearly equal size.
         self.leaves_per_step = -(-global_batch // micro_batch)
         most = global_batch // self.leaves_per_step
         self._members = np.argsort(groups, kind="stable")
@@ -42,40 +44,40 @@ class Groups:
         """Steps of an epoch."""
         return -(-self.num_leaves // self.leaves_per_step)
 
-    def places_of_step(self, step: int) -> IntArray:
-        """Where the micro-batches of a step of the epoch stand in the epoch's order of micro-batches."""
+    def positions_of_step(self, step: int) -> IntArray:
+        """Return the positions of a step's micro-batches in the epoch's order of micro-batches, (leaves_per_step,)."""
         start = step * self.leaves_per_step
         return np.arange(start, min(start + self.leaves_per_step, self.num_leaves))
 
     def leaf(self, number: int) -> tuple[int, int, int]:
-        """A micro-batch by its number: its group (empty ones don't count), and the stretch of the group that it has.
+        """Return (group, first, last) of a micro-batch: positions [first, last) of the group's own random order.
 
-        The stretch is of positions in the group's own random order.
+        Groups are numbered without empty ones.
         """
         group = int(np.searchsorted(self._leaf_ends, number, side="right"))
         num_leaves = int(self._leaf_counts[group])
-        place = number - (int(self._leaf_ends[group]) - num_leaves)
+        index = number - (int(self._leaf_ends[group]) - num_leaves)
         size, longer = divmod(self.size(group), num_leaves)
-        first = place * size + min(place, longer)
-        return group, first, first + size + (place < longer)
+        first = index * size + min(index, longer)
+        return group, first, first + size + (index < longer)
 
     def size(self, group: int) -> int:
-        """Samples of a group."""
+        """Return the number of samples of a group."""
         return int(self._ends[group] - self._starts[group])
 
     def samples(self, group: int, positions: IntArray) -> IntArray:
-        """The indices of a group's samples, by their positions in the group."""
+        """Return the indices of samples, (N,), by their positions in the group, (N,)."""
         samples: IntArray = self._members[self._starts[group] + positions]
         return samples
 
 
 class Batches:
-    """The batches of an evaluation, in order: each sample once, groups apart.
+    """The batches of an evaluation in order: each sample once, without mixing groups.
 
     Args:
-        num_samples: Of the data set.
-        batch_size: Most samples of one batch.
-        groups: (N,) number of each sample's group, from 0; None where all can share a batch.
+        num_samples: Size of the dataset.
+        batch_size: Largest number of samples of a batch.
+        groups: (N,) group of each sample, from 0; None if any samples can share a batch.
     """
 
     def __init__(self, num_samples: int, batch_size: int, groups: IntArray | None = None) -> None:
@@ -91,14 +93,13 @@ class Batches:
     def __len__(self) -> int:
         return -(-self._num_samples // self._batch_size) if self._cuts is None else len(self._cuts)
 
-    def __getitem__(self, place: int) -> IntArray:
+    def __getitem__(self, index: int) -> IntArray:
         if self._cuts is not None:
-            return self._cuts[place]
-        start = place * self._batch_size
+            return self._cuts[index]
+        start = index * self._batch_size
         return np.arange(start, min(start + self._batch_size, self._num_samples))
 
 
-def groups_of(samples: object) -> IntArray | None:
-    """The groups of a data set's samples: its `groups`, (N,) int64 from 0, if it has any."""
-    groups: IntArray | None = getattr(samples, "groups", None)
-    return groups
+def groups_of(samples: SampleSource) -> IntArray | None:
+    """Return the group of each sample of a dataset, (N,) int64 from 0; None if it has no groups."""
+    return as_samples(samples).groups

@@ -1,7 +1,15 @@
-"""Reads the batches of a process's micro-batches, in order, ahead of time where there are workers.
+"""Loading of the batches of a rank's micro-batches, in order, ahead of time with DataLoader workers.
 
-What is read is a pure function of the request, so the number of workers changes nothing but the time it takes. One
-stream runs through all epochs of a run: no stall at their borders.
+A batch is a pure function of its request (sample indices and keys), so the number of workers changes only the speed.
+The trainer and the loader each iterate over the same `Order`; a batch whose indices differ from the expected ones is an
+error. One stream runs through all epochs, so there is no stall between them. With two workers:
+
+    requests (Order)   r0  r1  r2  r3  r4 ...
+    worker 0           read b0 | read b2 | read b4 ...        torch hands requests out in turn,
+    worker 1           read b1 | read b3 | ...                and returns batches in the order of the requests
+    rank               batch(r0) step batch(r1) step batch(r2) ...   to(device), finish
+
+Workers are forked, and reading happens under one thread and seeded generators (`read`), in a worker as in the rank.
 """
 
 from __future__ import annotations
@@ -22,24 +30,24 @@ from lockstep.cluster.signals import exit_with_parent
 from lockstep.cores import num_cores
 from lockstep.data.keyed import IntArray, KeyArray, seed_reading
 from lockstep.data.order import Order, Place
-from lockstep.data.samples import Batch, Samples, with_channels_last
+from lockstep.data.samples import Batch, SampleSource, as_samples, with_channels_last
 from lockstep.errors import ConfigError, DataError, LockstepError, ReaderLost, no_shared_memory
 from lockstep.open_files import is_too_many_files, too_many_files
 
 Request = tuple[IntArray, KeyArray]
 
-MAX_WORKERS = 8  # for each rank, where it is not said how many; more seldom help and each takes memory
+MAX_WORKERS = 8  # of a rank, with loader.num_workers=auto: more rarely help, and each takes memory
 
 
 class _Reader(Dataset[Batch | LockstepError]):
-    def __init__(self, samples: Samples) -> None:
+    def __init__(self, samples: SampleSource) -> None:
         self.samples = samples
 
     def __getitem__(self, request: Any) -> Batch | LockstepError:
         try:
             return _batch(self.samples, *request)
         except LockstepError as error:
-            # Raised here, it would come out as torch's RuntimeError around a traceback.
+            # Returned, not raised: the DataLoader would wrap it in an error whose text is a traceback.
             return error
 
 
@@ -51,11 +59,16 @@ class _Requests(Sampler[Request]):
         return self.requests()
 
 
-def read(samples: Samples, indices: IntArray, keys: KeyArray) -> Batch:
-    """Read a batch in this process, to the bits that a worker would read.
+def read(samples: SampleSource, indices: IntArray, keys: KeyArray) -> Batch:
+    """Read a batch in this process, with the same bits as in a worker.
 
-    A worker has one thread: it is forked, and OpenMP's others do not outlive that. So it is one here too, as sums may
-    depend on how many there are.
+    A forked worker has one thread, since OpenMP's other threads do not survive a fork. The number of threads can change
+    the order of sums, so this process uses one thread too.
+
+    Args:
+        samples: The dataset.
+        indices: (N,) samples.
+        keys: (N,) their random keys.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -65,29 +78,29 @@ def read(samples: Samples, indices: IntArray, keys: KeyArray) -> Batch:
         torch.set_num_threads(num_threads)
 
 
-def _batch(samples: Samples, indices: IntArray, keys: KeyArray) -> Batch:
-    # A data set that draws from the global generators draws the same in every process.
+def _batch(samples: SampleSource, indices: IntArray, keys: KeyArray) -> Batch:
+    # A dataset that uses the global generators then draws the same numbers in every process.
     seed_reading(keys)
     return samples.batch(indices, keys)
 
 
 def choose_num_workers(
-    num_workers: int | Literal["auto"], samples: Samples, device: torch.device, *, num_ranks_here: int
+    num_workers: int | Literal["auto"], samples: SampleSource, device: torch.device, *, num_ranks_here: int
 ) -> int:
-    """How many reading processes a rank gets. Changes no result.
+    """Choose the number of DataLoader workers of a rank. Does not change results.
 
-    By itself: none for data that lies in memory; for files, the cores of this machine that its ranks leave free. A
-    rank on a GPU needs one core for itself and gets at least one worker; one on the CPU needs as many as its threads.
+    "auto": 0 for data in memory; for files, the rank's share of the cores that are free. A rank on a GPU keeps one core
+    for itself and has at least one worker; a rank on the CPU keeps as many cores as it has threads.
 
     Args:
-        num_workers: What the settings say.
-        samples: The data set.
-        device: Where the rank computes.
+        num_workers: The setting `loader.num_workers`.
+        samples: The dataset.
+        device: Device of the rank.
         num_ranks_here: Ranks on this machine.
     """
     if num_workers != "auto":
         return num_workers
-    if not getattr(samples, "is_costly", False):
+    if not as_samples(samples).is_costly:
         return 0
     share = num_cores() // num_ranks_here
     own = torch.get_num_threads() if device.type == "cpu" else 1
@@ -96,50 +109,56 @@ def choose_num_workers(
 
 
 def training_requests(order: Order, place: Place, start: int, stop: int) -> Iterator[Request]:
-    """What a process reads for the steps [start, stop) of a run."""
+    """Iterate over the requests of a rank for the steps [start, stop) of a run.
+
+    Args:
+        order: The order of samples.
+        place: The rank and the world size.
+        start: First step.
+        stop: The step after the last one.
+    """
     for step in order.steps(place, start=start, stop=stop):
         for micro_batch in step.micro_batches:
             yield micro_batch.indices, micro_batch.keys
 
 
 def lost_reader(error: RuntimeError) -> DataError | None:
-    """The text for a reading process that somebody killed; None where the error is another one.
+    """Make the error for a DataLoader worker that was killed; None if the error is another one.
 
-    torch notices it by a signal, and raises its error wherever the rank happens to be.
+    torch raises it in a SIGCHLD handler, hence anywhere in the rank's code.
     """
-    found = re.search(r"DataLoader worker \(pid\D*(\d+)\) (.+)", str(error))
-    if found is None:
+    match = re.search(r"DataLoader worker \(pid\D*(\d+)\) (.+)", str(error))
+    if match is None:
         return None
     return ReaderLost(
-        f"a reading process (pid {found[1]}) was lost: it {found[2].rstrip('. ')}",
-        cause="this machine had no memory left (dmesg tells), or somebody killed it",
-        fix="fewer of them: loader.num_workers=1, or 0 for none; then go on with --resume auto",
+        f"DataLoader worker (pid {match[1]}) {match[2].rstrip('. ')}",
+        cause="the machine ran out of memory (see dmesg), or another process killed the worker",
+        fix="Set loader.num_workers=1, or 0 for none, and resume with --resume auto.",
     )
 
 
 class Loader:
-    """Batches for one process, in the order in which they were announced.
+    """The batches of one rank, in the order of their requests.
 
     Args:
-        samples: The data set.
-        requests: Called once for each reader: what will be asked for, in order.
-        device: Where batches go.
-        num_workers: Reading processes; 0 reads when asked; "auto" as `choose_num_workers` has it.
+        samples: The dataset.
+        requests: Returns an iterator over all requests, in order.
+        device: Device of the batches.
+        num_workers: DataLoader workers; 0: read in this process; "auto": see `choose_num_workers`.
         prefetch: Batches that each worker reads ahead.
-        channels_last: Lay pictures, (N, C, H, W), out with the channels last, in dicts and lists too, for a model that
-            has its weights so.
+        channels_last: Convert (N, C, H, W) inputs to the memory format channels_last, in dicts and lists too.
         num_ranks_here: Ranks on this machine, for "auto".
 
     Attributes:
-        num_workers: Reading processes.
-        waited_s: Seconds that `batch` has waited for samples so far, or has read them itself.
-        num_to_keep: Samples that go into `kept`, from the next on.
-        kept: The first of them, as the data set gave them and in the same memory.
+        num_workers: DataLoader workers.
+        waited_s: Seconds spent so far on waiting for batches, or on reading them in this process.
+        num_to_keep: Number of samples still to be stored in `kept`.
+        kept: The stored samples, as the dataset returned them and in the same memory.
     """
 
     def __init__(
         self,
-        samples: Samples,
+        samples: SampleSource,
         requests: Callable[[], Iterator[Request]],
         device: torch.device,
         *,
@@ -148,7 +167,7 @@ class Loader:
         channels_last: bool = False,
         num_ranks_here: int = 1,
     ) -> None:
-        self._samples, self._device, self._channels_last = samples, device, channels_last
+        self._samples, self._device, self._channels_last = as_samples(samples), device, channels_last
         self.num_workers = choose_num_workers(num_workers, samples, device, num_ranks_here=num_ranks_here)
         self.waited_s = 0.0
         self.num_to_keep, self.kept = 0, list[Batch]()
@@ -161,13 +180,14 @@ class Loader:
                 num_workers=self.num_workers,
                 prefetch_factor=prefetch,
                 pin_memory=device.type == "cuda",
-                worker_init_fn=_begin_worker,
-                # A rank's own default is how it was started itself: then each worker would import torch anew, and the
-                # data set would have to be picklable.
+                worker_init_fn=_start_worker,
+                # The default of a rank is the way it was started itself (forkserver): each worker would import torch
+                # again, and the dataset would be pickled.
                 multiprocessing_context="fork",
             )
             try:
-                # First, as an iterator of torch that is half made prints a traceback when it is taken apart.
+                # A lock fails for the same reasons, but without the traceback that torch prints when a half-made
+                # iterator is deleted.
                 multiprocessing.get_context("fork").Lock()
                 self._stream = iter(loader)
             except OSError as error:
@@ -178,42 +198,49 @@ class Loader:
                 raise no_shared_memory(error) from error
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """The next batch that was announced, on the device.
+        """Return the next batch on the device.
+
+        Args:
+            indices: (N,) samples of the next request.
+            keys: (N,) their random keys.
 
         Raises:
-            LockstepError: The data set's own, whichever process read.
-            ConfigError: The data set gave other samples than these.
+            LockstepError: Raised by the dataset, in this process or a worker.
+            ConfigError: The dataset returned other samples, or no Batch.
         """
         batch = self.raw(indices, keys).to(self._device)
-        finish = getattr(self._samples, "finish", None)
-        if finish is not None:
-            seed_reading(keys)  # the batch may come from another process
-            batch = finish(batch)
+        if self._samples.finish is not None:
+            seed_reading(keys)  # a worker's generators are not those of this process
+            batch = self._samples.finish(batch)
         return replace(batch, inputs=with_channels_last(batch.inputs)) if self._channels_last else batch
 
     def raw(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """The next batch that was announced, as the data set gave it.
+        """Return the next batch as the dataset returned it, without `finish` and on the CPU.
+
+        Args:
+            indices: (N,) samples of the next request.
+            keys: (N,) their random keys.
 
         Raises:
-            LockstepError: The data set's own, whichever process read.
-            RuntimeError: The data set gave other samples than these.
+            LockstepError: Raised by the dataset, in this process or a worker.
+            ConfigError: The dataset returned other samples, or no Batch.
         """
-        began = time.perf_counter()
+        started = time.perf_counter()
         batch = read(self._samples, indices, keys) if self._stream is None else next(self._stream)
-        self.waited_s += time.perf_counter() - began
+        self.waited_s += time.perf_counter() - started
         if isinstance(batch, LockstepError):
             raise batch
         if not isinstance(batch, Batch):
             raise ConfigError(
-                f"batch() of the recipe's data set gave a {type(batch).__name__}, not a Batch",
-                fix="return Batch(inputs, targets, torch.from_numpy(indices))",
+                f"batch() of the recipe's dataset returned a {type(batch).__name__}, not a Batch",
+                fix="Return Batch(inputs, targets, torch.from_numpy(indices)) from batch().",
             )
         if not np.array_equal(batch.indices.numpy(), indices):
             raise ConfigError(
-                "batch() of the recipe's data set gave other samples than it was asked for",
-                given=f"{len(batch)}: {batch.indices[:4].tolist()} …",
-                allowed=f"{len(indices)}: {indices[:4].tolist()} …, in this order",
-                fix="return Batch(inputs, targets, torch.from_numpy(indices))",
+                "batch() of the recipe's dataset returned other samples than the requested ones",
+                given=f"{len(batch)} samples: {batch.indices[:4].tolist()} …",
+                allowed=f"{len(indices)} samples: {indices[:4].tolist()} …, in this order",
+                fix="Return Batch(inputs, targets, torch.from_numpy(indices)) from batch().",
             )
         if self.num_to_keep > 0:
             self.kept.append(batch.head(self.num_to_keep))
@@ -221,19 +248,19 @@ class Loader:
         return batch
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         workers = list(getattr(self._stream, "_workers", ()))
-        self._stream = None  # asks them, and waits for some seconds
+        self._stream = None  # its destructor asks the workers to exit, and waits a few seconds
         for worker in workers:
             if worker.is_alive():
                 worker.kill()
 
 
-def _begin_worker(worker: int) -> None:
-    torch.set_num_threads(1)  # as read() has it
-    # Signals are the rank's business: it ends its workers, and they end by themselves when it is gone.
-    # Some send them to a rank's whole process group, or to all processes of a job.
+def _start_worker(worker: int) -> None:
+    torch.set_num_threads(1)  # as in read()
+    # Schedulers and terminals send signals to the whole process group. The rank handles them: it stops its workers, and
+    # they exit by themselves if it dies.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A worker has the rank's open files, the run folder's lock among them.
+    # Otherwise a forked worker could outlive the rank with its open files, such as the lock of the run folder.
     exit_with_parent()

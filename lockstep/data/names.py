@@ -1,4 +1,4 @@
-"""Names of files in lists that others wrote: they may not lead out of the folder that the user gave."""
+"""File names in untrusted lists: they must not lead out of the folder that the user gave."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from lockstep.errors import DataError
 
 
 def first_outside(names: Iterable[str], folder: Path, root: Path) -> str | None:
-    """The first of some names that leads out of a folder; None where none does.
+    """Return the first name that leads out of a folder; None if all are inside.
 
-    Names are compared as text: a symbolic link below the folder may lead anywhere, since it is the user's.
+    Names are compared as text: a symbolic link below the folder may lead anywhere, since the user made it.
 
     Args:
-        names: Relative to `folder`, or absolute.
-        folder: Where files are looked for.
-        root: The folder that they have to be in.
+        names: File names, relative to `folder` or absolute.
+        folder: Folder that relative names refer to.
+        root: Folder that all files must be in.
     """
-    # Joined once and not for each name: a list may have millions.
+    # Resolved once, not for each name: a list may have millions.
     base = os.path.abspath(root.expanduser())
     inside = base if base.endswith(os.sep) else base + os.sep
     start = os.path.abspath(folder.expanduser())
@@ -32,10 +32,17 @@ def first_outside(names: Iterable[str], folder: Path, root: Path) -> str | None:
 
 
 def outside(name: str, root: Path, *, where: str | None, fix: str) -> DataError:
-    """The error for such a name."""
+    """Make the error for a name that leads out of a folder.
+
+    Args:
+        name: The name.
+        root: The folder that it must be in.
+        where: File and line of the name.
+        fix: What the user can do, an imperative sentence.
+    """
     return DataError(
         f"{name} is not in the folder {root}",
         where=where,
-        allowed="names that are relative, and do not lead out of that folder",
+        allowed="names relative to that folder, without .. out of it",
         fix=fix,
     )

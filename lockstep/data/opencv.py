@@ -1,7 +1,7 @@
-"""OpenCV with its threads off. The package imports cv2 from here and from nowhere else; a test holds that.
+"""OpenCV without threads. All modules import cv2 from here; a test in tests/house checks it.
 
-OpenCV's pool of threads does not survive a fork: a reading process that finds one is lost to a deadlock or a
-segmentation fault. In a reading process the pool would also compete with the other readers for the cores.
+OpenCV's thread pool does not survive a fork: a forked DataLoader worker that uses it deadlocks or crashes. In a worker
+the pool would also compete with the other workers for the cores.
 """
 
 from __future__ import annotations

@@ -1,8 +1,18 @@
-"""Which samples a step trains on: (seed, epoch, step) -> the indices of every micro-batch.
+"""The order of samples (a sampler): (seed, epoch, step) -> the sample indices of every micro-batch.
 
-Everything here is arithmetic on plain integers. The order of an epoch is a keyed permutation that can be asked for any
-stretch of positions, so nobody holds a list of all samples: a Feistel network over the next power of two, walked along
-its cycle until the value is a sample (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
+Everything is integer arithmetic. The order of an epoch is a keyed permutation that is evaluated for any range of
+positions, so no process stores a list of all samples: a Feistel network over the next power of two, applied again
+until the value is a sample ("cycle walking": Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+
+From the epoch's order to ranks, with global_batch=8, micro_batch=2 and two ranks:
+
+    position in the epoch    0  1  2  3  4  5  6  7 | 8  9 10 11 12 13 14 15 | ...
+    step                     0                      | 1                      | ...
+    micro-batch (leaf)       0     1     2     3    | 0     1     2     3    |
+    rank                     0     0     1     1    | 0     0     1     1    |
+    sample = permute(position), its random numbers = key(seed, epoch, sample)
+
+Only the row "rank" depends on the world: another world runs the same micro-batches on other ranks.
 """
 
 from __future__ import annotations
@@ -19,31 +29,31 @@ from lockstep.data.keyed import FORWARD, ORDER, IntArray, KeyArray, key, keys, m
 
 NUM_ROUNDS = 8
 MIN_BITS = 8  # smaller networks have too few permutations to look random
-WINDOW = 4096  # positions permuted at once: numpy's cost for a call then spreads over many samples
+WINDOW = 4096  # positions permuted in one call: a numpy call costs microseconds, whatever its length
 
 
 class Place(Protocol):
-    """Which process of how many: a World, or any object with these two numbers."""
+    """A rank of a world: a `World`, or any object with these two numbers."""
 
     @property
     def rank(self) -> int:
-        """From 0 to size - 1."""
+        """Rank, from 0 to size - 1."""
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
+        """Number of processes."""
 
 
 def permute(positions: IntArray, num_samples: int, permutation_key: int) -> IntArray:
-    """The samples at some positions of a random order of `range(num_samples)`.
+    """Return the samples at some positions of a random permutation of `range(num_samples)`.
 
     Args:
-        positions: (N,) places in the order, each in [0, num_samples).
-        num_samples: Length of the order.
-        permutation_key: Chooses the order.
+        positions: (N,) positions, each in [0, num_samples).
+        num_samples: Length of the permutation.
+        permutation_key: Selects the permutation.
 
     Returns:
-        (N,) sample indices. Over all positions, each index comes exactly once.
+        (N,) sample indices. Over all positions, each index occurs exactly once.
     """
     bits = max(MIN_BITS, (num_samples - 1).bit_length())
     right_bits = np.uint64(bits // 2)
@@ -51,6 +61,8 @@ def permute(positions: IntArray, num_samples: int, permutation_key: int) -> IntA
     right_mask = np.uint64((1 << (bits // 2)) - 1)
     round_keys = [np.uint64(key(permutation_key, number)) for number in range(NUM_ROUNDS)]
 
+    # An unbalanced Feistel network: each round changes one half by a hash of the other, so it is a bijection for any
+    # hash. Both halves keep their number of bits, also where the total is odd.
     def encrypt(values: KeyArray) -> KeyArray:
         left, right = values >> right_bits, values & right_mask
         for number, round_key in enumerate(round_keys):
@@ -61,6 +73,8 @@ def permute(positions: IntArray, num_samples: int, permutation_key: int) -> IntA
         return (left << right_bits) | right
 
     values = encrypt(positions.astype(np.uint64))
+    # The domain is less than twice num_samples (above MIN_BITS), so few values walk far. Each walk ends, since a
+    # cycle of the bijection that starts at a sample returns to it.
     outside = np.flatnonzero(values >= num_samples)
     while len(outside):
         values[outside] = encrypt(values[outside])
@@ -69,7 +83,17 @@ def permute(positions: IntArray, num_samples: int, permutation_key: int) -> IntA
 
 
 def part(start: int, stop: int, num_parts: int, index: int) -> tuple[int, int]:
-    """One of the parts of a stretch whose lengths differ by at most one, the longer ones first."""
+    """Split [start, stop) into parts whose lengths differ by at most one, longer ones first, and return one of them.
+
+    Args:
+        start: First position.
+        stop: The position after the last one.
+        num_parts: Number of parts.
+        index: The part to return, from 0.
+
+    Returns:
+        (first, stop) of the part.
+    """
     size, longer = divmod(stop - start, num_parts)
     first = start + index * size + min(index, longer)
     return first, first + size + (index < longer)
@@ -80,13 +104,13 @@ class MicroBatch:
     """The samples of one forward pass.
 
     Attributes:
-        step: Number of the step in the run, from 0.
-        epoch: From 0.
-        index: Place among the step's micro-batches: the leaf of the reduction tree.
+        step: Step of the run, from 0.
+        epoch: Epoch, from 0.
+        index: Index in the step: the leaf of the reduction tree.
         indices: (N,) samples.
-        keys: (N,) their random keys in this epoch.
-        weight: Share of the step's samples. The weights of a step's micro-batches add up to 1.
-        forward_key: Seeds dropout and the like in this forward pass.
+        keys: (N,) random keys of the samples in this epoch.
+        weight: Fraction of the step's samples. The weights of a step's micro-batches add up to 1.
+        forward_key: Seed of the forward pass, for dropout and the like.
     """
 
     step: int
@@ -103,15 +127,15 @@ class MicroBatch:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One optimizer update, as one process sees it.
+    """One optimizer update, with the micro-batches of one rank.
 
     Attributes:
-        number: In the run, from 0.
-        epoch: From 0.
-        num_samples: Samples of the step over all processes.
-        num_micro_batches: Of the whole step: the leaves of its reduction tree.
-        world_size: Processes that share them.
-        micro_batches: Those of the process that asked.
+        number: Step of the run, from 0.
+        epoch: Epoch, from 0.
+        num_samples: Samples of the step over all ranks.
+        num_micro_batches: Micro-batches of the step over all ranks: the leaves of its reduction tree.
+        world_size: Number of ranks.
+        micro_batches: The micro-batches of this rank.
     """
 
     number: int
@@ -122,26 +146,26 @@ class Step:
     micro_batches: tuple[MicroBatch, ...]
 
     def share(self, rank: int) -> tuple[int, int]:
-        """The micro-batches [first, last) that a rank runs."""
+        """Return the micro-batches [first, last) of a rank."""
         return part(0, self.num_micro_batches, self.world_size, rank)
 
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which a run sees its samples.
+    """The order in which a run trains on its samples: what a sampler is in PyTorch.
 
-    Each epoch is a permutation of all samples of its own, cut into steps of `global_batch`; the last step of an epoch
-    has what is left. A step is cut evenly into as few micro-batches as hold at most `micro_batch` samples each.
+    Each epoch has its own permutation of all samples, split into steps of `global_batch`; the last step of an epoch
+    has the rest. A step is split evenly into as few micro-batches of at most `micro_batch` samples as possible.
 
-    Samples in groups are cut group by group (`Groups`): a micro-batch then holds samples of one group, and some have
-    fewer samples than others.
+    Grouped samples are split group by group (`Groups`): a micro-batch then has samples of a single group, and the sizes
+    of micro-batches differ.
 
     Attributes:
-        num_samples: Size of the data set.
+        num_samples: Size of the dataset.
         global_batch: Samples of one step.
-        micro_batch: Most samples of one forward pass.
-        seed: Chooses the orders and the keys.
-        groups: (N,) number of each sample's group, from 0; None where any samples can share a micro-batch.
+        micro_batch: Largest number of samples of one forward pass.
+        seed: Selects the permutations and the keys.
+        groups: (N,) group of each sample, from 0; None if any samples can share a micro-batch.
     """
 
     num_samples: int
@@ -155,7 +179,7 @@ class Order:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
         if self.groups is not None and len(self.groups) != self.num_samples:
-            raise ValueError(f"{len(self.groups)} samples have a group, and there are {self.num_samples}")
+            raise ValueError(f"groups has {len(self.groups)} entries for {self.num_samples} samples")
 
     @cached_property
     def _cut(self) -> Groups | None:
@@ -163,30 +187,31 @@ class Order:
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """Steps of one epoch, the smaller last one included."""
+        """Steps of one epoch, including a smaller last one."""
         if self._cut is not None:
             return self._cut.num_steps
         return -(-self.num_samples // self.global_batch)
 
     def indices(self, epoch: int, positions: IntArray) -> IntArray:
-        """The samples at some positions of an epoch's order."""
+        """Return the samples, (N,), at some positions, (N,), of an epoch's order."""
         return permute(positions, self.num_samples, key(self.seed, ORDER, epoch))
 
-    def stretch(self, step: int) -> tuple[int, int]:
-        """Where a step's samples start and stop in the epoch's order."""
+    def positions(self, step: int) -> tuple[int, int]:
+        """Return the positions [start, stop) of a step's samples in the epoch's order."""
         start = step % self.steps_per_epoch * self.global_batch
         return start, min(start + self.global_batch, self.num_samples)
 
     def steps(self, place: Place, *, start: int = 0, stop: int) -> Iterator[Step]:
-        """The steps [start, stop) of a run, each with the micro-batches that one process runs.
+        """Iterate over the steps [start, stop) of a run, each with the micro-batches of one rank.
 
         Args:
-            place: The process: its rank and the number of processes.
-            start: Steps already done.
-            stop: Steps of the whole run.
+            place: The rank and the world size.
+            start: First step: the number of steps already done.
+            stop: The step after the last one.
         """
         while start < stop:
-            # A window never crosses an epoch, as each epoch has its own permutation.
+            # A window ends with its epoch, since each epoch has its own permutation. Its length has no effect on the
+            # steps, only on the number of numpy calls.
             epoch = start // self.steps_per_epoch
             mine = -(-self.global_batch // place.size)
             last = min(stop, (epoch + 1) * self.steps_per_epoch, start + max(1, WINDOW // mine))
@@ -197,9 +222,10 @@ class Order:
             start = last
 
     def _window(self, place: Place, epoch: int, start: int, stop: int) -> Iterator[Step]:
+        # All positions of the window are permuted by one call, then split into steps and micro-batches again.
         plans = []
         for number in range(start, stop):
-            first, last = self.stretch(number)
+            first, last = self.positions(number)
             num_leaves = -(-(last - first) // self.micro_batch)
             leaves = range(*part(0, num_leaves, place.size, place.rank))
             plans.append(
@@ -220,10 +246,11 @@ class Order:
             yield Step(number, epoch, num_samples, num_leaves, place.size, tuple(micro_batches))
 
     def _grouped(self, cut: Groups, place: Place, epoch: int, start: int, stop: int) -> Iterator[Step]:
+        # Two permutations: of the epoch's micro-batches over all groups, and of the samples within each group.
         epoch_key = key(self.seed, ORDER, epoch)
         for number in range(start, stop):
-            places = cut.places_of_step(number % self.steps_per_epoch)
-            leaves = [cut.leaf(leaf) for leaf in permute(places, cut.num_leaves, key(epoch_key, 0)).tolist()]
+            positions = cut.positions_of_step(number % self.steps_per_epoch)
+            leaves = [cut.leaf(leaf) for leaf in permute(positions, cut.num_leaves, key(epoch_key, 0)).tolist()]
             num_samples = sum(last - first for _, first, last in leaves)
             micro_batches = []
             for leaf in range(*part(0, len(leaves), place.size, place.rank)):

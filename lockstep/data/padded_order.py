@@ -1,4 +1,4 @@
-"""Steps in which every process makes the same number of forward passes."""
+"""Steps in which every rank runs the same number of forward passes, for sharded models."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from lockstep.data.order import Order, Place, Step
 
 @dataclass(frozen=True)
 class _First:
-    """The process that has a micro-batch in every step."""
+    """Rank 0, which has a micro-batch in every step."""
 
     size: int
     rank: int = 0
 
 
 class PaddedOrder(Order):
-    """An `Order` for processes that can't pass through the model without each other.
+    """An `Order` for ranks whose forward and backward passes are collective calls.
 
-    A process with fewer micro-batches than the first one goes through the step's first micro-batch once more, with
-    weight 0.
+    A rank with fewer micro-batches than rank 0 repeats the step's first micro-batch with weight 0.
     """
 
     def steps(self, place: Place, *, start: int = 0, stop: int) -> Iterator[Step]:
-        """As `Order.steps`, each step with as many micro-batches as that of rank 0."""
+        """Iterate over steps; see `Order.steps`. Each has as many micro-batches as rank 0's."""
         mine = super().steps(place, start=start, stop=stop)
         for step, first in zip(mine, super().steps(_First(place.size), start=start, stop=stop), strict=True):
             num_missing = len(first.micro_batches) - len(step.micro_batches)

@@ -1,7 +1,7 @@
-"""Opens picture files of unknown origin: a fixed list of formats, and limits that are checked before decoding.
+"""Opening untrusted image files: a fixed list of formats, and limits checked before decoding (ADR 28).
 
-Pillow knows some forty formats. One starts a program (EPS runs Ghostscript), several fail with any exception on a
-damaged file, and all of them are reached by a file's content, whatever its name is. docs/adr/0028 has the reasons.
+Pillow supports about forty formats and chooses one by a file's content, whatever its name. One starts a program (EPS
+runs Ghostscript), and several raise any kind of exception on a damaged file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import stat
 import warnings
 from pathlib import Path
 
-# The import registers a format with Pillow, which otherwise imports all of its formats.
+# Each import registers a format with Pillow, which otherwise imports all of its formats.
 from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
@@ -37,38 +37,38 @@ _PLUGINS = (
 FORMATS = tuple(plugin.format for plugin in _PLUGINS if plugin.format)
 FORMATS_TEXT = "JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
 
-# A file of a few bytes can claim any size. Pillow refuses from here on too.
+# A file of a few bytes can claim any size. The same limit as Pillow's.
 MAX_PIXELS = 178_956_970
-# What a picture may take in memory: its file, and what decoding needs at its peak.
+# Peak memory of reading an image: the file and the decoder.
 MAX_MEMORY_BYTES = 700_000_000
 MAX_FILE_BYTES = 256 * 1024 * 1024
 
-# Bytes that decoding and the conversion to RGB take per pixel at their peak, with Pillow's four bytes per pixel.
+# Peak bytes a pixel of decoding and conversion to RGB. Pillow stores four bytes a pixel.
 # Measured by tests/unit/data/test_picture_limits.py. A progressive JPEG file keeps all coefficients until its end.
 _BYTES_PER_PIXEL = {"progressive": 12, "WEBP": 17, "TIFF": 12}
 _OTHERS_BYTES_PER_PIXEL = 9
 # JPEG files decoded without Pillow.
 BASELINE_BYTES_PER_PIXEL, PROGRESSIVE_BYTES_PER_PIXEL = 3, 9
-# Of pixels over all scans of a progressive JPEG file. Usual files have about 10 scans, and each goes over the whole
-# picture, even if it takes a few bytes.
+# Limits on the scans of a progressive JPEG file. Usual files have about 10 scans. Each scan decodes the whole image,
+# even if it has only a few bytes.
 _MAX_SCANNED_PIXELS, _MANY_SCANS = 2_000_000_000, 100
 
-# Pillow goes through the heads of files in Python, a segment or a byte at a time. Usual ones have some ten segments.
-MAX_SEGMENTS, _MAX_JUNK_BYTES = 10_000, 1 << 20
-_MAX_CHUNKS = 100_000  # of a PNG file: its pixels are in chunks of some 8 KB
-_MAX_PLAIN_BYTES = 1 << 23  # of a PPM file whose pixels are digits, which are read one by one
+# Pillow parses headers in Python, a segment or a byte at a time. Usual files have about ten segments.
+MAX_SEGMENTS, _MAX_SKIPPED_BYTES = 10_000, 1 << 20
+_MAX_CHUNKS = 100_000  # of a PNG file, whose pixels are in chunks of about 8 KB
+_MAX_PLAIN_BYTES = 1 << 23  # of a PPM file with pixels as digits, which Pillow reads one by one
 _MARKER = re.compile(rb"[^\xff]*\xff+(.)", re.DOTALL)
-_MARKERS_ALONE = frozenset((0x00, *range(0xD0, 0xDA)))  # without a length
+_MARKERS_WITHOUT_LENGTH = frozenset((0x00, *range(0xD0, 0xDA)))
 _START_OF_SCAN = 0xDA
 
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # TIFF tags
 
 
 def read_content(path: Path | str) -> bytes:
-    """All of a regular file: as `Path.read_bytes`, without the file object, which takes longer than the reading.
+    """Read a regular file. As `Path.read_bytes`, without the file object, which costs more than the reading.
 
     Raises:
-        DataError: The file can't be read, is a FIFO or a device, or is too large for a picture.
+        DataError: The file can't be read, is a FIFO or a device, or is too large for an image.
     """
     try:
         # Without O_NONBLOCK, opening a FIFO waits for a writer.
@@ -88,25 +88,25 @@ def read_content(path: Path | str) -> bytes:
             return content
         finally:
             os.close(number)
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise damaged(path, error) from error
 
 
 def open_image(content: bytes | bytearray, name: Path | str) -> Image.Image:
-    """Open a picture of one of the allowed formats. Its pixels are not decoded yet.
+    """Open an image of an allowed format, without decoding its pixels.
 
     Args:
-        content: The file.
-        name: What errors call it.
+        content: The content of the file.
+        name: Name of the file in errors.
 
     Raises:
-        DataError: It is no picture of these formats, is damaged, or claims to be enormous.
+        DataError: It is not an image of these formats, is damaged, or claims too many pixels.
     """
-    if _is_long_winded(content):
+    if _has_many_parts(content):
         raise DataError(
-            f"the picture {name} is in so many parts that reading it would take long",
-            cause="made to waste time, or a damaged file",
-            fix="save it anew, or take it out",
+            f"image {name} has so many parts that reading it would take too long",
+            cause="the file is damaged, or made to waste time",
+            fix="Save the image again, or remove it from the dataset.",
         )
     try:
         with warnings.catch_warnings():
@@ -117,7 +117,7 @@ def open_image(content: bytes | bytearray, name: Path | str) -> Image.Image:
         raise enormous(name) from None
     except UnidentifiedImageError:
         raise not_a_picture(name, content) from None
-    except Exception as error:  # the readers of formats raise whatever comes up
+    except Exception as error:  # Pillow's parsers raise any kind of exception
         raise damaged(name, error) from error
     if not is_small:
         raise enormous(name)
@@ -125,15 +125,15 @@ def open_image(content: bytes | bytearray, name: Path | str) -> Image.Image:
 
 
 def check_memory(name: Path | str, num_bytes: int, image: Image.Image) -> None:
-    """See that an opened picture can be decoded and converted within the limit on memory.
+    """Check that an opened image can be decoded and converted within the memory limit.
 
     Args:
-        name: What errors call it.
-        num_bytes: The file's size.
-        image: The picture, at the scale at which it is to be decoded.
+        name: Name of the file in errors.
+        num_bytes: Size of the file in bytes.
+        image: The image, with its draft scale set.
 
     Raises:
-        DataError: It takes more than that.
+        DataError: It would take more memory.
     """
     kind = "progressive" if "progressive" in image.info else image.format or ""
     per_pixel = _BYTES_PER_PIXEL.get(kind, _OTHERS_BYTES_PER_PIXEL)
@@ -141,18 +141,34 @@ def check_memory(name: Path | str, num_bytes: int, image: Image.Image) -> None:
 
 
 def check_size(name: Path | str, num_bytes: int, num_pixels: int, bytes_per_pixel: int, kind: str = "") -> None:
-    """`check_memory` by numbers."""
+    """Check the memory limit; see `check_memory`.
+
+    Args:
+        name: Name of the file in errors.
+        num_bytes: Size of the file in bytes.
+        num_pixels: Pixels to decode.
+        bytes_per_pixel: Peak memory of a pixel.
+        kind: Text behind the limit in the error, such as " for a TIFF file".
+
+    Raises:
+        DataError: It would take more memory.
+    """
     if num_bytes + num_pixels * bytes_per_pixel > MAX_MEMORY_BYTES:
         most = max(0, MAX_MEMORY_BYTES - num_bytes) // bytes_per_pixel
         raise DataError(
-            f"the picture {name} has {num_pixels:,} pixels, too many to decode in memory",
+            f"image {name} has {num_pixels:,} pixels, too many to decode in memory",
             allowed=f"up to {most:,} pixels{kind}",
-            fix="make it smaller, or take it out",
+            fix="Resize the image, or remove it from the dataset.",
         )
 
 
 def check_scans(name: Path | str, content: bytes, size: tuple[int, int]) -> None:
-    """See that a progressive JPEG file does not go over its picture again and again.
+    """Check the number of scans of a progressive JPEG file, each of which decodes the whole image.
+
+    Args:
+        name: Name of the file in errors.
+        content: The content of the file.
+        size: (width, height) in pixels.
 
     Raises:
         DataError: It has too many scans for its size.
@@ -160,14 +176,14 @@ def check_scans(name: Path | str, content: bytes, size: tuple[int, int]) -> None
     num_scans = content.count(b"\xff\xda")
     if num_scans > min(_MANY_SCANS, _MAX_SCANNED_PIXELS // (size[0] * size[1])):
         raise DataError(
-            f"the picture {name} has {num_scans:,} scans, which would take long to decode",
-            cause="made to waste time, or a damaged file",
-            fix="save it anew, or take it out",
+            f"image {name} has {num_scans:,} scans, which would take too long to decode",
+            cause="the file is damaged, or made to waste time",
+            fix="Save the image again, or remove it from the dataset.",
         )
 
 
-def _is_long_winded(content: bytes | bytearray) -> bool:
-    """Whether a file has so many parts before its pixels that Pillow would take long to go through them."""
+def _has_many_parts(content: bytes | bytearray) -> bool:
+    """Return whether a file has so many parts before its pixels that Pillow would take long to parse them."""
     if content[:3] == b"\xff\xd8\xff":
         return _has_many_segments(content)
     if content[:8] == b"\x89PNG\r\n\x1a\n":
@@ -178,43 +194,43 @@ def _is_long_winded(content: bytes | bytearray) -> bool:
 
 
 def _has_many_segments(content: bytes | bytearray) -> bool:
-    place, num_junk = 2, 0
+    offset, num_skipped_bytes = 2, 0
     for _ in range(MAX_SEGMENTS):
-        found = _MARKER.match(content, place)
-        num_junk += (len(content) if found is None else found.end()) - place
-        if num_junk > _MAX_JUNK_BYTES:
+        match = _MARKER.match(content, offset)
+        num_skipped_bytes += (len(content) if match is None else match.end()) - offset
+        if num_skipped_bytes > _MAX_SKIPPED_BYTES:
             return True
-        if found is None or found[1][0] == _START_OF_SCAN:
+        if match is None or match[1][0] == _START_OF_SCAN:
             return False
-        place = found.end()
-        if found[1][0] not in _MARKERS_ALONE:
-            place += max(2, int.from_bytes(content[place : place + 2], "big"))
+        offset = match.end()
+        if match[1][0] not in _MARKERS_WITHOUT_LENGTH:
+            offset += max(2, int.from_bytes(content[offset : offset + 2], "big"))
     return True
 
 
 def _has_many_chunks(content: bytes | bytearray) -> bool:
-    place = 8
+    offset = 8
     for _ in range(_MAX_CHUNKS):
-        if place >= len(content):
+        if offset >= len(content):
             return False
-        place += 12 + int.from_bytes(content[place : place + 4], "big")
+        offset += 12 + int.from_bytes(content[offset : offset + 4], "big")
     return True
 
 
 def _has_many_blocks(content: bytes | bytearray) -> bool:
-    """Whether comments and the like before a GIF file's first picture have many blocks of up to 255 bytes."""
+    """Return whether extensions before the first frame of a GIF file have many blocks of up to 255 bytes."""
     colours = content[10:11] or b"\0"
-    place = 13 + (3 << (colours[0] & 7) + 1 if colours[0] & 0x80 else 0)
+    offset = 13 + (3 << (colours[0] & 7) + 1 if colours[0] & 0x80 else 0)
     for _ in range(MAX_SEGMENTS):
-        if content[place : place + 1] in (b"", b"\x2c"):
+        if content[offset : offset + 1] in (b"", b"\x2c"):
             return False
-        if content[place : place + 1] != b"\x21":
-            place += 1  # Pillow skips what it does not know
+        if content[offset : offset + 1] != b"\x21":
+            offset += 1  # Pillow skips unknown bytes
             continue
-        place += 2
+        offset += 2
         for _ in range(MAX_SEGMENTS):
-            length = (content[place : place + 1] or b"\0")[0]
-            place += 1 + length
+            length = (content[offset : offset + 1] or b"\0")[0]
+            offset += 1 + length
             if not length:
                 break
         else:
@@ -223,7 +239,7 @@ def _has_many_blocks(content: bytes | bytearray) -> bool:
 
 
 def _tiles_are_small(image: Image.Image) -> bool:
-    """Whether a TIFF file's tiles fit the picture: each is decoded whole, however little of it shows."""
+    """Return whether a TIFF file's tiles fit its image: each is decoded completely, however little of it is visible."""
     if not isinstance(image, TiffImagePlugin.TiffImageFile):
         return True
     width, height = image.tag_v2.get(_TILE_WIDTH, 0), image.tag_v2.get(_TILE_LENGTH, 0)
@@ -231,36 +247,39 @@ def _tiles_are_small(image: Image.Image) -> bool:
 
 
 def enormous(name: Path | str, max_pixels: int = MAX_PIXELS) -> DataError:
-    """The error for a picture of more pixels than are allowed."""
+    """Make the error for an image that claims too many pixels."""
     return DataError(
-        f"{name} claims to be a picture of more than {max_pixels:,} pixels",
-        cause="a decompression bomb, or a damaged file",
-        fix="make it smaller, or take it out",
+        f"{name} claims to be an image of more than {max_pixels:,} pixels",
+        cause="the file is damaged, or a decompression bomb",
+        fix="Resize the image, or remove it from the dataset.",
     )
 
 
 def too_large(name: Path | str, num_bytes: int) -> DataError:
-    """The error for a file that is larger than any picture is allowed to be."""
+    """Make the error for a file above the size limit."""
     return DataError(
-        f"{name} has {num_bytes:,} bytes, too many for a picture",
+        f"{name} has {num_bytes:,} bytes, too many for an image",
         allowed=f"up to {MAX_FILE_BYTES:,} bytes",
-        fix="make it smaller, or take it out",
+        fix="Compress the image, or remove it from the dataset.",
     )
 
 
 def not_a_picture(name: Path | str, content: bytes | bytearray) -> DataError:
-    """The error for a file of another kind."""
+    """Make the error for a file that is not an image."""
+    fix = "Replace the file, or remove it from the dataset."
     if not content:
-        return DataError(f"{name} is empty", allowed="a picture")
-    return DataError(f"{name} is not a picture", allowed=FORMATS_TEXT)
+        return DataError(f"{name} is empty", allowed=FORMATS_TEXT, fix=fix)
+    return DataError(f"{name} is not an image", allowed=FORMATS_TEXT, fix=fix)
 
 
 def damaged(name: Path | str, error: Exception) -> DataError:
-    """The error for a picture that can't be read or decoded."""
+    """Make the error for an image that cannot be read or decoded."""
     if isinstance(error, OSError) and error.errno is not None:
-        return DataError(f"{name} can't be read: {error.strerror or error}")
+        return DataError(
+            f"{name} can't be read: {error.strerror or error}", fix="Check the path and the permissions of the file."
+        )
     return DataError(
-        f"the picture {name} is damaged",
-        reason=str(error) or type(error).__name__,
-        fix="take it out, or put a whole one in its place",
+        f"image {name} is damaged",
+        cause=str(error) or type(error).__name__,
+        fix="Replace the file, or remove it from the dataset.",
     )

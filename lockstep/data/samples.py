@@ -1,13 +1,14 @@
-"""Samples: from an index and a random key to a batch.
+"""Datasets: from sample indices and random keys to a batch.
 
-A sample's random numbers (crop, flip, shift) come from its own key, which follows from (seed, epoch, index). They do
-not depend on which rank or loader worker reads it, nor on what was read before.
+Random numbers of a sample (crop, flip, shift) come from its own key, a function of (seed, epoch, index). They do not
+depend on the rank or DataLoader worker that reads it, or on the samples read before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Protocol
 
 import torch
@@ -22,9 +23,9 @@ class Batch:
     """Samples that go through the model together.
 
     Attributes:
-        inputs: What the model is called with, N samples along the first dimension.
-        targets: What the loss and the metric compare with.
-        indices: (N,) int64, the samples' places in the data set.
+        inputs: The argument of the model: a tensor, dict, list or tuple, with N samples along the first dimension.
+        targets: Targets for the loss and the metric, of any type.
+        indices: (N,) int64, indices of the samples in the dataset.
     """
 
     inputs: Any
@@ -35,18 +36,18 @@ class Batch:
         return len(self.indices)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on another device; returns itself where nothing has to move."""
+        """Return the batch on a device."""
         if device.type == "cpu":
             return self
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def head(self, count: int) -> Batch:
-        """The first samples, in the same memory; tensors have the samples along their first dimension."""
+        """Return the first `count` samples, in the same memory."""
         few = self._map(lambda tensor: tensor[:count] if tensor.dim() else tensor)
         return Batch(few.inputs, few.targets, self.indices[:count])
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory, from which a GPU reads without waiting."""
+        """Return the batch in page-locked memory, for asynchronous copies to a GPU."""
         return self._map(Tensor.pin_memory)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -60,12 +61,12 @@ def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return {key: _map(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [_map(item, change) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # a named tuple takes each
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # a named tuple
     return value
 
 
 def with_channels_last(value: Any) -> Any:
-    """Pictures, (N, C, H, W), with the channels last in memory; in a dict, list or tuple too. All else as it is."""
+    """Convert (N, C, H, W) tensors, in dicts, lists and tuples too, to channels_last. Other values are unchanged."""
     return _map(value, _channels_last)
 
 
@@ -73,13 +74,19 @@ def _channels_last(tensor: Tensor) -> Tensor:
     if tensor.dim() != 4:
         return tensor
     tensor = tensor.contiguous(memory_format=torch.channels_last)
-    # With one channel or one sample several strides describe the same bytes, and torch chooses its kernels by them.
+    # With one channel or one sample, several strides describe the same memory, and torch selects kernels by strides.
     _, channels, height, width = tensor.shape
     return tensor.as_strided(tensor.shape, (height * width * channels, 1, width * channels, channels))
 
 
 def one_sample(value: Any, device: torch.device, *, channels_last: bool) -> Any:
-    """What a model takes for one sample: tensors on the device with a first dimension of 1, plain values in lists."""
+    """Make a batch of one sample: tensors on the device with a first dimension of 1, other values in lists.
+
+    Args:
+        value: Inputs of one sample: a tensor, dict, list, tuple or plain value.
+        device: Device of the tensors.
+        channels_last: Convert images to the memory format channels_last.
+    """
     if isinstance(value, Tensor):
         batch = value.unsqueeze(0).to(device)
         return with_channels_last(batch) if channels_last else batch
@@ -90,36 +97,92 @@ def one_sample(value: Any, device: torch.device, *, channels_last: bool) -> Any:
     return [value]
 
 
-class Samples(Protocol):
-    """A data set that can be read in any order, a batch at a time.
-
-    It may also have `finish(batch) -> Batch`: what is left to do where the batch is used, on the device and in the
-    rank's own process, such as to turn bytes into numbers (a quarter of the way's traffic). And `is_costly`: True where
-    reading takes so long (files) that processes of its own are worth it. And `files`: paths of the files that it reads,
-    whose sizes are compared between ranks and at a resume.
-    """
+class SampleSource(Protocol):
+    """The required part of a dataset. Every object with these two methods can be trained on; see `Samples`."""
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        """Read samples; see `Samples.batch`."""
+
+
+class Samples:
+    """Base class of datasets that are read in any order, a batch at a time.
+
+    The contract:
+
+    - `__len__` and `batch` are required. `batch` is a pure function of its arguments: it may run in any process, in any
+      order, and more than once.
+    - The attributes below are optional: a subclass sets those that it needs, as attributes, properties or methods.
+    - Deriving from this class is optional too. An object with the two required methods, and any of the optional parts
+      under these names, works in the same way (`as_samples`).
+
+    Attributes:
+        is_costly: Whether reading takes so long (files) that DataLoader workers are worth their memory. The default
+            number of workers depends on it.
+        groups: (N,) int64 group of each sample, from 0: only samples of one group share a micro-batch. None: any do.
+        files: Paths of the files that are read. Their names and sizes are compared between ranks and at a resume.
+        finish: A method (batch) -> batch, called in the process of the rank with the batch on its device. Such as the
+            conversion of bytes to floats, after they have been sent between processes at a quarter of the size.
+    """
+
+    is_costly: bool = False
+    groups: IntArray | None = None
+    files: Sequence[str | PathLike[str]] | None = None
+    finish: Callable[[Batch], Batch] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        raise NotImplementedError(f"{type(self).__name__} has no __len__")
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Read samples.
 
         Args:
-            indices: (N,) places in the data set, in the order in which the batch shall have them.
-            keys: (N,) one key for each sample: the only source of its random numbers.
+            indices: (N,) indices of the samples, in the order of the batch.
+            keys: (N,) random key of each sample: the only source of its random numbers.
+
+        Returns:
+            The batch, with these indices.
         """
+        raise NotImplementedError(f"{type(self).__name__} has no batch")
 
 
-class DatasetSamples:
-    """Any torch map-style dataset, with torch's, numpy's and Python's generators seeded for each sample.
+class _Adapter(Samples):
+    """A dataset that does not derive from `Samples`, with its optional parts where it has them."""
 
-    So random transforms written for those generators (torchvision's among them) give a sample the same result
-    wherever and whenever it is read.
+    def __init__(self, source: SampleSource) -> None:
+        self._source = source
+        self.is_costly = getattr(source, "is_costly", Samples.is_costly)
+        self.groups = getattr(source, "groups", Samples.groups)
+        self.finish = getattr(source, "finish", Samples.finish)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def files(self) -> Sequence[str | PathLike[str]] | None:  # type: ignore[override]  # read when needed: it may be long
+        return getattr(self._source, "files", None)
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        return self._source.batch(indices, keys)
+
+
+def as_samples(source: SampleSource) -> Samples:
+    """Return a dataset as `Samples`: itself if it derives from the class, otherwise an adapter of its parts."""
+    return source if isinstance(source, Samples) else _Adapter(source)
+
+
+class DatasetSamples(Samples):
+    """Adapter of a torch map-style dataset. The generators of torch, numpy and Python are seeded for each sample.
+
+    Random transforms that use these generators, such as torchvision's, therefore have the same result in every process
+    and at every time.
 
     Args:
         dataset: Has `__len__` and `__getitem__(index)` -> (input, target).
-        collate: A list of what `__getitem__` gave -> (inputs, targets); torch's default collation if left out.
+        collate: List of samples -> (inputs, targets). Default: torch's `default_collate`.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Sequence[Any]], Any] | None = None) -> None:
@@ -132,8 +195,8 @@ class DatasetSamples:
         return len(self.dataset)
 
     @property
-    def files(self) -> list[str] | None:
-        """Paths of the dataset's files, where it lists them as torchvision's `ImageFolder` does."""
+    def files(self) -> list[str] | None:  # type: ignore[override]  # a property, since the list may be long
+        """Paths of the dataset's files, if it lists them in `samples` as torchvision's `ImageFolder` does."""
         listed = getattr(self.dataset, "samples", None)
         if not isinstance(listed, list) or not listed:
             return None
@@ -142,7 +205,7 @@ class DatasetSamples:
         return [item[0] for item in listed]
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """Read the samples one after another, each under its own key."""
+        """Read samples one by one, each with its own seed; see `Samples.batch`."""
         items = []
         for index, key in zip(indices.tolist(), keys.tolist(), strict=True):
             with seeded(key):
@@ -152,8 +215,8 @@ class DatasetSamples:
             size = f" of {len(collated)}" if isinstance(collated, list | tuple) else ""
             raise ConfigError(
                 f"a sample of {type(self.dataset).__name__} is not a pair (input, target)",
-                given=f"collated: a {type(collated).__name__}{size}",
-                fix="return (input, target) from __getitem__; several inputs as a dict or tuple in the first place",
+                given=f"after collation: a {type(collated).__name__}{size}",
+                fix="Return (input, target) from __getitem__. Put several inputs into one dict or tuple.",
             )
         inputs, targets = collated
         return Batch(inputs, targets, torch.from_numpy(indices))

@@ -18,7 +18,7 @@ from lockstep.cluster.rendezvous import ranks_text
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import keys
-from lockstep.data.samples import Batch, Samples
+from lockstep.data.samples import Batch, SampleSource
 from lockstep.doctor.finding import Finding
 from lockstep.provenance.environment import cpu_name, device_name
 from lockstep.version import __version__
@@ -26,7 +26,7 @@ from lockstep.version import __version__
 PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors")
 # Clocks that are further apart make logs hard to read side by side; training doesn't look at them.
 CLOCK_S = 2.0
-DO = {
+FIXES = {
     "code": "Install the same lockstep on all machines.",
     "settings": "Give all ranks the same command.",
     "data": "Compare the data folders, or copy one over the other.",
@@ -35,7 +35,7 @@ DO = {
 }
 
 
-def summary(world: World, config: RunConfig | None, data: Sequence[Samples]) -> dict[str, str]:
+def summary(world: World, config: RunConfig | None, data: Sequence[SampleSource]) -> dict[str, str]:
     """What this rank is and has, as texts that can be compared."""
     found = {
         "lockstep": __version__,
@@ -79,13 +79,13 @@ def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> Finding:
     more = f" and {len(odd) - 4} more" if len(odd) > 4 else ""
     same = [rank for rank, value in enumerate(values) if value == usual]
     text = f"{usual} on {ranks_text(same)}; {', '.join(places)}{more}"
-    do = DO.get(name) or f"pip install {name}=={usual} on {', '.join(sorted({hosts[rank] for rank in odd}))}"
+    fix = FIXES.get(name) or f"pip install {name}=={usual} on {', '.join(sorted({hosts[rank] for rank in odd}))}"
     if name == "python":
-        do = f"Use Python {usual} on all machines."
-    return Finding(name, text, "warning" if name in ("processor", "device", "python", "pillow") else "problem", do)
+        fix = f"Use Python {usual} on all machines."
+    return Finding(name, text, "warning" if name in ("processor", "device", "python", "pillow") else "problem", fix)
 
 
-def fingerprint(samples: Samples) -> str:
+def fingerprint(samples: SampleSource) -> str:
     """How many samples there are, and a hash over the first, the middle and the last as training would read them."""
     count = len(samples)
     if count == 0:

@@ -12,7 +12,7 @@ from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
 from lockstep.cluster.world import World
 from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
-from lockstep.data.samples import Samples
+from lockstep.data.samples import SampleSource
 from lockstep.doctor import compare, links, machine
 from lockstep.doctor.finding import Finding, merged, table, verdict_line
 from lockstep.engine.build import build_parts, open_data
@@ -47,7 +47,7 @@ def examine(
     found = find(source) if source is not None else None
     config = load(found.config_class, found.layers, overrides).config if found is not None else RunConfig(recipe="none")
     with join_world(here or read_assignment(os.environ) or ALONE, config) as world:
-        data: list[Samples] = []
+        data: list[SampleSource] = []
         if found is not None:
             dataset_info = dataset_info_for(found, config, world, None)
             parts = build_parts(config, lambda: found.build(config, dataset_info))
@@ -58,7 +58,7 @@ def examine(
     return PROBLEM if any(finding.verdict == "problem" for finding in findings) else 0
 
 
-def _round(world: World, config: RunConfig | None, data: list[Samples], run_dir: Path) -> list[Finding]:
+def _round(world: World, config: RunConfig | None, data: list[SampleSource], run_dir: Path) -> list[Finding]:
     # One rank per machine checks the machine: two would measure each other's disk writes.
     mine = machine.whole(run_dir) if world.local_rank == 0 else []
     if world.size == 1:

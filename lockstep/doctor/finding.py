@@ -24,13 +24,13 @@ class Finding:
         check: What was checked: "shared memory".
         value: What was found: "64 MB".
         verdict: ok; note: worth knowing; warning: may be slow or fail later; problem: training cannot work.
-        do: The fix.
+        fix: What to do, an imperative sentence.
     """
 
     check: str
     value: str
     verdict: Verdict = "ok"
-    do: str = ""
+    fix: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the finding as plain JSON."""
@@ -54,7 +54,7 @@ def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[F
         for host, found in by_host.items():
             if check in found:
                 groups.setdefault(found[check], []).append(host)
-        verdicts = {(finding.verdict, finding.do) for finding in groups}
+        verdicts = {(finding.verdict, finding.fix) for finding in groups}
         if len(groups) == 1:
             joined.extend(groups)
         elif len(verdicts) == 1:
@@ -63,7 +63,7 @@ def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[F
             joined.append(replace(next(iter(groups)), value=text + more))
         else:
             for finding, where in groups.items():
-                joined.append(Finding(check, f"{finding.value} ({', '.join(where)})", finding.verdict, finding.do))
+                joined.append(Finding(check, f"{finding.value} ({', '.join(where)})", finding.verdict, finding.fix))
     return joined
 
 
@@ -76,9 +76,9 @@ def table(findings: Sequence[Finding]) -> Table:
     for finding in findings:
         verdict = finding.verdict if finding.verdict in ("ok", "note") else finding.verdict.upper()
         value: RenderableType = Text(printable(finding.value))
-        if finding.do:
+        if finding.fix:
             fix = Table.grid(padding=(0, 2, 0, 0))
-            fix.add_row(Text("fix"), Text(printable(finding.do), overflow="fold"))
+            fix.add_row(Text("fix"), Text(printable(finding.fix), overflow="fold"))
             value = Group(value, fix)
         rows.add_row(Text(verdict, _STYLES[finding.verdict]), printable(finding.check), value)
     return rows

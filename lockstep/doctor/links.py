@@ -94,8 +94,8 @@ def _pairs(world: World, timeout_s: float) -> list[Finding]:
         (one, other), reason = min(broken.items())
         num_pairs = len(seconds.keys() | broken.keys())
         text = f"{len(broken)} of {num_pairs} cannot connect: ranks {one} ({hosts[one]}) and {other}"
-        do = "Open the firewall between them, or choose the interface: GLOO_SOCKET_IFNAME=NAME (see: ip address)."
-        return [Finding("every pair", f"{text} ({hosts[other]}): {reason}", "problem", do)]
+        fix = "Open the firewall between them, or choose the interface: GLOO_SOCKET_IFNAME=NAME (see: ip address)."
+        return [Finding("every pair", f"{text} ({hosts[other]}): {reason}", "problem", fix)]
     slowest = max(seconds, key=lambda pair: seconds[pair])
     text = f"{len(seconds)} connect; {1e6 * statistics.median(seconds.values()):,.0f} us round trip"
     if len(seconds) > 1:
@@ -133,8 +133,8 @@ def _all_reduce(world: World) -> list[Finding]:
             break
     wrong = [result.num_bytes for result in results if not result.is_right]
     if wrong:
-        do = "Do not train on this network: it or a driver damages data. Try NCCL_P2P_DISABLE=1, or other hardware."
-        return [Finding("all-reduce", f"WRONG sums at {', '.join(map(_size, wrong))}", "problem", do)]
+        fix = "Do not train on this network: it or a driver damages data. Try NCCL_P2P_DISABLE=1, or other hardware."
+        return [Finding("all-reduce", f"WRONG sums at {', '.join(map(_size, wrong))}", "problem", fix)]
     last = results[-1]
     speed = last.bits_per_s(world.size)
     text = (

@@ -86,8 +86,8 @@ def _gpus() -> list[Finding]:
             return [Finding("gpus", f"{present}, hidden by CUDA_VISIBLE_DEVICES={visible}", "warning", "Unset it.")]
         if torch.version.cuda is None:
             return [Finding("gpus", f"{present}, but this torch is built for CPUs", "problem", "Install a CUDA build.")]
-        do = f"Update the driver (see nvidia-smi): this torch is built for CUDA {torch.version.cuda}."
-        return [Finding("gpus", f"{present}, but torch cannot use them", "problem", do)]
+        fix = f"Update the driver (see nvidia-smi): this torch is built for CUDA {torch.version.cuda}."
+        return [Finding("gpus", f"{present}, but torch cannot use them", "problem", fix)]
     findings = [Finding("cuda", f"{torch.version.cuda}, driver {_driver() or 'unknown'}")]
     for index in range(torch.cuda.device_count()):
         name = torch.cuda.get_device_name(index)
@@ -125,8 +125,8 @@ def _cores() -> list[Finding]:
     allowed = _cgroup_cores()
     if allowed is not None and allowed < here:
         text = f"{here}, of which this container may use {allowed:g}"
-        do = f"Start at most {max(1, int(allowed))} processes: --procs {max(1, int(allowed))}"
-        return [Finding("cores", text, "warning", do)]
+        fix = f"Start at most {max(1, int(allowed))} processes: --procs {max(1, int(allowed))}"
+        return [Finding("cores", text, "warning", fix)]
     machine = os.cpu_count() or here
     return [Finding("cores", f"{here}" if here == machine else f"{here} of the machine's {machine}")]
 
@@ -201,8 +201,8 @@ def disk_speed(run_folder: Path) -> Finding:
         return Finding("disk speed", f"{error.strerror}", "problem", "Give another --run-dir.")
     speed = TRIAL_BYTES / MB / seconds
     if speed < 50:
-        do = "Save less often (checkpoint.every=10min), or give a --run-dir on another disk."
-        return Finding("disk speed", f"{speed:,.0f} MB/s", "warning", do)
+        fix = "Save less often (checkpoint.every=10min), or give a --run-dir on another disk."
+        return Finding("disk speed", f"{speed:,.0f} MB/s", "warning", fix)
     return Finding("disk speed", f"{speed:,.0f} MB/s")
 
 
@@ -214,8 +214,8 @@ def shared_memory() -> Finding:
         return Finding("shared memory", "this system has no /dev/shm", "note")
     free = sizes.f_bavail * sizes.f_frsize
     if free < GB:
-        do = "DataLoader workers need about 1 GB: docker run --shm-size=8g, or set loader.num_workers=0."
-        return Finding("shared memory", f"{free / MB:,.0f} MB free", "warning", do)
+        fix = "DataLoader workers need about 1 GB: docker run --shm-size=8g, or set loader.num_workers=0."
+        return Finding("shared memory", f"{free / MB:,.0f} MB free", "warning", fix)
     return Finding("shared memory", f"{free / GB:.1f} GB free")
 
 
@@ -223,8 +223,8 @@ def open_files() -> Finding:
     """Check how many files a process may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < 1024:
-        do = f"ulimit -n {4096 if hard == resource.RLIM_INFINITY else min(4096, hard)} before the command"
-        return Finding("open files", f"at most {soft:,}", "warning", do)
+        fix = f"ulimit -n {4096 if hard == resource.RLIM_INFINITY else min(4096, hard)} before the command"
+        return Finding("open files", f"at most {soft:,}", "warning", fix)
     return Finding("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft:,}")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import DATA, key, keys, seeded
 from lockstep.data.loader import read
-from lockstep.data.samples import Samples
+from lockstep.data.samples import Samples, as_samples
 from lockstep.engine.parts import Parts
 from lockstep.errors import ConfigError, is_out_of_memory
 from lockstep.module.check_model import check_model
@@ -86,7 +86,8 @@ def input_shape(parts: Parts, config: RunConfig) -> tuple[int, ...]:
     samples = open_data(config, parts, train=False)
     first = np.zeros(1, dtype=np.int64)
     batch = read(samples, first, keys(0, 0, first))
-    inputs = samples.finish(batch).inputs if hasattr(samples, "finish") else batch.inputs
+    finish = as_samples(samples).finish
+    inputs = (batch if finish is None else finish(batch)).inputs
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         raise ConfigError(
             "a model can be exported whose input is one tensor of floats", given=f"{type(inputs).__name__} here"

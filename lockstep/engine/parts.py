@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from lockstep.data.samples import Batch, Samples
+from lockstep.data.samples import Batch, Samples, SampleSource
 from lockstep.errors import ConfigError
 from lockstep.metrics.metric import Metric
 
@@ -51,8 +51,8 @@ class Parts:
 
     model: nn.Module
     loss: Callable[[Any, Batch], Mapping[str, Tensor]]
-    train_data: Callable[[], Samples]
-    eval_data: Callable[[], Samples]
+    train_data: Callable[[], SampleSource]
+    eval_data: Callable[[], SampleSource]
     metric: Callable[[], Metric]
     monitor: tuple[str, str] = ("top1", "max")
     init_weights: Callable[[nn.Module], Mapping[str, str]] | None = None

@@ -1,4 +1,4 @@
-"""What every metric can do: take outputs in, be merged with another rank's, and give figures out."""
+"""The metric protocol: add outputs, merge the state of another rank, return values by name."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from lockstep.data.samples import Batch
 
 
 class Metric(Protocol):
-    """Counts over evaluated samples. `merge` must be exact: the same figures however the samples were shared out."""
+    """Counts over evaluated samples. `merge` must be exact: equal results however samples are split over ranks."""
 
     @property
     def num_samples(self) -> int:
-        """How many samples were added, here or in what was merged."""
+        """Number of samples added, merged ones included."""
 
     def add(self, outputs: Any, batch: Batch) -> None:
-        """Take in the model's outputs for one batch."""
+        """Add the model's outputs for one batch."""
 
     def state(self) -> dict[str, Any]:
-        """All that `merge` needs, as plain numbers, strings, lists and dicts."""
+        """Return the counts for `merge`, as plain numbers, strings, lists and dicts."""
 
     def merge(self, state: dict[str, Any]) -> None:
-        """Add what another rank has counted."""
+        """Add the counts of another rank, from its `state`."""
 
     def result(self) -> dict[str, float]:
-        """The figures, by name."""
+        """Return the values by name."""

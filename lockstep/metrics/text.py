@@ -1,4 +1,4 @@
-"""Lines as read against true ones, counted in whole numbers: any sharing-out of the samples gives the same figures."""
+"""Text recognition metrics from integer counts: every distribution of the samples over ranks has the same result."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lockstep.data.samples import Batch
 
 
 class TextMetric:
-    """Line accuracy, character error rate, and the lines that were read worst.
+    """Line accuracy, character error rate, and the lines with the most errors.
 
-    `cer` is the number of characters to insert, delete or replace, over all lines, divided by the number of true
-    characters. It can be above 1.
+    The character error rate is the Levenshtein distance over all lines, divided by the number of characters of the
+    ground truth. It can be above 1.
 
     Args:
-        read: Outputs of a batch -> its N texts as read.
-        truth: A batch -> its N true texts.
-        group: A batch -> for each line the name of a group; each group's accuracy is told apart.
-        num_worst: How many of the lines with the most errors are kept.
+        read: Outputs of a batch -> its N predicted texts.
+        truth: A batch -> its N ground-truth texts.
+        group: A batch -> the group name of each line, to report the accuracy of each group.
+        num_worst: Number of lines with the most errors to keep.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class TextMetric:
 
     @property
     def num_samples(self) -> int:
-        """How many lines were added, here or in what was merged."""
+        """Number of lines added, merged ones included."""
         return self._groups[""][1]
 
     def add(self, outputs: Any, batch: Batch) -> None:
-        """Take in the model's outputs for one batch."""
+        """Add the model's outputs for one batch."""
         texts, truths = self._read(outputs), self._truth(batch)
         groups = [""] * len(truths) if self._group is None else self._group(batch)
         rows = []
@@ -59,7 +59,7 @@ class TextMetric:
         self._keep_worst(rows)
 
     def state(self) -> dict[str, Any]:
-        """Counts, and the worst lines as `[edits, index, true text, text as read]`."""
+        """Return the counts, and the worst lines as `[edits, index, ground truth, prediction]`."""
         return {
             "edits": self._num_edits,
             "characters": self._num_characters,
@@ -68,7 +68,7 @@ class TextMetric:
         }
 
     def merge(self, state: dict[str, Any]) -> None:
-        """Add what another rank has counted."""
+        """Add the counts of another rank, from its `state`."""
         self._num_edits += state["edits"]
         self._num_characters += state["characters"]
         for name, (num_right, num_lines) in state["groups"].items():
@@ -78,7 +78,7 @@ class TextMetric:
         self._keep_worst([(edits, index, truth, text) for edits, index, truth, text in state["worst"]])
 
     def result(self) -> dict[str, float]:
-        """`line_accuracy`, the share of lines without an error; `cer`; `GROUP_accuracy` for each group.
+        """Return `line_accuracy` (share of lines without an error), `cer`, and `GROUP_accuracy` for each group.
 
         Raises:
             ValueError: No line was added.
@@ -86,9 +86,9 @@ class TextMetric:
         if self.num_samples == 0:
             raise ValueError("no lines were added, so there is no accuracy")
         shares = {name: num_right / num_lines for name, (num_right, num_lines) in sorted(self._groups.items())}
-        figures = {"line_accuracy": shares.pop(""), "cer": self._num_edits / max(1, self._num_characters)}
-        return figures | {f"{name}_accuracy": share for name, share in shares.items()}
+        values = {"line_accuracy": shares.pop(""), "cer": self._num_edits / max(1, self._num_characters)}
+        return values | {f"{name}_accuracy": share for name, share in shares.items()}
 
     def _keep_worst(self, rows: list[tuple[int, int, str, str]]) -> None:
-        # The index decides between equal ones, so the choice does not depend on who saw which line.
+        # Ties are broken by index, so that the choice does not depend on the distribution over ranks.
         self._worst = sorted(self._worst + rows, key=lambda row: (-row[0], row[1]))[: self._num_worst]

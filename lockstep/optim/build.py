@@ -1,4 +1,4 @@
-"""From settings to a torch optimizer."""
+"""torch optimizers from settings, and the loading of their state."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lockstep.errors import CheckpointError
 
 
 def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """The optimizer over all parameters that require a gradient, in the model's order; those that weight decay spares
-    come last.
+    """Make the optimizer of all parameters that require a gradient.
 
-    Torch's fused form: one pass over the values, element by element, so that it changes no bit between worlds.
+    Parameters are in the model's order; those without weight decay come last. Fused implementations are used: a single
+    elementwise pass, whose bits do not depend on the world or on the sharding.
     """
     parameters = _groups(model, config)
     if config.name == "sgd":
@@ -35,32 +35,32 @@ def _groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if config.decay_norms_and_biases:
         return [{"params": trained}]
-    # By the number of dimensions, as timm has it: scales and shifts of norms, and biases, have one.
+    # By the number of dimensions, as in timm: scales and shifts of norms, and biases, have one.
     decayed = [parameter for parameter in trained if parameter.dim() > 1]
-    spared = [parameter for parameter in trained if parameter.dim() <= 1]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    undecayed = [parameter for parameter in trained if parameter.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Give an optimizer a saved state_dict, each tensor in the memory layout of its parameter.
+    """Load a saved state_dict into an optimizer, each tensor in the memory layout of its parameter.
 
-    Files hold values in the order of their indices, and the fused kernels go through memory without a look at strides:
-    with another layout (channels last, say) they would pair each value with another one's momentum.
+    Files store values in index order, but fused kernels read memory without regard to strides. With another layout,
+    such as channels last, they would pair each value with another value's momentum.
 
-    Hyperparameters are the optimizer's own: they follow from the settings, and not from a file.
+    Hyperparameters stay those of the optimizer: they come from the settings, not from a file.
 
     Raises:
-        CheckpointError: The state is that of an optimizer over other parameters, or of another kind.
+        CheckpointError: The state belongs to another kind of optimizer, or to other parameters.
     """
     check_state(optimizer, state)
     parameters = _in_order(optimizer)
-    for place, entries in state["state"].items():
-        shape = parameters[place].shape
+    for index, entries in state["state"].items():
+        shape = parameters[index].shape
         for name, value in entries.items():
             is_right = value is None if not isinstance(value, Tensor) else value.is_floating_point()
             if not is_right or (isinstance(value, Tensor) and value.shape != (() if name == "step" else shape)):
-                raise _another(f"{name} of parameter {place} has another form")
+                raise _different_optimizer(f"{name} of parameter {index} has another shape or type")
     optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():
@@ -69,28 +69,28 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 
 def check_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """See that a saved state_dict has the groups and the names of this optimizer's; values are not looked at.
+    """Check that a saved state_dict has this optimizer's parameter groups and names. Values are not checked.
 
     Raises:
-        CheckpointError: It has not.
+        CheckpointError: It has others.
     """
     groups = [group.get("params") if isinstance(group, dict) else None for group in state["param_groups"]]
     own = [group["params"] for group in optimizer.state_dict()["param_groups"]]
     if groups != own:
-        raise _another("it has other groups of parameters")
+        raise _different_optimizer("it has other parameter groups")
     names = {"momentum_buffer"} if isinstance(optimizer, torch.optim.SGD) else {"step", "exp_avg", "exp_avg_sq"}
     num_parameters = sum(map(len, own))
-    for place, entries in state["state"].items():
-        if not 0 <= place < num_parameters or entries.keys() != names:
-            raise _another(f"it has {', '.join(sorted(entries))} for parameter {place}")
+    for index, entries in state["state"].items():
+        if not 0 <= index < num_parameters or entries.keys() != names:
+            raise _different_optimizer(f"it has {', '.join(sorted(entries))} for parameter {index}")
 
 
 def _in_order(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _another(problem: str) -> CheckpointError:
+def _different_optimizer(problem: str) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint's optimizer is another one: {problem[:200]}",
-        fix="go on with the settings that it was written with",
+        f"the checkpoint belongs to a different optimizer: {problem[:200]}",
+        fix="Resume with the settings of the run that wrote it (optim.name, optim.decay_norms_and_biases).",
     )

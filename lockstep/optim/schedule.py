@@ -1,4 +1,4 @@
-"""Learning rates: (step, settings) -> factor of the peak learning rate. Pure, so nothing of it is saved or restored."""
+"""Learning-rate schedules: (step, settings) -> factor of the peak learning rate. Pure, hence without state."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from lockstep.config.schema import OptimConfig
 
 
 def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig) -> float:
-    """What the peak learning rate is multiplied by in a step.
+    """Return the factor of the peak learning rate in a step.
 
-    The warmup, where there is one, takes the place of the schedule's first steps, which goes on as if there were none.
+    Linear warmup replaces the first steps of the schedule; the later ones are the same with and without it.
 
     Args:
         step: From 0 to num_steps - 1.
-        num_steps: Of the whole run.
-        steps_per_epoch: Of one epoch.
-        config: Chooses the schedule.
+        num_steps: Steps of the whole run.
+        steps_per_epoch: Steps of one epoch.
+        config: The schedule and its parameters.
     """
     done = step / max(1, num_steps - 1)
     warmup_steps = config.warmup_epochs * steps_per_epoch
@@ -25,7 +25,8 @@ def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig)
     if config.schedule == "cosine":
         return _cosine(1.0, config.final_factor, done)
     if config.schedule == "one_cycle":
-        # Smith and Topin, "Super-convergence", 2018: up to the peak, then down to the end, both as half a cosine.
+        # Smith and Topin, "Super-Convergence", 2018, with half a cosine up to the peak and another one down, as in
+        # torch's OneCycleLR.
         if done < config.peak_at:
             return _cosine(config.start_factor, 1.0, done / config.peak_at)
         return _cosine(1.0, config.final_factor, (done - config.peak_at) / max(1e-12, 1 - config.peak_at))

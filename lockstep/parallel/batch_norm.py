@@ -1,10 +1,21 @@
-"""Batch norm over all micro-batches of a step (`batch_norm=sync`), on CPU and CUDA, the same bits at any world size.
+"""Synchronized batch norm (`batch_norm=sync`): statistics over all micro-batches of a step, at any world size.
 
-Each micro-batch brings its number of values, their sum and their sum of squares for each channel; the backward pass
-brings the two sums that the gradient of the input needs (Ioffe and Szegedy, "Batch Normalization", 2015, section 3).
-They are added in float64: sums of squares then lose nothing that float32 inputs have.
+torch's SyncBatchNorm reduces over ranks, so its result depends on the world, and it needs CUDA. This one reduces over
+micro-batches in tree order (`layer_sums.py`), on CPU and CUDA. Equations: Ioffe and Szegedy, "Batch Normalization",
+ICML 2015, section 3. With m values a channel in the step, over (N, ...), and y = (x - mean) / sqrt(var + eps):
 
-Shapes: N samples, C channels, any further dimensions behind them.
+    forward    contributes  m_i, sum x, sum x^2        mean = sum x / m    var = sum x^2 / m - mean^2
+    backward   contributes  sum dy * y, sum dy         dx = (dy - sum dy / m - y * sum(dy * y) / m) / sqrt(var + eps)
+
+Each pass through a layer is one `LayerSums.sum`, where all micro-batches wait for each other:
+
+    micro-batch 0   bn1 forward | bn2 forward | loss | bn2 backward | bn1 backward
+    micro-batch 1   bn1 forward | bn2 forward | loss | bn2 backward | bn1 backward
+    location            0             2                    3              1
+
+Sums are float64: sum x^2 / m - mean^2 cancels, and in float32 it can lose all digits of a small variance.
+
+Shapes: (N, C, ...) inputs, (C,) statistics.
 """
 
 from __future__ import annotations
@@ -16,54 +27,57 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lockstep.cluster.world import World
 from lockstep.errors import ConfigError
+from lockstep.parallel.coroutines import Coroutines
 from lockstep.parallel.layer_sums import LayerSums
 
 
-class _Synchronised(_BatchNorm):
-    """What makes a batch norm of torch a synchronised one: its statistics in training are those of the whole step."""
+class _SynchronizedBatchNorm(_BatchNorm):
+    """Mixin for torch's batch norms: in training, the statistics are those of the whole step."""
 
     sums: LayerSums
-    place: int  # of its forward pass in the meeting; the backward pass has the next
+    location: int  # of its forward pass in `sums`; the backward pass has location + 1
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise (N, C, ...) by the step's statistics; in evaluation mode, or outside of a step, as torch does."""
+        """Normalize (N, C, ...) by the step's statistics. In evaluation mode or outside of a step, as torch does."""
         if not (self.training and self.sums.is_open):
             return super().forward(input)
-        self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch gives it no types
-        output: Tensor = _Normalise.apply(input, self.weight, self.bias, self)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]  # untyped in torch
+        output: Tensor = _Normalize.apply(input, self.weight, self.bias, self)
         return output
 
     def update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """Move the running statistics.
+        """Update the running statistics.
 
         Args:
-            mean: (C,) float64, over the step.
-            var: (C,) float64, its biased variance.
-            count: () float64, values that they are taken over.
+            mean: (C,) float64, mean over the step.
+            var: (C,) float64, biased variance over the step.
+            count: () float64, values a channel in the step.
         """
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked.add_(1)
         factor: Any = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.double()
+        # As in torch: normalization uses the biased variance, the running variance is unbiased.
         unbiased = var * (count / (count - 1).clamp_min(1))
         for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
             running.copy_(running.double() * (1.0 - factor) + value * factor)
 
 
-class SynchronisedBatchNorm1d(_Synchronised, nn.BatchNorm1d):
-    """(N, C) or (N, C, L) inputs."""
+class SynchronisedBatchNorm1d(_SynchronizedBatchNorm, nn.BatchNorm1d):
+    """Synchronized batch norm over (N, C) or (N, C, L) inputs."""
 
 
-class SynchronisedBatchNorm2d(_Synchronised, nn.BatchNorm2d):
-    """(N, C, H, W) inputs."""
+class SynchronisedBatchNorm2d(_SynchronizedBatchNorm, nn.BatchNorm2d):
+    """Synchronized batch norm over (N, C, H, W) inputs."""
 
 
-class SynchronisedBatchNorm3d(_Synchronised, nn.BatchNorm3d):
-    """(N, C, D, H, W) inputs."""
+class SynchronisedBatchNorm3d(_SynchronizedBatchNorm, nn.BatchNorm3d):
+    """Synchronized batch norm over (N, C, D, H, W) inputs."""
 
 
-KINDS: dict[type[nn.Module], type[_Synchronised]] = {
+KINDS: dict[type[nn.Module], type[_SynchronizedBatchNorm]] = {
     nn.BatchNorm1d: SynchronisedBatchNorm1d,
     nn.BatchNorm2d: SynchronisedBatchNorm2d,
     nn.BatchNorm3d: SynchronisedBatchNorm3d,
@@ -71,56 +85,76 @@ KINDS: dict[type[nn.Module], type[_Synchronised]] = {
 
 
 def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """A model's batch norms by name.
+    """Return a model's batch norms by name.
 
     Raises:
-        ConfigError: One is of a class whose statistics can't be synchronised.
+        ConfigError: One is of a class that cannot be synchronized.
     """
-    found: dict[str, nn.Module] = {
+    layers: dict[str, nn.Module] = {
         name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)
     }
-    for name, module in found.items():
-        if type(module) not in KINDS and not isinstance(module, _Synchronised):
+    for name, module in layers.items():
+        if type(module) not in KINDS and not isinstance(module, _SynchronizedBatchNorm):
             raise ConfigError(
-                f"batch_norm=sync can't synchronise {name}, a {type(module).__name__}",
+                f"batch_norm=sync cannot synchronize {name}, a {type(module).__name__}",
                 allowed=", ".join(f"torch.nn.{kind.__name__}" for kind in KINDS),
-                fix="set batch_norm=micro, or build the model with one of these",
+                fix="Set batch_norm=micro, or build the model with one of the allowed classes.",
             )
-    return found
+    return layers
 
 
-def synchronise(layers: dict[str, nn.Module], sums: LayerSums) -> None:
-    """Let batch norms take their statistics over a step. Parameters, buffers, names and hooks stay as they are.
+def synchronise(model: nn.Module, world: World, device: torch.device, coroutines: Coroutines) -> LayerSums | None:
+    """Make a model's batch norms take their statistics over a step. Parameters, buffers, names and hooks do not change.
 
     Args:
-        layers: As `batch_norms` gives them; layer i meets at the places 2 i (forward) and 2 i + 1 (backward).
-        sums: Where they meet.
+        model: On its device.
+        world: The ranks.
+        device: Where the statistics are needed.
+        coroutines: Runs the micro-batches of this process.
+
+    Returns:
+        The sums in which the micro-batches of a step run; None for a model without batch norm. Layer i has the
+        locations 2 i (forward) and 2 i + 1 (backward).
+
+    Raises:
+        ConfigError: A batch norm is of a class that cannot be synchronized.
     """
+    layers = batch_norms(model)
+    if not layers:
+        return None
+    locations = [f"{name}, {direction}" for name in layers for direction in ("forward", "backward")]
+    # A forward pass contributes a count, and two values a channel.
+    longest = max(1 + 2 * int(layer.num_features) for layer in layers.values())  # type: ignore[arg-type]  # a module's attributes are Tensor or Module to mypy
+    sums = LayerSums(world, device, locations, longest, coroutines)
     for number, layer in enumerate(layers.values()):
-        # As torch's own lazy modules do: all that refers to the module keeps doing so.
+        # A new class instead of a new module, as in torch's lazy modules: references to the module stay valid.
         if type(layer) in KINDS:
             layer.__class__ = KINDS[type(layer)]
-        assert isinstance(layer, _Synchronised)
-        layer.sums, layer.place = sums, 2 * number
+        assert isinstance(layer, _SynchronizedBatchNorm)
+        layer.sums, layer.location = sums, 2 * number
+    return sums
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalize(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor | None, bias: Tensor | None, layer: _Synchronised) -> Tensor:
-        # Torch's own kernel: two passes, accumulated in float64 on CPUs. It gives float32 for lower precisions too, but
-        # only if it is given float32 to update.
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor | None, bias: Tensor | None, layer: _SynchronizedBatchNorm
+    ) -> Tensor:
+        # torch's own kernel: two passes, accumulated in float64 on CPUs. For 16-bit inputs it returns float32
+        # statistics only if the running statistics it updates are float32, hence the dummies.
         zeros, ones = inputs.new_zeros(inputs.shape[1], dtype=torch.float32), inputs.new_ones((), dtype=torch.float32)
         ones = ones.expand(inputs.shape[1]).contiguous()
         mean, var = (value.double() for value in torch.batch_norm_update_stats(inputs, zeros, ones, 0.0))
+        # Sums are rebuilt from mean and variance: one kernel for both, and the variance is exact to float32.
         num = mean.new_full((1,), inputs.numel() // inputs.shape[1])
-        total = layer.sums.sum(layer.place, torch.cat([num, num * mean, num * (var + mean * mean)]))
+        total = layer.sums.sum(layer.location, torch.cat([num, num * mean, num * (var + mean * mean)]))
         count, (mean, square) = total[0], (total[1:] / total[0]).chunk(2)
-        var = (square - mean * mean).clamp_min_(0.0)
+        var = (square - mean * mean).clamp_min_(0.0)  # rounding can make it slightly negative
         layer.update(mean, var, count)
         mean, var = mean.float(), var.float()
         ctx.save_for_backward(inputs, weight, mean, var, count)
         ctx.layer = layer
-        # With given statistics this is one multiplication and one addition a value, in the inputs' memory layout.
+        # In evaluation form (False): one multiplication and one addition a value, in the inputs' memory layout.
         output: Tensor = torch.native_batch_norm(inputs, weight, bias, mean, var, False, 0.0, layer.eps)[0]
         return output
 
@@ -128,28 +162,29 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight, mean, var, count = ctx.saved_tensors
-        layer: _Synchronised = ctx.layer
+        layer: _SynchronizedBatchNorm = ctx.layer
         scale = torch.rsqrt(var + layer.eps)
-        # Asked for weight and bias only, this is the sums over this micro-batch of grad * normalised, and of grad.
-        _, with_normalised, plain = torch.ops.aten.native_batch_norm_backward(
+        # The gradients of weight and bias are the two sums needed over this micro-batch: of grad * normalized, and of
+        # grad. They are returned unsummed: the reducer adds them up like all gradients.
+        _, with_normalized, plain = torch.ops.aten.native_batch_norm_backward(
             grad, inputs, torch.ones_like(scale), None, None, mean, scale, True, layer.eps, [False, True, True]
         )
         needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        total = layer.sums.sum(layer.place + 1, torch.cat([with_normalised, plain]).double())
-        mean_with_normalised, mean_plain = (total / count).float().chunk(2)
+        total = layer.sums.sum(layer.location + 1, torch.cat([with_normalized, plain]).double())
+        mean_with_normalized, mean_plain = (total / count).float().chunk(2)
         grad_input = None
         if needs_input:
             if weight is not None:
                 scale = scale * weight
-            # scale * (grad - mean_plain - normalised * mean_with_normalised)
+            # scale * (grad - mean_plain - normalized * mean_with_normalized), the last two terms by one kernel.
             offset = torch.native_batch_norm(
-                inputs.float(), -scale * mean_with_normalised, -scale * mean_plain, mean, var, False, 0.0, layer.eps
+                inputs.float(), -scale * mean_with_normalized, -scale * mean_plain, mean, var, False, 0.0, layer.eps
             )[0]
             shape = [1, -1] + [1] * (inputs.dim() - 2)
             grad_input = offset.addcmul_(grad.float(), scale.view(shape)).to(inputs.dtype)
         return (
             grad_input,
-            with_normalised if needs_weight else None,
+            with_normalized if needs_weight else None,
             plain if needs_bias else None,
             None,
         )

@@ -1,4 +1,23 @@
-"""Some of a model's gradients in one flat tensor, summed over the process's own micro-batches in tree order."""
+"""Gradient buckets: gradients of several parameters in one flat tensor, summed over a process's micro-batches.
+
+A bucket's memory, with offsets aligned to 64 bytes, and equal chunks for the all-reduce:
+
+    | grad of p0 |..| grad of p1 |.| grad of p2 | tail | padding |        tail: loss terms, flags, buffer changes
+    |        chunk 0       |        chunk 1     |    chunk 2     |        one for each rank
+
+The life of a bucket in one step of a process with micro-batches 4, 5 and 6 of 8:
+
+    start_step(4)          nodes: []
+    start_leaf(4)          a new copy: leaf 4 has no sibling on its left in this process
+      take x parameters    backward's hooks copy each gradient into the leaf
+    end_leaf(4)            nodes: [(4,5)]
+    start_leaf(5)          joins the copy of (4,5), its sibling: gradients are added in place, which saves a copy
+    end_leaf(5)            nodes: [(4,6)]
+    start_leaf(6), end_leaf(6)   nodes: [(4,6), (6,7)]
+    TreeAllReduce sends these nodes, and calls settle(result)
+
+Leaves can end out of order when synchronized batch norm runs micro-batches by turns; they enter the tree in order.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +28,13 @@ from torch import Tensor, nn
 
 from lockstep.parallel.tree import Node, are_siblings, push
 
-ALIGNMENT = 16  # float32 values in 64 bytes: a view then starts where a tensor of its own would
+ALIGNMENT = (
+    16  # float32 values in 64 bytes, torch's own alignment: kernels then take the same path for a view and a tensor
+)
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor's values fill its memory without gaps, in any order of its dimensions."""
+    """Return whether a tensor's values fill its memory without gaps, in any order of its dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -24,12 +45,12 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The next multiple at or above a number."""
+    """Return the smallest multiple at or above a number."""
     return -(-number // multiple) * multiple
 
 
 def group(parameters: Sequence[nn.Parameter], max_bytes: int) -> list[list[nn.Parameter]]:
-    """Cut float32 parameters, in order, into groups of at most so many bytes, or of one."""
+    """Split float32 parameters, in order, into groups of at most `max_bytes`, or of one larger parameter."""
     groups: list[list[nn.Parameter]] = [[]]
     num_bytes = 0
     for parameter in parameters:
@@ -42,7 +63,13 @@ def group(parameters: Sequence[nn.Parameter], max_bytes: int) -> list[list[nn.Pa
 
 
 class Flat:
-    """One copy of a bucket: a flat tensor and its views in the parameters' shapes."""
+    """One copy of a bucket.
+
+    Attributes:
+        values: (length,) flat tensor.
+        views: Views of it in the parameters' shapes and strides.
+        tail: (tail_length,) view of the values behind the gradients.
+    """
 
     def __init__(self, bucket: Bucket, dtype: torch.dtype) -> None:
         self.values = torch.zeros(bucket.length, dtype=dtype, device=bucket.device)
@@ -54,22 +81,23 @@ class Flat:
 
 
 class Leaf:
-    """A micro-batch's gradients in a bucket, while they come in.
+    """A micro-batch's gradients in a bucket, during its backward pass.
 
     Attributes:
-        index: The micro-batch's place in the step.
-        flat: Where they are: a copy of their own, or the sum that they join.
-        is_joining: Whether it is such a sum.
-        missing: Places of the parameters whose gradient it does not have (yet).
+        index: Index of the micro-batch in the step.
+        flat: Their memory: a copy of their own, or the copy of the sibling that they are added to.
+        is_joining: Whether `flat` is the sibling's.
+        missing: Indices of the parameters without a gradient so far.
+        is_done: Whether the leaf has ended.
     """
 
     def __init__(self, index: int, flat: Flat, is_joining: bool, num_parameters: int) -> None:
         self.index, self.flat, self.is_joining = index, flat, is_joining
         self.missing = set(range(num_parameters))
-        self.is_over = False
+        self.is_done = False
 
     def put_tail(self, tail: Tensor) -> None:
-        """Add what stands behind the gradients, (tail_length,)."""
+        """Add or copy the values behind the gradients, (tail_length,)."""
         if self.is_joining:
             self.flat.tail.add_(tail)
         else:
@@ -77,21 +105,21 @@ class Leaf:
 
 
 class Bucket:
-    """Gradients of some parameters, and behind them a tail for what else a step sums.
+    """Gradients of several parameters, and behind them a tail for other values that a step sums.
 
     Args:
         parameters: Float32, on one device.
-        tail_length: Values behind the gradients.
-        num_chunks: The length is rounded up so that it can be cut into this many equal, aligned parts.
+        tail_length: Number of values behind the gradients.
+        num_chunks: The length is rounded up to a multiple of this many equal, aligned chunks.
         exact: Sum in tree order; otherwise in the order of arrival, with fewer copies.
-        device: Where the sums are.
-        dtype: What gradients are rounded to, and every sum of them again: then what is sent is half as long, and
-            nothing is rounded by being sent. Only for buckets without a tail.
+        device: Device of the sums.
+        dtype: Gradients and all their sums are rounded to it. With a 16-bit dtype, messages have half the size and
+            sending rounds nothing further. Only float32 for a bucket with a tail.
 
     Attributes:
-        nodes: This process's part of the tree, each node with its sum.
-        result: The sum over all ranks in float32, once there is one.
-        next_leaf: The micro-batch that the row of nodes goes on with.
+        nodes: This process's nodes of the tree, each with its sum.
+        result: Sum over all ranks in float32, after `settle`.
+        next_leaf: Index of the next micro-batch to enter the tree.
     """
 
     def __init__(
@@ -116,17 +144,21 @@ class Bucket:
         self.result: Flat | None = None
         self.next_leaf = 0
         self._free: list[Flat] = []
-        self._whole = Flat(self, torch.float32) if dtype != torch.float32 else None
+        self._float32 = Flat(self, torch.float32) if dtype != torch.float32 else None
         self._scratch: list[Tensor] = []
         self._num_lent = 0
         self._waiting: dict[int, Leaf] = {}
 
     def flat(self) -> Flat:
-        """A copy that nobody uses, with any values in it."""
+        """Return an unused copy of the bucket. Its values are undefined."""
         return self._free.pop() if self._free else Flat(self, self.dtype)
 
     def borrow(self, *, on_host: bool = False) -> Tensor:
-        """Room for what another rank sends, (length,), until the step's sum is settled."""
+        """Return a buffer, (length,), for another rank's message, valid until `settle`.
+
+        Args:
+            on_host: Allocate on the CPU. The same for all calls.
+        """
         device = torch.device("cpu") if on_host else self.device
         if self._num_lent == len(self._scratch):
             self._scratch.append(torch.empty(self.length, dtype=self.dtype, device=device))
@@ -134,65 +166,87 @@ class Bucket:
         return self._scratch[self._num_lent - 1]
 
     def settle(self, result: Flat) -> None:
-        """Take the sum over all ranks; all other copies of the step are free again."""
+        """Set `result` to the sum over all ranks, and free all other copies of the step."""
         self._free.extend(flat for _, flat in self.nodes if flat is not result)
-        if self._whole is not None:
-            self._whole.values.copy_(result.values)
+        if self._float32 is not None:
+            self._float32.values.copy_(result.values)
             self._free.append(result)
-            result = self._whole
+            result = self._float32
         self.nodes, self.result, self._num_lent = [], result, 0
 
-    def begin_step(self, first_leaf: int) -> None:
-        """Forget the last step's sums; this process's micro-batches begin with `first_leaf`."""
+    def start_step(self, first_leaf: int) -> None:
+        """Drop the last step's sums. `first_leaf` is the first micro-batch of this process."""
         self._free.extend(flat for _, flat in self.nodes)
-        if self.result is not None and self.result is not self._whole:
+        if self.result is not None and self.result is not self._float32:
             self._free.append(self.result)
         self.nodes, self.result, self._num_lent = [], None, 0
         self.next_leaf, self._waiting = first_leaf, {}
 
-    def begin_leaf(self, index: int, num_leaves: int) -> Leaf:
-        """Make room for a micro-batch's gradients: a copy of their own, or a sum that they are the next to join."""
+    def start_leaf(self, index: int, num_leaves: int) -> Leaf:
+        """Return a leaf for a micro-batch's gradients.
+
+        Args:
+            index: Index of the micro-batch in the step.
+            num_leaves: Micro-batches of the step.
+        """
+        # Adding into the left sibling does what the merge in `push` would do, to the same bits, without a copy.
         is_joining = bool(self.nodes) and (
             not self.exact or are_siblings(self.nodes[-1][0], (index, index + 1), num_leaves)
         )
         flat = self.nodes[-1][1] if is_joining else self.flat()
         return Leaf(index, flat, is_joining, len(self.parameters))
 
-    def take(self, leaf: Leaf, place: int, factor: float = 1.0) -> None:
-        """Move a parameter's gradient, times a factor, into a leaf."""
-        parameter = self.parameters[place]
-        if place not in leaf.missing:
+    def take(self, leaf: Leaf, index: int, factor: float = 1.0) -> None:
+        """Move a parameter's gradient into a leaf, and set its `grad` to None.
+
+        Args:
+            leaf: The micro-batch's leaf.
+            index: Index of the parameter in the bucket.
+            factor: Multiplies the gradient: a power of two, the inverse of the loss scale.
+
+        Raises:
+            RuntimeError: The leaf already has this gradient.
+        """
+        parameter = self.parameters[index]
+        if index not in leaf.missing:
             raise RuntimeError(
                 f"a parameter of shape {tuple(parameter.shape)} got its gradient twice in one micro-batch: "
-                "run backward once, and use torch.utils.checkpoint with use_reentrant=False"
+                "call backward once, and use torch.utils.checkpoint with use_reentrant=False"
             )
         assert parameter.grad is not None
         if self.dtype != torch.float32:
-            # Rounded before it joins a sum: whether it does depends on the world.
+            # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
             rounded = parameter.grad.mul(factor).to(self.dtype)
-            view = leaf.flat.views[place]
+            view = leaf.flat.views[index]
             view.add_(rounded) if leaf.is_joining else view.copy_(rounded)
         elif leaf.is_joining:
-            leaf.flat.views[place].add_(parameter.grad, alpha=factor)
+            leaf.flat.views[index].add_(parameter.grad, alpha=factor)
         elif factor == 1.0:
-            leaf.flat.views[place].copy_(parameter.grad)
+            leaf.flat.views[index].copy_(parameter.grad)
         else:
-            torch.mul(parameter.grad, factor, out=leaf.flat.views[place])
+            torch.mul(parameter.grad, factor, out=leaf.flat.views[index])
         parameter.grad = None
-        leaf.missing.remove(place)
+        leaf.missing.remove(index)
 
     def end_leaf(self, leaf: Leaf, num_leaves: int) -> None:
-        """Put a leaf into the tree, as soon as those before it are there, and merge what is complete."""
+        """Enter a leaf into the tree, after all leaves before it, and merge siblings.
+
+        Args:
+            leaf: Has all of its gradients.
+            num_leaves: Micro-batches of the step.
+        """
         if not leaf.is_joining:
-            for place in leaf.missing:
-                leaf.flat.views[place].zero_()
-        leaf.is_over = True
+            # The copy still has the values of an earlier step where this micro-batch has no gradient.
+            for index in leaf.missing:
+                leaf.flat.views[index].zero_()
+        leaf.is_done = True
         self._waiting[leaf.index] = leaf
         while self.next_leaf in self._waiting:
             ready = self._waiting.pop(self.next_leaf)
             first = self.next_leaf
             self.next_leaf += 1
             if ready.is_joining:
+                # The sibling's node leaves the list, since its copy is now the sum of both.
                 (first, _), _ = self.nodes.pop()
             push(self.nodes, (first, self.next_leaf), ready.flat, num_leaves, self._merge)
         if not self.exact and len(self.nodes) > 1:

@@ -1,11 +1,11 @@
-"""Gradients made smaller on their way: in 16 bits, or as products of two narrow matrices (PowerSGD).
+"""Compressed gradients: in 16 bits, or as products of two narrow matrices (PowerSGD).
 
-In 16 bits: a micro-batch's gradient is rounded, and so is every sum of two, inside a process as between them. So what
-is sent loses nothing by being sent, and the sum is the same at any world size.
+16 bits: the gradient of each micro-batch is rounded, and so is every sum of two, within a process and between
+processes. So sending rounds nothing further, and the sum is the same at any world size.
 
-PowerSGD (Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression", 2019), with error feedback
-and the last step's factor as the start of the next. All it sends is summed over the ranks before anything that is not
-linear is done with it, so the gradient follows, but for rounding, from the sum over the ranks alone.
+PowerSGD (Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization", NeurIPS 2019), with error feedback and a warm start from the last step's factor. Factors are summed over
+the ranks before any non-linear operation, so the result depends, up to rounding, only on the sum over the ranks.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from lockstep.cluster.world import World
 from lockstep.parallel.bucket import Bucket, Flat, group
 
 LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LEAST_GAIN = 2  # times shorter than the gradient; below that a matrix goes as it is
+MIN_RATIO = 2  # a matrix is compressed only if it becomes at least this many times smaller
 
 
 @dataclass(frozen=True)
 class Compression:
-    """How gradients travel.
+    """How gradients are compressed.
 
     Attributes:
         name: "none", "bf16", "fp16" or "powersgd".
-        rank: Of PowerSGD's matrices.
+        rank: Rank of the PowerSGD approximation.
     """
 
     name: str = "none"
     rank: int = 4
 
     @property
-    def in_halves(self) -> bool:
-        """Whether every sum is rounded to 16 bits."""
+    def is_16bit(self) -> bool:
+        """Whether gradients and their sums are rounded to 16 bits."""
         return self.name in LOW_PRECISION
 
-    def takes(self, parameter: nn.Parameter) -> bool:
-        """Whether PowerSGD makes this gradient shorter."""
+    def applies_to(self, parameter: nn.Parameter) -> bool:
+        """Return whether PowerSGD compresses the gradient of a parameter."""
         rows, columns = _shape(parameter)
-        return self.name == "powersgd" and LEAST_GAIN * self.rank * (rows + columns) <= rows * columns
+        return self.name == "powersgd" and MIN_RATIO * self.rank * (rows + columns) <= rows * columns
 
 
 def make_buckets(
@@ -56,25 +56,25 @@ def make_buckets(
     exact: bool,
     max_bytes: int,
 ) -> tuple[list[Bucket], PowerSGD | None]:
-    """All buckets of a model, in the order in which they are sent; the last one has the tail.
+    """Make all buckets of a model, in the order in which they are sent. The last one has the tail.
 
     Args:
         parameters: In the order in which backward reaches them.
-        tail_length: Values that are summed beside the gradients, never compressed.
+        tail_length: Number of values summed beside the gradients, never compressed.
         world: The ranks.
-        compress: How gradients travel.
+        compress: How gradients are compressed.
         exact: Sum in tree order.
-        max_bytes: Of one bucket.
+        max_bytes: Largest size of a bucket of several parameters.
 
     Returns:
-        The buckets, and what sums that of PowerSGD, if there is one.
+        The buckets, and the PowerSGD reduction of one of them, or None.
     """
     device, size = parameters[0].device, world.size
-    taken = [parameter for parameter in parameters if compress.takes(parameter)]
-    others = [parameter for parameter in parameters if not compress.takes(parameter)]
+    taken = [parameter for parameter in parameters if compress.applies_to(parameter)]
+    others = [parameter for parameter in parameters if not compress.applies_to(parameter)]
     dtype = LOW_PRECISION.get(compress.name, torch.float32)
     groups = group(others, max_bytes)
-    if compress.in_halves:
+    if compress.is_16bit:
         groups.append([])  # the tail's own bucket is never rounded
     buckets = [Bucket(group, 0, size, exact, device, dtype) for group in groups[:-1]]
     low_rank = None
@@ -86,12 +86,12 @@ def make_buckets(
 
 
 class PowerSGD:
-    """Sums one bucket by PowerSGD; goes the way of an `Exchange`.
+    """Sums one bucket by PowerSGD, with the methods of a `TreeAllReduce`.
 
     Args:
-        bucket: Of matrices; whatever has more dimensions is one with a row for each output.
+        bucket: Parameters of two or more dimensions, each taken as a matrix with one row for each output.
         world: The ranks.
-        rank: Columns of the factors that are sent.
+        rank: Number of columns of the factors that are sent.
     """
 
     def __init__(self, bucket: Bucket, world: World, rank: int) -> None:
@@ -102,8 +102,8 @@ class PowerSGD:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what earlier steps left over. So does a resume: none of it is in a checkpoint."""
-        # The same on all ranks.
+        """Drop the errors and factors of earlier steps. A resume does the same: checkpoints do not contain them."""
+        # The same factors on all ranks, without touching torch's default generator.
         generator = torch.Generator().manual_seed(0)
         device = self.bucket.device
         self._factors = [
@@ -113,18 +113,18 @@ class PowerSGD:
 
     @property
     def share(self) -> float:
-        """Values that a rank sends of this bucket, over those that there are."""
+        """Number of values that a rank sends, divided by the number of gradient values."""
         sent = sum(self._rank * (rows + columns) for rows, columns in self._shapes)
         return sent / sum(rows * columns for rows, columns in self._shapes)
 
     def start(self) -> None:
-        """Nothing can be sent before the gradient is whole."""
+        """Do nothing: the factors need the complete gradient."""
 
     def middle(self) -> None:
-        """The other buckets' messages go first."""
+        """Do nothing: the other buckets' messages go first."""
 
     def finish(self) -> None:
-        """Send the factors, and put their product in the place of the gradient."""
+        """All-reduce the two factors, and replace the gradient by their product."""
         result: Flat = self.bucket.nodes[0][1] if self.bucket.nodes else self.bucket.flat()
         if not self.bucket.nodes:
             result.values.zero_()
@@ -132,9 +132,12 @@ class PowerSGD:
             error.add_(view.reshape(shape))
             for error, view, shape in zip(self._errors, result.views, self._shapes, strict=True)
         ]
+        # P = M Q, summed; then orthonormalized; then Q = M^T P, summed: algorithm 1 of the paper.
         lefts = self._summed([matrix @ factor for matrix, factor in zip(mine, self._factors, strict=True)])
+        # LAPACK raises on values that are not finite; the engine reports such a gradient itself.
         lefts = [torch.linalg.qr(left).Q if left.isfinite().all() else left for left in lefts]
         rights = [matrix.T @ left for matrix, left in zip(mine, lefts, strict=True)]
+        # Error feedback is local: each rank keeps what its own gradient lost.
         for error, left, right in zip(self._errors, lefts, rights, strict=True):
             error.addmm_(left, right.T, alpha=-1)
         self._factors = self._summed(rights)
@@ -151,6 +154,6 @@ class PowerSGD:
 
 
 def _shape(parameter: nn.Parameter) -> tuple[int, int]:
-    """As a matrix, with a row for each output; of what has one dimension, one row."""
+    """Return (rows, columns): one row for each output, or a single row for one dimension."""
     rows = parameter.shape[0] if parameter.dim() > 1 else 1
     return rows, parameter.numel() // rows

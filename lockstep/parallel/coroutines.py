@@ -1,8 +1,16 @@
-"""Several functions in one process, run strictly one at a time, each until it waits for the others.
+"""Threads used as coroutines: several functions in one process, exactly one of which computes at any time.
 
-Each has a thread of its own, as a pass through a network can't be left in the middle in any other way, but no two of
-them ever compute at once. So what happens has one order, and what is global in the process (torch's generators, the
-model's buffers) can be handed from one to the next.
+Synchronized batch norm needs every micro-batch of a step to stop in the middle of its forward and backward pass.
+Python's generators cannot do this: `yield` would have to pass through torch's autograd engine, which is C++. So each
+function has a thread of its own, and semaphores pass control from one thread to the next. There is no parallelism, so
+the order of events is fixed, and process-wide state (torch's generators, the model's buffers) is switched at each
+change. Three functions a, b, c that wait once:
+
+    main thread    run a        run b        run c        combine(values)  run a        run b        run c
+    a              ..... wait()                                            ..... return
+    b                           ..... wait()                                            ..... return
+    c                                        ..... wait()                                            ..... return
+    save/restore         save a       save b       save c      restore a         restore b      restore c
 """
 
 from __future__ import annotations
@@ -14,24 +22,25 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 S = TypeVar("S")
-IDLE_S = 2.0  # after which a thread that has nothing to do ends
+IDLE_S = 2.0  # after which an idle thread ends
 
 
-class _Threads:
-    """Threads that wait for more to do: a new one has to build up torch's caches anew, which took 6 ms each."""
+class _ThreadPool:
+    """Threads kept for the next step: a new thread fills torch's per-thread caches again, measured 6 ms each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []
 
-    def start(self, body: Callable[[], None], over: threading.Event) -> None:
-        """Call `body` in a thread of its own, then set `over`."""
+    def start(self, body: Callable[[], None], done: threading.Event) -> None:
+        """Call `body` in an idle or new thread, then set `done`."""
 
         def work() -> None:
             body()
+            # Idle before done: after `done` the caller may start the next body, which should find this thread.
             with self._lock:
                 self._idle.append(inbox)
-            over.set()
+            done.set()
 
         with self._lock:
             if self._idle:
@@ -47,132 +56,147 @@ class _Threads:
                 inbox.get(timeout=IDLE_S)()
             except queue.Empty:
                 with self._lock:
-                    if inbox in self._idle:  # otherwise something is on its way
+                    # `start` may have taken this inbox between the timeout and the lock: then work is on its way.
+                    if inbox in self._idle:
                         self._idle.remove(inbox)
                         return
 
 
 class _Abandoned(BaseException):
-    """Unwinds a function that waits for others of which one has failed."""
+    """Unwinds a waiting function after another one failed. Not an Exception, so that `except Exception` lets it by."""
 
 
-class _Turn(Generic[T]):
-    """One function, and where it is."""
+class _Coroutine(Generic[T]):
+    """One function and its state.
 
-    def __init__(self, body: Callable[[], T], threads: _Threads) -> None:
+    Attributes:
+        value: What the function waits with; None while it runs and once it has returned.
+        answer: What its `wait` returns when it resumes.
+        is_done: Whether it has returned or raised.
+        results: Its return value, in a list of one once it has returned.
+        error: What it raised.
+    """
+
+    def __init__(self, body: Callable[[], T], threads: _ThreadPool) -> None:
         self._body, self._threads = body, threads
-        self._go, self._rests = threading.Semaphore(0), threading.Semaphore(0)
+        # Control is passed by two semaphores: the main thread releases `_resumed` and acquires `_paused`.
+        self._resumed, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         self._is_abandoned = False
-        self._has_begun, self._thread_is_free = False, threading.Event()
-        self.waits_with: Any = None
-        self.is_over = False
+        self._is_started, self._is_thread_free = False, threading.Event()
+        self.value: Any = None
+        self.is_done = False
         self.results: list[T] = []
         self.error: BaseException | None = None
         self.answer: Any = None
 
-    def go_on(self) -> None:
-        """Let it run until it waits or is over."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._threads.start(self._work, self._thread_is_free)
-        self._go.release()
-        self._rests.acquire()
+    def resume(self) -> None:
+        """Run the function until it waits or ends. Called by the main thread."""
+        if not self._is_started:
+            self._is_started = True
+            self._threads.start(self._run, self._is_thread_free)
+        self._resumed.release()
+        self._paused.acquire()
 
     def wait(self, value: Any) -> Any:
-        """From inside: rest until `go_on`, and return the answer."""
-        self.waits_with = value
-        self._rests.release()
-        self._rest()
+        """Pause the function until `resume`, and return the answer. Called by the function's own thread."""
+        self.value = value
+        self._paused.release()
+        self._pause()
         return self.answer
 
     def abandon(self) -> None:
-        """End it where it waits, or where it next does."""
+        """Unwind the function where it waits, or at its next wait, and return when its thread is free."""
         self._is_abandoned = True
-        if self._has_begun:
-            self._go.release()
-            self._thread_is_free.wait()
+        if self._is_started:
+            self._resumed.release()
+            self._is_thread_free.wait()
 
-    def _rest(self) -> None:
+    def _pause(self) -> None:
+        # Checked twice: a function that catches _Abandoned and waits again would otherwise block for ever.
         if not self._is_abandoned:
-            self._go.acquire()
+            self._resumed.acquire()
         if self._is_abandoned:
             raise _Abandoned
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
-            self._rest()
+            self._pause()
             self.results.append(self._body())
         except BaseException as error:
             self.error = error
-        self.is_over, self.waits_with = True, None
-        self._rests.release()
+        self.is_done, self.value = True, None
+        self._paused.release()
 
 
 class Coroutines:
-    """Runs functions in turn, so that they can wait for each other.
+    """Runs functions by turns, so that they can wait for each other inside any call.
 
     Args:
-        leave: Called when a function rests: takes what it has set in the process away, and returns it.
-        come_back: Called with that before it goes on.
+        save: Called when a function starts to wait: returns its process-wide state, and resets the process.
+        restore: Called with that state before the function resumes.
     """
 
-    def __init__(self, leave: Callable[[], S], come_back: Callable[[S], None]) -> None:
-        self._leave: Callable[[], Any] = leave
-        self._come_back: Callable[[Any], None] = come_back
-        self._threads = _Threads()
-        self._now: _Turn[Any] | None = None
-        self._settle: Callable[[list[Any]], Any] | None = None
+    def __init__(self, save: Callable[[], S], restore: Callable[[S], None]) -> None:
+        self._save: Callable[[], Any] = save
+        self._restore: Callable[[Any], None] = restore
+        self._threads = _ThreadPool()
+        self._current: _Coroutine[Any] | None = None
+        self._combine: Callable[[list[Any]], Any] | None = None
 
-    def run(self, bodies: Sequence[Callable[[], T]], settle: Callable[[list[Any]], Any]) -> list[T]:
+    def run(self, bodies: Sequence[Callable[[], T]], combine: Callable[[list[Any]], Any]) -> list[T]:
         """Run functions until each has returned.
 
-        An error in one of them ends all others where they wait, and is raised here.
+        An error in one function unwinds all others where they wait, and is raised here.
 
         Args:
-            bodies: Called in threads of their own, unless there is only one.
-            settle: Called whenever each has come to `wait` or to its end, with what they wait with, in order, and None
-                for those that are over. What it returns is what `wait` returns to all.
+            bodies: The functions. A single one runs in the calling thread, several in threads of their own.
+            combine: Called when every function waits or has returned, with their values in order (None for a
+                function that has returned). Its result is what `wait` returns in all of them.
 
         Returns:
-            What each returned.
+            The result of each function, in order.
         """
-        self._settle = settle
+        self._combine = combine
         if len(bodies) == 1:
             return [bodies[0]()]
-        turns = [_Turn(body, self._threads) for body in bodies]
-        left: dict[_Turn[T], Any] = {}
+        coroutines = [_Coroutine(body, self._threads) for body in bodies]
+        saved: dict[_Coroutine[T], Any] = {}
         try:
             while True:
-                for turn in turns:
-                    if not turn.is_over:
-                        self._go_on(turn, left)
-                if all(turn.is_over for turn in turns):
-                    return [turn.results[0] for turn in turns]
-                answer = settle([turn.waits_with for turn in turns])
-                for turn in turns:
-                    turn.answer = answer
+                for coroutine in coroutines:
+                    if not coroutine.is_done:
+                        self._resume(coroutine, saved)
+                if all(coroutine.is_done for coroutine in coroutines):
+                    return [coroutine.results[0] for coroutine in coroutines]
+                answer = combine([coroutine.value for coroutine in coroutines])
+                for coroutine in coroutines:
+                    coroutine.answer = answer
         finally:
-            for turn in turns:
-                turn.abandon()
-            self._now = None
+            for coroutine in coroutines:
+                coroutine.abandon()
+            self._current = None
 
     def wait(self, value: Any) -> Any:
-        """Called in one of the functions: wait for all the others.
+        """Wait for all other functions. Called inside one of them.
 
         Args:
-            value: For `settle`; not None.
-        """
-        if self._now is not None:
-            return self._now.wait(value)
-        assert self._settle is not None, "wait is called inside of run"
-        return self._settle([value])
+            value: For `combine`; not None.
 
-    def _go_on(self, turn: _Turn[Any], left: dict[_Turn[Any], Any]) -> None:
-        self._now = turn
-        if turn in left:
-            self._come_back(left.pop(turn))
-        turn.go_on()
-        if turn.error is not None:
-            raise turn.error
-        if not turn.is_over:
-            left[turn] = self._leave()
+        Returns:
+            The result of `combine`.
+        """
+        if self._current is not None:
+            return self._current.wait(value)
+        assert self._combine is not None, "wait is called inside of run"
+        return self._combine([value])
+
+    def _resume(self, coroutine: _Coroutine[Any], saved: dict[_Coroutine[Any], Any]) -> None:
+        self._current = coroutine
+        if coroutine in saved:
+            self._restore(saved.pop(coroutine))
+        coroutine.resume()
+        if coroutine.error is not None:
+            raise coroutine.error
+        # A function that has returned leaves nothing to restore.
+        if not coroutine.is_done:
+            saved[coroutine] = self._save()

@@ -1,4 +1,4 @@
-"""torch's DataParallel, to be compared with (`parallel=dp`)."""
+"""torch.nn.DataParallel (`parallel=dp`), as a baseline for comparisons."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from lockstep.errors import ConfigError
 
 
 def wrap_data_parallel(model: nn.Module, world: World) -> nn.Module:
-    """What training calls in place of the model: each micro-batch is cut over all GPUs of this machine.
+    """Return a module that splits each micro-batch over all GPUs of this machine.
 
     Args:
         model: On the world's device.
-        world: One process.
+        world: Of one process.
 
     Raises:
         ConfigError: There are several processes, or fewer than two GPUs.
     """
     if world.size > 1:
-        raise ConfigError(f"parallel=dp is for one process, and there are {world.size}", fix="--procs 1")
+        raise ConfigError(f"parallel=dp is for one process, not {world.size}", fix="Set --procs 1 or parallel=ddp.")
     num_gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
     if num_gpus < 2:
         raise ConfigError(
-            f"parallel=dp needs two GPUs or more on this machine, and the run has {num_gpus}", fix="parallel=ddp"
+            f"parallel=dp needs two GPUs or more on this machine, not {num_gpus}", fix="Set parallel=ddp."
         )
     return nn.DataParallel(model)

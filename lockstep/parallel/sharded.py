@@ -1,9 +1,9 @@
-"""A model whose parameters, gradients and optimizer state are spread over the ranks (`parallel=fsdp`).
+"""Sharded training (`parallel=fsdp`): parameters, gradients and optimizer state are split over the ranks.
 
-By torch's `fully_shard`: each rank keeps 1/W of each parameter, along its first dimension. A block's parameters are
-gathered for its forward and backward pass and let go again; its gradients are summed over the ranks and scattered after
-each micro-batch. So all ranks have to make the same number of passes (`data.even.EvenOrder`). The sums run over the
-ranks first and over a rank's micro-batches then: equal to `Reducer`'s up to rounding, and the same bits at one world
+Uses torch's `fully_shard`: each rank keeps 1/W of each parameter, along its first dimension. The parameters of a block
+are gathered for its forward and backward pass and freed afterwards. Its gradients are reduce-scattered after each
+micro-batch, so all ranks must run the same number of passes (`data.padded_order.PaddedOrder`). Sums are taken over the
+ranks first and then over a rank's micro-batches: equal to `Reducer`'s up to rounding, and bit-identical at one world
 size.
 """
 
@@ -35,32 +35,32 @@ _M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 256 * 1024  # the first from glibc's mallo
 
 
 class Shards:
-    """A model's state as this rank holds it: a part of each parameter, and all of each buffer.
+    """This rank's state of a sharded model: a part of each parameter, and all buffers.
 
-    Made at the same time by all ranks, it shards the model in place: rank 0's values count. Only one block at a time is
-    whole on the device.
+    Making it is a collective call that shards the model in place, with rank 0's values. Only one block at a time is
+    complete on the device.
 
     Args:
-        model: Whole, on the CPU.
+        model: Complete, on the CPU.
         world: Two ranks or more.
 
     Attributes:
-        parameters: This rank's parts as plain tensors that share their memory with the model's, for the optimizer; in
-            the model's order, by name.
+        parameters: This rank's parts by name, in the model's order, for the optimizer: plain tensors that share their
+            memory with the model's.
 
     Raises:
-        ConfigError: The model can't be sharded.
+        ConfigError: The model cannot be sharded.
     """
 
     def __init__(self, model: nn.Module, world: World) -> None:
         _check(model, world)
         if world.device.type == "cpu":
-            _give_memory_back()
+            _return_freed_memory()
         self._model, self._world = model, world
         for module in model.modules():
             if isinstance(module, nn.RNNBase):
-                # On a GPU it would move gathered weights into cuDNN's memory for good, out of the reach of the next.
-                module.flatten_parameters = _leave_as_they_are  # type: ignore[method-assign]  # on this object alone
+                # On a GPU it would move gathered weights into cuDNN's own memory, where the next gather does not write.
+                module.flatten_parameters = _do_not_flatten  # type: ignore[method-assign]  # on this object only
         mesh = DeviceMesh(world.device.type, list(range(world.size)))
         for _, block in [*shard_blocks(model), ("", model)]:
             whole = [parameter for parameter in block.parameters() if not isinstance(parameter, DTensor)]
@@ -70,14 +70,14 @@ class Shards:
                 for name, buffer in module.named_buffers(recurse=False):
                     setattr(module, name, buffer.to(world.device))
             collectives.broadcast_tensors(world, [*whole, *block.buffers()])
-            # Said explicitly, for the root too: it would keep what it has gathered for an evaluation.
+            # Explicit for the root too: by default it keeps its gathered parameters, also through an evaluation.
             fully_shard(block, mesh=mesh, reshard_after_forward=True)
         for module in model.modules():
             if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)  # a micro-batch's weight says all
+                module.set_gradient_divide_factor(1.0)  # a micro-batch's weight already divides
                 module.set_force_sum_reduction_for_comms(True)
-                if hasattr(module, "set_reduce_scatter_unused_params"):  # torch 2.11 has it not
-                    # A parameter that some ranks only have used still needs a sum over all of them.
+                if hasattr(module, "set_reduce_scatter_unused_params"):  # not in torch 2.11
+                    # A parameter that only some ranks have used still needs a sum over all ranks.
                     module.set_reduce_scatter_unused_params(True)
         self._sharded = {name: tensor for name, tensor in model.named_parameters() if isinstance(tensor, DTensor)}
         self.parameters = {
@@ -86,57 +86,60 @@ class Shards:
         }
 
     def reducer(self, num_extras: int) -> ShardedReducer:
-        """What sums a step of this model; see `ShardedReducer`."""
+        """Make the reducer of this model."""
         return ShardedReducer(self._model, self, self._world, num_extras=num_extras)
 
     def state(self) -> dict[str, Tensor]:
-        """The model's state_dict with this rank's parts in place of whole parameters; in the model's own memory."""
+        """Return the model's state_dict with this rank's parts of the parameters, in the model's own memory."""
         state: dict[str, Tensor] = self._model.state_dict()
         return {name: self.parameters[name].detach() if name in self._sharded else state[name] for name in state}
 
     def whole_shape(self, name: str) -> torch.Size:
-        """The shape of a parameter in the unsharded model."""
+        """Return the shape of a parameter in the unsharded model."""
         return self._sharded[name].shape
 
     def gather(self, name: str, part: Tensor) -> Tensor | None:
-        """A tensor as large as a parameter, whole on rank 0's host; None elsewhere. Called on all ranks.
+        """Gather a tensor that is sharded like a parameter. A collective call.
 
         Args:
             name: The parameter.
-            part: This rank's part of it, or of what the optimizer keeps for it.
+            part: (rows, ...) this rank's part of the parameter, or of an optimizer state of the same shape.
+
+        Returns:
+            The complete tensor in host memory on rank 0; None on the others.
         """
         shape, world = self.whole_shape(name), self._world
         rows = -(-shape[0] // world.size)
         padded = part.new_zeros((rows, *shape[1:]))
         padded[: len(part)] = part
         parts = [torch.empty_like(padded) for _ in range(world.size)] if world.is_main else None
-        with world.activity.waiting("gathering what is to be saved"):
+        with world.activity.waiting("gathering sharded weights"):
             dist.gather(padded, parts, dst=0)
         return None if parts is None else torch.cat([each.cpu() for each in parts])[: shape[0]]
 
     def gather_all(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state as `state` gives it, whole on rank 0's host; empty elsewhere. Called on all ranks."""
+        """Gather all tensors of a `state` in rank 0's host memory; empty on the other ranks. A collective call."""
         whole = {}
         for name, tensor in state.items():
-            found = self.gather(name, tensor) if name in self._sharded else tensor.detach().cpu()
-            if found is not None and self._world.is_main:
-                whole[name] = found
+            gathered = self.gather(name, tensor) if name in self._sharded else tensor.detach().cpu()
+            if gathered is not None and self._world.is_main:
+                whole[name] = gathered
         return whole
 
     def part(self, whole: Tensor) -> Tensor:
-        """This rank's part of a whole tensor: the same rows as of the parameters."""
+        """Return this rank's part of a complete tensor: the same rows as of the parameters."""
         rows = -(-len(whole) // self._world.size)
         return whole[rows * self._world.rank : rows * (self._world.rank + 1)]
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, DTensor]]:
-        """Each trained part, with the sharded parameter that backward gives its gradient to."""
+        """Iterate over the trained parts, each with the sharded parameter whose `grad` backward sets."""
         for name, tensor in self._sharded.items():
             if tensor.requires_grad:
                 yield self.parameters[name], tensor
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor] | None) -> None:
-        """Take a whole model's state_dict from rank 0, one tensor at a time; the others give None."""
+        """Load an unsharded state_dict from rank 0, one tensor at a time; other ranks pass None. A collective call."""
         for name, here in self.state().items():
             sharded = name in self._sharded
             shape = self.whole_shape(name) if sharded else here.shape
@@ -145,14 +148,14 @@ class Shards:
             here.copy_(self.part(whole) if sharded else whole)
 
 
-def _leave_as_they_are() -> None:
-    """In place of `flatten_parameters`."""
+def _do_not_flatten() -> None:
+    """Replace `flatten_parameters`."""
 
 
-def _give_memory_back() -> None:
-    """Let the C library return each large block that is freed to the system.
+def _return_freed_memory() -> None:
+    """Make the C library return each freed large block to the system.
 
-    By itself glibc keeps more and more of them, in pieces, and a process held much more than it used.
+    By default glibc raises its threshold with each such block and keeps them fragmented, far above what is in use.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
@@ -162,8 +165,8 @@ def _give_memory_back() -> None:
 def _check(model: nn.Module, world: World) -> None:
     if world.device.type == "cuda" and world.backend != "nccl":
         raise ConfigError(
-            f"parallel=fsdp on GPUs needs nccl, and tensors travel by {world.backend} here",
-            fix="one process for each GPU, or parallel=ddp",
+            f"parallel=fsdp on GPUs needs the backend nccl, not {world.backend}",
+            fix="Start one process for each GPU, or set parallel=ddp.",
         )
     seen: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -175,19 +178,19 @@ def _check(model: nn.Module, world: World) -> None:
         elif seen.setdefault(id(parameter), name) != name:
             problem = f"{name} is the same parameter as {seen[id(parameter)]}"
         if problem is not None:
-            raise ConfigError(f"parallel=fsdp can't shard this model: {problem}", fix="parallel=ddp")
+            raise ConfigError(f"parallel=fsdp cannot shard this model: {problem}", fix="Set parallel=ddp.")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
 
 
 class ShardedReducer:
-    """What `Reducer` is for replicas, for a sharded model; used in the same way, with steps of an `EvenOrder`.
+    """The counterpart of `Reducer` for a sharded model, with the same methods. Takes the steps of a `PaddedOrder`.
 
     Args:
         model: Sharded.
-        shards: Its parts; `reduce` sets their `grad`.
+        shards: Its state; `reduce` sets the `grad` of its parameters.
         world: The ranks.
-        num_extras: Figures that `backward` takes along.
+        num_extras: Number of extra values for each `backward`.
     """
 
     def __init__(self, model: nn.Module, shards: Shards, world: World, *, num_extras: int) -> None:
@@ -200,12 +203,12 @@ class ShardedReducer:
         self._tail = torch.zeros(sum(self._sizes), dtype=torch.float64, device=world.device)
         self.extras: list[float] = []
         self.flag = self.norm = 0.0
-        self.low_rank: None = None  # nothing is sent in a shorter form
+        self.low_rank: None = None  # gradients are not compressed
 
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:
-        """As `Reducer.begin`."""
+        """Start a step; see `Reducer.begin`."""
         self._step, self._loss_scale, self._now = step, loss_scale, None
-        self._buffers.begin_step()
+        self._buffers.start_step()
         self._tail.zero_()
         for shard, sharded in self._shards.gradients():
             shard.grad = sharded.grad = None
@@ -217,23 +220,23 @@ class ShardedReducer:
 
     @contextmanager
     def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """As `Reducer.micro_batch`."""
+        """Context of one forward and backward pass; see `Reducer.micro_batch`."""
         self._now = micro_batch
         seed_forward(micro_batch.forward_key, self._world.device)
         yield
 
     def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
-        """As `Reducer.backward`: afterwards the sum over the ranks is in the shards."""
+        """Run backward for the micro-batch; see `Reducer.backward`. fully_shard sums over the ranks."""
         assert self._now is not None, "call backward inside `with reducer.micro_batch(...)`"
         weight = self._now.weight
         (loss * (weight * self._loss_scale)).backward()
         extras = torch.zeros(self._sizes[2], device=self._tail.device) if extras is None else extras.detach()
         values = torch.cat([extras.new_zeros(2), extras.float(), self._buffers.take_change()])
-        if weight:  # a repeated pass counts for nothing, even if it is not finite
+        if weight:  # 0 in a padding pass, whose values may not be finite: 0 * inf would be nan
             self._tail.add_(values, alpha=weight)
 
     def reduce(self, flag: float = 0.0) -> None:
-        """As `Reducer.reduce`: sets `grad` of the shards, the model's buffers, `extras`, `flag` and `norm`."""
+        """Finish the sums over all ranks; see `Reducer.reduce`. Sets `grad` of the shards' parameters."""
         squares = []
         for shard, sharded in self._shards.gradients():
             if sharded.grad is None:
@@ -245,15 +248,15 @@ class ShardedReducer:
             self._tail[1] = torch.stack(squares).sum()
         if self._world.is_main:
             self._tail[0] = flag
-        # Added up by each rank in the same order, so that all hold the same bits.
-        everyone = self._tail.new_empty(self._world.size * len(self._tail))
-        with self._world.activity.waiting("adding up figures and buffers"):
-            dist.all_gather_into_tensor(everyone, self._tail)
-        total = everyone.view(self._world.size, -1).sum(0)
+        # Each rank adds in the same order, so that all have the same bits; an all-reduce does not promise that.
+        gathered = self._tail.new_empty(self._world.size * len(self._tail))
+        with self._world.activity.waiting("adding up buffers"):
+            dist.all_gather_into_tensor(gathered, self._tail)
+        total = gathered.view(self._world.size, -1).sum(0)
         *_, change = torch.split(total, self._sizes)
         self._buffers.apply(change.float())
-        figures = total[: sum(self._sizes[:3])].tolist()
-        self.flag, self.norm, self.extras = figures[0], figures[1] ** 0.5, figures[2:]
+        numbers = total[: sum(self._sizes[:3])].tolist()
+        self.flag, self.norm, self.extras = numbers[0], numbers[1] ** 0.5, numbers[2:]
 
     def scale(self, factor: float) -> None:
         """Multiply the step's gradient."""
@@ -262,5 +265,5 @@ class ShardedReducer:
                 shard.grad.mul_(factor)
 
     def undo_buffers(self) -> None:
-        """Take back what the step did to the model's buffers."""
-        self._buffers.put_back()
+        """Reset the model's buffers, to drop the step."""
+        self._buffers.reset()

@@ -1,4 +1,4 @@
-"""The state of a sharded model and its optimizer as whole tensors, gathered and distributed one tensor at a time."""
+"""Checkpoints of a sharded model and its optimizer: unsharded tensors, gathered and scattered one at a time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from lockstep.storage.checkpoint_reader import Opened, Shape
 from lockstep.storage.tensor_file import header
 
 if TYPE_CHECKING:
-    from lockstep.parallel.sharded import Shards  # at run time only by name: torch's FSDP takes a second to import
+    from lockstep.parallel.sharded import Shards  # for annotations only: importing torch's FSDP takes a second
 
 
 def sharded_name(name: str, tensor: Tensor, shards: Shards, optimizer: Optimizer) -> str | None:
-    """The parameter that a checkpoint's tensor is sharded like; None where all ranks have all of it.
+    """Return the parameter that a checkpoint's tensor is sharded like; None for a tensor that all ranks have.
 
     Args:
-        name: In a checkpoint, as `checkpoint.pack` has it.
-        tensor: The tensor, whole or a rank's part.
+        name: Name in a checkpoint, from `checkpoint.pack`.
+        tensor: The tensor, complete or a rank's part.
         shards: The sharded model.
         optimizer: Its optimizer.
     """
@@ -32,25 +32,25 @@ def sharded_name(name: str, tensor: Tensor, shards: Shards, optimizer: Optimizer
         name = name.removeprefix("average:")
         return name if name in shards.parameters else None
     if tensor.dim() == 0:
-        return None  # such as adam's count of steps
-    place = int(name.split(":")[1])
+        return None  # such as Adam's step count
+    index = int(name.split(":")[1])
     parts = [part for group in optimizer.param_groups for part in group["params"]]
-    return next(known for known, part in shards.parameters.items() if part is parts[place])
+    return next(other for other, part in shards.parameters.items() if part is parts[index])
 
 
 def gathering(
     shards: Shards, optimizer: Optimizer, tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], Callable[[str], Tensor]]:
-    """What stands for a rank's parts when a checkpoint of whole tensors is written.
+    """Prepare the writing of a checkpoint of unsharded tensors.
 
     Args:
         shards: The sharded model.
         optimizer: Its optimizer.
-        tensors: This rank's, by name, as `checkpoint.pack` has them.
+        tensors: This rank's tensors by name, from `checkpoint.pack`.
 
     Returns:
-        Meta tensors of the whole shapes; and what gives a whole tensor by its name, on rank 0's host. All ranks have to
-        ask for the same ones in the same order; on the others what it gives is of no use.
+        Meta tensors of the unsharded shapes; and a function that gathers one tensor by name. It is a collective call:
+        all ranks call it with the same names in the same order. Only on rank 0 is the result the tensor.
     """
     names = {name: sharded_name(name, tensor, shards, optimizer) for name, tensor in tensors.items()}
     whole = {
@@ -61,30 +61,30 @@ def gathering(
 
     def fetch(name: str) -> Tensor:
         owner = names[name]
-        found = shards.gather(owner, tensors[name]) if owner else tensors[name].detach().cpu()
-        return whole[name] if found is None else found
+        gathered = shards.gather(owner, tensors[name]) if owner else tensors[name].detach().cpu()
+        return whole[name] if gathered is None else gathered
 
     return whole, fetch
 
 
 def order_of(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The order in which `checkpoint.write` goes through tensors."""
+    """Return the names of tensors in the order in which `checkpoint.write` writes them."""
     return [name for part in by_file(tensors).values() for name in header(part)[1]]
 
 
 def read_parts(
     shards: Shards, optimizer: Optimizer, world: World, shapes: Mapping[str, Shape], opened: Opened | None
 ) -> dict[str, Tensor]:
-    """This rank's parts of a checkpoint's tensors, the weights in the model's own memory.
+    """Read this rank's parts of a checkpoint's tensors, the weights into the model's own memory.
 
-    Rank 0 reads; no rank ever has more than one tensor whole.
+    Rank 0 reads and broadcasts. No rank has more than one complete tensor in memory. A collective call.
 
     Args:
         shards: The sharded model.
         optimizer: Its optimizer.
-        world: The processes of the run.
-        shapes: Shape and type of each tensor of the checkpoint; the weights fit the model.
-        opened: The checkpoint, on rank 0.
+        world: The ranks.
+        shapes: Shape and dtype of each tensor of the checkpoint. The weights fit the model.
+        opened: The checkpoint on rank 0, None on the others.
     """
     state, device, parts = shards.state(), world.device, {}
     for name, (shape, dtype) in shapes.items():

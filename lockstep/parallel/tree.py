@@ -1,8 +1,14 @@
-"""The one shape in which a step's micro-batches are added up, whatever the world.
+"""The binary tree in which a step's micro-batches are summed. It depends on their number, not on the world.
 
-Floating-point addition is not associative, so the same bits need the same brackets. The shape is a balanced binary tree
-over the micro-batch index: blocks of 2, 4, 8 ... leaves that start at a multiple of their size, the last one cut off
-where the leaves end. A node is the half-open interval of the leaves that it sums.
+Floating-point addition is not associative, so equal bits need the same brackets. The tree is balanced over the
+micro-batch index: blocks of 2, 4, 8 ... leaves that start at a multiple of their size, the last one cut at the number
+of leaves. A node is the half-open interval of the leaves that it sums. Six micro-batches, any number of ranks:
+
+    (0,6)  = (0,4) + (4,6)
+    (0,4)  = (0,2) + (2,4)            ((g0 + g1) + (g2 + g3)) + (g4 + g5)
+    (0,2)  = g0 + g1    (2,4) = g2 + g3    (4,6) = g4 + g5
+
+With two ranks, rank 0 has g0 g1 g2 and sends (0,2) and (2,3); rank 1 has g3 g4 g5 and sends (3,4) and (4,6).
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ T = TypeVar("T")
 
 
 def are_siblings(left: Node, right: Node, num_leaves: int) -> bool:
-    """Whether two neighbouring nodes have the same parent in the tree over `num_leaves` leaves."""
+    """Return whether two adjacent nodes have the same parent in the tree over `num_leaves` leaves."""
     size = left[1] - left[0]
     return (
         left[1] == right[0]
@@ -26,12 +32,12 @@ def are_siblings(left: Node, right: Node, num_leaves: int) -> bool:
 
 
 def push(stack: list[tuple[Node, T]], node: Node, value: T, num_leaves: int, add: Callable[[T, T], T]) -> None:
-    """Put a node at the end of a row of nodes, and merge from the right as long as the last two are siblings.
+    """Append a node to a list of adjacent nodes, and merge its last two as long as they are siblings.
 
     Args:
-        stack: The row so far, each node with its sum.
-        node: Begins where the row ends.
-        value: Its sum.
+        stack: Adjacent nodes from left to right, each with its sum. Changed in place.
+        node: Starts at the leaf where the last node of the stack stops.
+        value: Sum of the node.
         num_leaves: Leaves of the whole tree.
         add: (left, right) -> their sum; may write into `left`.
     """
@@ -42,7 +48,15 @@ def push(stack: list[tuple[Node, T]], node: Node, value: T, num_leaves: int, add
 
 
 def partials(first: int, last: int, num_leaves: int) -> list[Node]:
-    """The fewest nodes that cover the leaves [first, last): what is left in a process when it has added all it can."""
+    """Return the fewest nodes that cover the leaves [first, last).
+
+    These are the partial sums of a process that runs these micro-batches, after it has merged all siblings.
+
+    Args:
+        first: First leaf.
+        last: The leaf after the last one.
+        num_leaves: Leaves of the whole tree.
+    """
     stack: list[tuple[Node, None]] = []
     for leaf in range(first, last):
         push(stack, (leaf, leaf + 1), None, num_leaves, lambda left, right: None)

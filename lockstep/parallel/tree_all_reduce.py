@@ -1,11 +1,17 @@
-"""Sums a bucket over all ranks in tree order, by point-to-point messages.
+"""All-reduce of a bucket in tree order, by point-to-point messages.
 
-A rank holds a few nodes of the tree, known to all by arithmetic. Small buckets: each rank sends its nodes to all
-others, and each adds them up: one round. Large ones: rank r adds up the r-th chunk of all nodes, then sends the sum to
-all others: two rounds, and as many bytes as a ring all-reduce, 2 (W-1)/W of the bucket for one node a rank.
+A library's all-reduce chooses its own order of additions, which depends on the world. Here each rank has a few nodes of
+the tree, which every other rank computes from the step alone, so messages need no headers. With W ranks:
 
-Measured on gloo over loopback, two processes: a swap of 87 KB took a third, one of 47 MB two thirds of the time of an
-all-reduce, and gloo's own all-gather was the slowest way of all.
+    small bucket, one round               large bucket, two rounds (reduce-scatter, all-gather)
+    start    send all nodes to all        start    send chunk r of all nodes to rank r
+    middle   add all nodes                middle   add all nodes' chunk of this rank, send the sum to all
+    finish                                finish   receive the other chunks
+
+A large bucket takes as many bytes as a ring all-reduce: 2 (W-1)/W of the bucket, for one node a rank.
+
+Measured with gloo over loopback, two processes: one round of 87 KB took a third, two rounds of 47 MB two thirds of the
+time of gloo's all-reduce. gloo's all-gather was slower than both.
 """
 
 from __future__ import annotations
@@ -18,55 +24,55 @@ from lockstep.cluster.world import World
 from lockstep.parallel.bucket import Bucket
 from lockstep.parallel.tree import Node, push
 
-SMALL_BYTES = 2 * 1024 * 1024  # sent by a rank; below this, another round costs more than bytes
+SMALL_BYTES = 2 * 1024 * 1024  # sent by a rank; below this, a second round costs more than the bytes it saves
 
 
 class TreeAllReduce:
-    """One bucket's way through one step. Call `start`, `middle` and `finish`, in the same order on all ranks.
+    """The all-reduce of one bucket in one step. Call `start`, `middle` and `finish` in the same order on all ranks.
 
     Args:
-        bucket: Its `nodes` are this rank's part of the sum; `result` will be the whole.
+        bucket: Its `nodes` are this rank's partial sums. `finish` sets its `result`.
         world: The ranks.
-        nodes: For each rank, the nodes that it holds.
-        tag: Differs between buckets.
+        nodes: For each rank, its nodes.
+        tag: Number of the bucket: messages of different buckets must not be matched with each other.
     """
 
     def __init__(self, bucket: Bucket, world: World, nodes: list[list[Node]], tag: int) -> None:
         self._bucket, self._world, self._nodes = bucket, world, nodes
-        self._tag = tag * 64
-        self._num_leaves = max(last for held in nodes for _, last in held)
+        self._tag = tag * 64  # one tag for each node of a rank, and 63 for the second round
+        self._num_leaves = max(last for own in nodes for _, last in own)
         self._in_chunks = bucket.length * bucket.dtype.itemsize * (world.size - 1) > SMALL_BYTES
-        # gloo sends no CUDA tensors from point to point: they go by way of the host.
-        self._by_host = bucket.device.type == "cuda" and world.backend == "gloo" and world.size > 1
+        # gloo has no point-to-point messages of CUDA tensors, so they go through the host.
+        self._is_via_host = bucket.device.type == "cuda" and world.backend == "gloo" and world.size > 1
         self._result = bucket.nodes[0][1] if bucket.nodes else bucket.flat()
         self._sums: dict[Node, Tensor] = {}
-        self._home = self._result.values
+        self._total = self._result.values
         self._works: list[dist.Work] = []
         self._messages: list[dist.P2POp] = []
 
     def start(self) -> None:
-        """Send this rank's nodes, or their chunks, and open the ears for the others'."""
+        """Send this rank's nodes or their chunks, and post the receives of the other ranks' nodes."""
         bucket, me = self._bucket, self._world.rank
-        mine = [flat.values.cpu() if self._by_host else flat.values for _, flat in bucket.nodes]
+        mine = [flat.values.cpu() if self._is_via_host else flat.values for _, flat in bucket.nodes]
         self._sums = {node: values for (node, _), values in zip(bucket.nodes, mine, strict=True)}
-        if self._by_host:
-            self._home = mine[0] if mine else self._home.cpu()
+        if self._is_via_host:
+            self._total = mine[0] if mine else self._total.cpu()
         for peer in self._peers():
-            for place, values in enumerate(mine):
-                self._send(self._chunk(values, peer), peer, place)
-            for place, node in enumerate(self._nodes[peer]):
-                self._sums[node] = bucket.borrow(on_host=self._by_host)
-                self._receive(self._chunk(self._sums[node], me), peer, place)
-        self._go()
+            for index, values in enumerate(mine):
+                self._send(self._chunk(values, peer), peer, index)
+            for index, node in enumerate(self._nodes[peer]):
+                self._sums[node] = bucket.borrow(on_host=self._is_via_host)
+                self._receive(self._chunk(self._sums[node], me), peer, index)
+        self._post()
 
     def middle(self) -> None:
-        """Add up what this rank answers for; for large buckets, send the sum to the others."""
+        """Add up the bucket, or this rank's chunk of a large one, and send the chunk's sum to all."""
         self._wait()
-        destination = self._chunk(self._home, self._world.rank)
+        destination = self._chunk(self._total, self._world.rank)
         stack: list[tuple[Node, Tensor]] = []
 
         def add(left: Tensor, right: Tensor) -> Tensor:
-            # Two operands commute, so the sum may stay in whichever is already at home.
+            # a + b and b + a have the same bits, so the sum may be formed in the memory where it is needed.
             if right.data_ptr() == destination.data_ptr():
                 left, right = right, left
             return left.add_(right)
@@ -76,6 +82,7 @@ class TreeAllReduce:
             if self._bucket.exact or not stack:
                 push(stack, node, chunk, self._num_leaves, add)
             else:
+                # Fast mode: any order.
                 stack[0] = ((0, node[1]), add(stack[0][1], chunk))
         ((_, total),) = stack
         if total.data_ptr() != destination.data_ptr():
@@ -83,18 +90,18 @@ class TreeAllReduce:
         if self._in_chunks:
             for peer in self._peers():
                 self._send(destination, peer, 63)
-                self._receive(self._chunk(self._home, peer), peer, 63)
-            self._go()
+                self._receive(self._chunk(self._total, peer), peer, 63)
+            self._post()
 
     def finish(self) -> None:
-        """Wait for the whole sum."""
+        """Wait for the complete sum, and set the bucket's `result`."""
         self._wait()
-        if self._by_host:
-            self._result.values.copy_(self._home)
+        if self._is_via_host:
+            self._result.values.copy_(self._total)
         self._bucket.settle(self._result)
 
     def _peers(self) -> list[int]:
-        # Each rank begins with its right neighbour, so that not all send to rank 0 first.
+        # Each rank starts with its right neighbour, so that not all send to rank 0 first.
         return [(self._world.rank + distance) % self._world.size for distance in range(1, self._world.size)]
 
     def _chunk(self, values: Tensor, owner: int) -> Tensor:
@@ -103,16 +110,16 @@ class TreeAllReduce:
         size = self._bucket.length // self._world.size
         return values[owner * size : (owner + 1) * size]
 
-    def _send(self, values: Tensor, peer: int, place: int) -> None:
-        self._messages.append(dist.P2POp(dist.isend, _sendable(values), peer, tag=self._tag + place))
+    def _send(self, values: Tensor, peer: int, tag: int) -> None:
+        self._messages.append(dist.P2POp(dist.isend, _sendable(values), peer, tag=self._tag + tag))
 
-    def _receive(self, values: Tensor, peer: int, place: int) -> None:
-        self._messages.append(dist.P2POp(dist.irecv, _sendable(values), peer, tag=self._tag + place))
+    def _receive(self, values: Tensor, peer: int, tag: int) -> None:
+        self._messages.append(dist.P2POp(dist.irecv, _sendable(values), peer, tag=self._tag + tag))
 
-    def _go(self) -> None:
+    def _post(self) -> None:
         if self._messages:
-            # Receives first: gloo tells the sender of each, and behind a large send of our own that news comes late, so
-            # that a slow link carries one direction at a time (benchmarks/link.py).
+            # Receives first: gloo notifies the sender of each posted receive. Behind a large send that notification is
+            # late, and a slow link then carries one direction at a time (measured by benchmarks/link.py).
             self._messages.sort(key=lambda message: message.op is not dist.irecv)
             self._works = dist.batch_isend_irecv(self._messages)
             self._messages = []
@@ -124,5 +131,5 @@ class TreeAllReduce:
 
 
 def _sendable(values: Tensor) -> Tensor:
-    """The same memory; not every backend knows of halves."""
+    """Return the same memory as bytes for 16-bit dtypes, which not every backend can send."""
     return values if values.dtype == torch.float32 else values.view(torch.uint8)

@@ -25,7 +25,7 @@ from lockstep.data.groups import groups_of
 from lockstep.data.keyed import CHECK, key, keys
 from lockstep.data.loader import Loader, Request, choose_num_workers
 from lockstep.data.order import MicroBatch, Order, permute
-from lockstep.data.samples import Batch, Samples
+from lockstep.data.samples import Batch, Samples, as_samples
 from lockstep.provenance.environment import what_computes
 from lockstep.provenance.self_check import check_same_samples, try_micro_batch
 
@@ -260,7 +260,7 @@ def _feed(update: Callable[[bytes], object], value: Any, row: int | None, count:
 
 def _sizes(samples: Samples) -> str | None:
     """A digest of the names and sizes of a dataset's files, as far as it has `files`; of very many, of some."""
-    files: Sequence[str | os.PathLike[str]] | None = getattr(samples, "files", None)
+    files = as_samples(samples).files
     if files is None or not len(files):
         return None
     digest = hashlib.sha256(str(len(files)).encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import keys
-from lockstep.data.samples import Batch
+from lockstep.data.samples import as_samples
 from lockstep.engine.build import open_data
 from lockstep.engine.parts import Parts
 
@@ -19,12 +18,12 @@ def example(config: RunConfig, parts: Parts) -> Any:
     """Return the model's input for one sample: of the recipe's `input_shape`, or the first training sample.
 
     Raises:
-        DataError: The recipe gives no shape, and there is no data.
+        DataError: The recipe has no `input_shape`, and there is no data.
     """
     if parts.input_shape is not None:
         return torch.zeros(1, *parts.input_shape)
     samples = open_data(config, parts, train=True)
-    place = np.zeros(1, np.int64)
-    batch = samples.batch(place, keys(config.seed, 0, place))
-    finish: Callable[[Batch], Batch] | None = getattr(samples, "finish", None)
+    index = np.zeros(1, np.int64)
+    batch = samples.batch(index, keys(config.seed, 0, index))
+    finish = as_samples(samples).finish
     return (batch if finish is None else finish(batch)).inputs

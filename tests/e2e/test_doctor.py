@@ -17,7 +17,7 @@ def test_the_doctor_looks_at_this_machine(tmp_path: Path) -> None:
     answer = json.loads(done.stdout)
     assert answer["world_size"] == 1
     assert {"python", "torch", "disk speed"} <= {finding["check"] for finding in answer["findings"]}
-    assert all(set(finding) == {"check", "value", "verdict", "do"} for finding in answer["findings"])
+    assert all(set(finding) == {"check", "value", "verdict", "fix"} for finding in answer["findings"])
 
 
 @pytest.mark.full

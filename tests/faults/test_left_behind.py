@@ -88,7 +88,7 @@ def test_a_limit_on_open_files_is_named_as_what_it_is(tmp_path: Path, limit: int
     )
     assert done.returncode == 4, done.stderr
     assert done.stderr.startswith("launch error: too many open files")
-    assert f"may have {limit} open at a time" in done.stderr
+    assert f"a limit of {limit} open files and connections" in done.stderr
     assert "ulimit -n 4096" in done.stderr
 
 

@@ -13,6 +13,22 @@ RANK_CALLS = {"get_rank", "get_world_size", "get_node_local_rank", "get_global_r
 RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|NODE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(SLURM|OMPI|PMIX?|TORCHELASTIC)_.*"
 )
+# Slots of a LockstepError, in the order in which they are printed.
+SLOTS = ("given", "where", "allowed", "cause", "fix")
+# Folders and files whose errors have only these slots. To be widened to "lockstep/".
+SLOTS_CHECKED_IN = (
+    "lockstep/data/",
+    "lockstep/doctor/",
+    "lockstep/metrics/",
+    "lockstep/optim/",
+    "lockstep/parallel/",
+    "lockstep/report/",
+    "lockstep/scaling/",
+    "lockstep/cores.py",
+    "lockstep/errors.py",
+    "lockstep/open_files.py",
+    "lockstep/scratch.py",
+)
 SPEAKERS = (
     "lockstep/cli/",
     "lockstep/doctor/",
@@ -158,7 +174,39 @@ def _named(node: ast.AST) -> str | None:
     return None
 
 
+def errors_without_the_five_slots(root: Path) -> list[str]:
+    """Errors for users with other slots than the five, or with these in another order."""
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sources(root, "lockstep")}
+    errors = _subclasses("LockstepError", list(trees.values()))
+    problems = []
+    for name, tree in trees.items():
+        if not name.startswith(SLOTS_CHECKED_IN):
+            continue
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in errors):
+                continue
+            slots = [keyword.arg or f"**{ast.unparse(keyword.value)}" for keyword in node.keywords]
+            if slots != [slot for slot in SLOTS if slot in slots]:
+                problems.append(f"{name}:{node.lineno}: slots {', '.join(slots)}; allowed: {', '.join(SLOTS)}")
+    return problems
+
+
+def _subclasses(base: str, trees: list[ast.Module]) -> set[str]:
+    """Names of a class and of all classes derived from it."""
+    bases = {
+        node.name: {ast.unparse(each).rpartition(".")[2] for each in node.bases}
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    names = {base}
+    while more := {name for name, parents in bases.items() if parents & names} - names:
+        names |= more
+    return names
+
+
 ALL = (
+    errors_without_the_five_slots,
     ranks_asked_for,
     ranks_read_from_environment,
     stray_speech,

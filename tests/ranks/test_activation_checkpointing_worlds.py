@@ -96,7 +96,7 @@ def test_what_can_not_be_combined_is_refused() -> None:
         settings(parallel="dp", mode="fast", activation_checkpointing=True)
 
 
-@pytest.mark.parametrize(("world", "text"), [(1, "needs two GPUs or more"), (2, "is for one process")])
+@pytest.mark.parametrize(("world", "text"), [(1, "needs two GPUs or more"), (2, "is for one process, not 2")])
 def test_dp_without_gpus_is_refused(pool: RankPool, tmp_path: Path, world: int, text: str) -> None:
     config = settings(parallel="dp", mode="fast")
     for answer in pool.run(world, carry_out, tmp_path / "run", config):

@@ -273,7 +273,7 @@ def test_damaged_pictures_are_named_or_left_out(shapes: Path, tmp_path: Path) ->
         read(samples, [place])
     kept, skipped = drop_unreadable(list_folder(tmp_path, "data.root"), tmp_path)
     assert sorted(skipped) == [files["crosses"][0], files["stars"][2]]
-    assert "is not a picture" in skipped[files["crosses"][0]]
+    assert "is not an image" in skipped[files["crosses"][0]]
     assert kept == {name: [file for file in found if file not in skipped] for name, found in files.items()}
     for file in files["stars"]:
         (tmp_path / file).write_bytes(b"")

@@ -145,7 +145,7 @@ def test_a_damaged_picture_stops_and_says_how_to_go_on_without(tmp_path: Path, t
     for on_error in ("stop", "skip"):
         config = DataConfig(root=tmp_path, size_px=32, on_error=on_error)
         samples = open_files(tmp_path, files, list(files), config, train=train)
-        with pytest.raises(DataError, match=r"0001\.jpg is not a picture") as error:
+        with pytest.raises(DataError, match=r"0001\.jpg is not an image") as error:
             samples.batch(np.array([place]), np.zeros(1, np.uint64))
         assert ("data.on_error=skip" in str(error.value)) == (on_error == "stop")
 

@@ -169,7 +169,7 @@ def test_a_picture_that_shows_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_picture_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("no picture")
-    with pytest.raises(DataError, match="is not a picture"):
+    with pytest.raises(DataError, match="is not an image"):
         read_picture(tmp_path / "a.png", SCALES["mnist"])
 
 

@@ -129,7 +129,7 @@ def test_a_picture_that_was_annotated_as_exif_turns_it_is_explained(small: Path)
         EvalPictures(_open(small)).rgb(0)
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"no picture", "is not a picture"), (None, "is damaged")])
+@pytest.mark.parametrize(("content", "said"), [(b"no picture", "is not an image"), (None, "is damaged")])
 def test_a_damaged_picture_is_named(small: Path, content: bytes | None, said: str) -> None:
     path = small / "images/val2017/000000000001.jpg"
     path.write_bytes(content or path.read_bytes()[:700])

@@ -20,7 +20,7 @@ from lockstep.data.decoded import DecodedPictures
 from lockstep.data.images import ByteArray, Picture
 from lockstep.data.keyed import IntArray, KeyArray, uniform
 from lockstep.data.names import first_outside, outside
-from lockstep.data.samples import Batch
+from lockstep.data.samples import Batch, Samples
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
 from lockstep.recipes.classify.listing import IMAGES_CURE, Files, folder_of
@@ -40,7 +40,7 @@ class Head:
     is_scalable: bool
 
 
-class PictureFiles:
+class PictureFiles(Samples):
     """Pictures in files with their labels: a random part of each to train on, or the middle to evaluate on.
 
     Batches come as bytes, (N, S, S, 3); `finish` makes numbers of them on the device.
@@ -54,6 +54,7 @@ class PictureFiles:
     """
 
     is_costly = True
+    files: Sequence[Path]
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lockstep.data.fetch import Download, fetch
 from lockstep.data.keyed import IntArray, KeyArray, uniform
-from lockstep.data.samples import Batch
+from lockstep.data.samples import Batch, Samples
 from lockstep.errors import DataError
 from lockstep.recipes.mnist.config import DataConfig
 from lockstep.recipes.mnist.idx import ENDINGS, ByteArray, read_idx
@@ -59,7 +59,7 @@ MD5 = {
 }
 
 
-class Pictures:
+class Pictures(Samples):
     """Grey pictures with their labels, gathered a whole batch at a time.
 
     Args:
@@ -184,5 +184,5 @@ def _find(config: DataConfig, name: str) -> Path:
             fix="give the folder of MNIST's four files as data.root, or data.download=true",
         )
     download = Download(urls=tuple(f"{mirror}{name}.gz" for mirror in MIRRORS), path=root / f"{name}.gz", md5=MD5[name])
-    fetch(download, otherwise="get MNIST's four IDX files yourself and give their folder: data.root=DIR")
+    fetch(download, otherwise="Download the four IDX files of MNIST yourself, and set data.root=FOLDER.")
     return download.path

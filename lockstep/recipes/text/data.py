@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.keyed import IntArray, KeyArray
-from lockstep.data.samples import Batch
+from lockstep.data.samples import Batch, Samples
 from lockstep.recipes.text.alphabet import Alphabet
 from lockstep.recipes.text.config import DataConfig
 from lockstep.recipes.text.files import Chosen
@@ -38,7 +38,7 @@ def truths(batch: Batch, alphabet: Alphabet) -> list[str]:
     return [alphabet.decode(classes[:length]) for classes, length in pairs]
 
 
-class PictureLines:
+class PictureLines(Samples):
     """Pictures in files or in LMDB, each stretched to the width of its group.
 
     Args:
@@ -83,7 +83,7 @@ class PictureLines:
         return self._config.widths[int(self.groups[indices].max())]
 
 
-class MadeLines:
+class MadeLines(Samples):
     """Made-up lines. In training an index gives another line in each epoch.
 
     Args:

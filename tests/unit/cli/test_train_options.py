@@ -51,7 +51,7 @@ def test_a_run_folder_that_can_not_be_made_is_told_before_anything_starts(
     assert run(["train", "digits", "--run-dir", str(tmp_path / "file")]) == CheckpointError.exit_code
     said = capsys.readouterr().err
     assert "Not a directory" in said
-    assert "make room" not in said
+    assert "disk space" not in said
     assert calls == []
 
 

@@ -188,11 +188,11 @@ def _hard_link(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "reason"),
     [
-        (lambda folder: os.mkfifo(folder / "used"), "something called used"),
-        (_hard_link, "something called used"),
+        (lambda folder: os.mkfifo(folder / "used"), "entry used"),
+        (_hard_link, "entry used"),
         (_link("partial"), "partial in it is a link"),
         (_link("0a"), "0a in it is a link"),
-        (lambda folder: folder.chmod(0o777), "every user may write in it"),
+        (lambda folder: folder.chmod(0o777), "every user can write to it"),
     ],
     ids=["FIFO", "hard link", "link for partial files", "link for pictures", "open to all"],
 )

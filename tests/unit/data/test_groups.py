@@ -98,7 +98,7 @@ def test_without_groups_the_order_is_the_recorded_one() -> None:
 
 
 def test_as_many_groups_as_samples_are_needed() -> None:
-    with pytest.raises(ValueError, match="3 samples have a group, and there are 4"):
+    with pytest.raises(ValueError, match="groups has 3 entries for 4 samples"):
         Order(4, 2, 1, groups=np.zeros(3, dtype=np.int64))
 
 

@@ -171,7 +171,7 @@ def test_pictures_are_laid_out_channels_last_where_asked() -> None:
 def test_a_data_set_that_changes_the_order_is_caught() -> None:
     indices = np.arange(4)
     loader = Loader(Backwards(), lambda: iter([]), CPU)
-    with pytest.raises(ConfigError, match="gave other samples than it was asked for"):
+    with pytest.raises(ConfigError, match="returned other samples than the requested ones"):
         loader.batch(indices, keys(0, 0, indices))
 
 

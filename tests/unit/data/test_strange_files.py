@@ -63,7 +63,7 @@ def test_a_picture_of_a_format_that_is_not_in_the_list_is_refused_whatever_its_n
         pytest.skip(f"this Pillow has no {form}")
     Image.new("RGB", (32, 32)).save(tmp_path / "a.jpg", form)
     for ask in (read_rgb, lambda path: read_picture(path, SCALES["mnist"])):
-        with pytest.raises(DataError, match=r"a\.jpg is not a picture") as error:
+        with pytest.raises(DataError, match=r"a\.jpg is not an image") as error:
             ask(tmp_path / "a.jpg")
         assert "JPEG, PNG, WebP, BMP, GIF, TIFF or PPM" in str(error.value)
 
@@ -110,7 +110,7 @@ def test_a_member_of_a_zip_that_unpacks_to_very_much_is_refused(tmp_path: Path) 
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.jpg", "w") as file:
         for _ in range(20):
             file.write(bytes(1 << 24))
-    with pytest.raises(DataError, match="too many for a picture"):
+    with pytest.raises(DataError, match="too many for an image"):
         Zip(tmp_path / "a.zip").read("a.jpg")
 
 

@@ -34,7 +34,7 @@ def test_the_odd_rank_is_named_with_its_machine_and_what_to_do() -> None:
     assert found.verdict == "problem"
     assert "2.14.1 on rank 2 (b)" in found.value
     assert "2.15.0 on ranks 0 1" in found.value
-    assert found.do == "pip install torch==2.15.0 on b"
+    assert found.fix == "pip install torch==2.15.0 on b"
 
 
 def test_many_odd_ranks_are_counted() -> None:

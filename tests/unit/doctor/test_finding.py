@@ -31,7 +31,7 @@ def test_what_is_well_everywhere_takes_one_line_with_each_machines_value() -> No
 def test_a_machine_with_a_fault_has_a_line_of_its_own() -> None:
     assert merged([[LARGE], [SMALL], [LARGE]], ["a", "b", "c"]) == [
         Finding("shared memory", "8.0 GB free (a, c)"),
-        Finding("shared memory", "64 MB free (b)", "warning", SMALL.do),
+        Finding("shared memory", "64 MB free (b)", "warning", SMALL.fix),
     ]
 
 

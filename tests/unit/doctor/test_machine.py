@@ -37,7 +37,7 @@ def test_a_disk_that_is_nearly_full_is_said(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**41, 2**41 - free, free))
     found = machine.disk_space(tmp_path)
     assert found.verdict == verdict
-    assert bool(found.do) == (verdict != "ok")
+    assert bool(found.fix) == (verdict != "ok")
 
 
 def test_little_shared_memory_is_said_with_dockers_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,14 +47,14 @@ def test_little_shared_memory_is_said_with_dockers_option(monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result([*values, *([0] if len(values) == 10 else [])]))
     found = machine.shared_memory()
     assert found.verdict == "warning"
-    assert "--shm-size" in found.do
+    assert "--shm-size" in found.fix
 
 
 def test_a_low_limit_of_open_files_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
     found = machine.open_files()
     assert (found.value, found.verdict) == ("at most 256", "warning")
-    assert "ulimit -n 4096" in found.do
+    assert "ulimit -n 4096" in found.fix
 
 
 def test_the_short_form_asks_for_shared_memory_only_where_workers_need_it(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def test_the_recipe_without_a_fault_is_trained() -> None:
         ("loss by sample", "the recipe's loss gave cross_entropy of shape (4,), not one number"),
         ("negative length", "whose length can't be used: __len__() should return >= 0"),
         ("text length", "whose length can't be used"),
-        ("tuple batch", "gave a tuple, not a Batch"),
-        ("short batch", "gave other samples than it was asked for"),
+        ("tuple batch", "returned a tuple, not a Batch"),
+        ("short batch", "returned other samples than the requested ones"),
         ("triples", "a sample of Triples is not a pair (input, target)"),
     ],
 )

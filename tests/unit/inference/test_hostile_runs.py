@@ -159,14 +159,14 @@ def at_step(step: object) -> Callable[[dict[str, Any]], object]:
         (lambda plain: plain["state"].update(best={"step": float("inf"), "value": 1.0}), "best has step inf"),
         (lambda plain: plain["state"].update(best={"step": 1, "value": "high"}), "value 'high'"),
         (lambda plain: plain["state"].update(seconds=float("nan")), "should be a finite number"),
-        (lambda plain: plain["groups"][0].update(params=[0]), "it has other groups of parameters"),
-        (lambda plain: plain.update(groups=[5]), "it has other groups of parameters"),
+        (lambda plain: plain["groups"][0].update(params=[0]), "it has other parameter groups"),
+        (lambda plain: plain.update(groups=[5]), "it has other parameter groups"),
         (lambda plain: plain["values"].update({"optimizer:0:other": 1}), "other for parameter 0"),
         (
             lambda plain: plain["values"].update({f"optimizer:{10**30}:momentum_buffer": None}),
             f"for parameter {10**30}",
         ),
-        (lambda plain: plain["values"].update({"optimizer:0:momentum_buffer": {}}), "parameter 0 has another form"),
+        (lambda plain: plain["values"].update({"optimizer:0:momentum_buffer": {}}), "of parameter 0 has another shape"),
     ],
 )
 def test_a_position_or_an_optimizer_that_no_run_has_is_named(

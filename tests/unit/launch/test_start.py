@@ -137,4 +137,4 @@ def test_a_run_folder_that_can_not_be_made_is_told_without_advice_that_does_not_
     with pytest.raises(CheckpointError) as caught:
         check_run_dir(tmp_path / name)
     assert caught.value.what == f"can't write run folder {tmp_path / name}: {reason}"
-    assert caught.value.slots.keys() == {"fix"}
+    assert caught.value.slots == {"fix": "Choose another --run-dir."}

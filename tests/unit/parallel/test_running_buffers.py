@@ -35,7 +35,7 @@ def test_every_micro_batch_starts_from_the_steps_values_and_the_mean_change_is_a
     model = Counting()
     buffers = RunningBuffers(model)
     before = model.values()
-    buffers.begin_step()
+    buffers.start_step()
     total = torch.zeros(len(buffers))
     for value, weight in [(1.0, 0.25), (5.0, 0.75)]:
         model(value)
@@ -54,11 +54,11 @@ def test_a_step_is_undone() -> None:
     model = Counting()
     buffers = RunningBuffers(model)
     before = model.values()
-    buffers.begin_step()
+    buffers.start_step()
     model(3.0)
     buffers.apply(buffers.take_change())
     assert not torch.equal(model.mean, before[0])
-    buffers.put_back()
+    buffers.reset()
     assert all(torch.equal(now, then) for now, then in zip(model.values(), before, strict=True))
 
 
@@ -67,7 +67,7 @@ def test_batch_norm_counts_steps_and_averages_statistics() -> None:
     model, alike = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
     buffers = RunningBuffers(model)
     inputs = torch.randn(6, 4)
-    buffers.begin_step()
+    buffers.start_step()
     total = torch.zeros(len(buffers))
     for half in inputs.split(3):
         model(half)
@@ -81,7 +81,7 @@ def test_batch_norm_counts_steps_and_averages_statistics() -> None:
 
 def test_a_model_without_buffers_has_nothing_to_sum() -> None:
     buffers = RunningBuffers(nn.Linear(2, 2))
-    buffers.begin_step()
+    buffers.start_step()
     assert len(buffers) == 0
     assert buffers.take_change().shape == (0,)
 

@@ -1,4 +1,4 @@
-"""Synchronised batch norm where micro-batches part ways, fail, or can't be synchronised."""
+"""Synchronized batch norm where micro-batches take different paths, fail, or cannot be synchronized."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_micro_batches_that_part_ways_are_named(special: float, says: str) -> No
             reducer.backward(model(inputs[micro.indices]).square().mean())
 
     reducer.begin(step)
-    with pytest.raises(TrainError, match="don't pass the same layers") as caught:
+    with pytest.raises(TrainError, match="do not reach the same layers") as caught:
         reducer.run(run)
     assert caught.value.slots["where"] == says
     assert "batch_norm=micro" in caught.value.slots["fix"]
@@ -98,5 +98,5 @@ def test_a_batch_norm_of_another_class_is_refused_by_name() -> None:
             return super().forward(input) + 1
 
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sequential(MyNorm(2)))
-    with pytest.raises(ConfigError, match=r"can't synchronise 1\.0, a MyNorm"):
+    with pytest.raises(ConfigError, match=r"cannot synchronize 1\.0, a MyNorm"):
         Reducer(model, HERE, synchronised=True)

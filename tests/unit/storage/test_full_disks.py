@@ -22,9 +22,9 @@ def of_size(step: int, num_bytes: int) -> Checkpoint:
 def assert_says(caught: pytest.ExceptionInfo[CheckpointError], path: Path, reason: str) -> None:
     text = str(caught.value)
     assert f"can't write {path}: {reason}" in text
-    assert "what was saved before is whole" in text
+    assert "earlier checkpoints are intact" in text
     assert "--resume auto" in text
-    assert ("make room" in text) == (reason == "No space left on device")
+    assert ("Free disk space" in text) == (reason == "No space left on device")
 
 
 def test_on_a_full_disk_the_old_checkpoint_survives_and_the_new_one_leaves_no_scraps(small_disk: Path) -> None:

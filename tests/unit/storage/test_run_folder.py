@@ -126,7 +126,7 @@ def test_a_new_folder_where_a_file_is_in_the_way_is_an_error_with_a_text(tmp_pat
     (tmp_path / "runs").write_text("")
     with pytest.raises(CheckpointError, match=r"can't write .*digits-0001: Not a directory") as caught:
         new_folder("digits", tmp_path / "runs")
-    assert caught.value.slots == {"fix": "give another --run-dir"}
+    assert caught.value.slots == {"fix": "Choose another --run-dir."}
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -163,6 +163,6 @@ def test_a_place_that_can_not_be_written_to_is_told_before_the_work(name: str, r
     (tmp_path / "there").mkdir()
     with pytest.raises(CheckpointError, match=reason) as caught:
         check_place(tmp_path / name)
-    assert caught.value.slots == {"fix": "give another place"}
+    assert caught.value.slots == {"fix": "Choose another path."}
     check_place(tmp_path / "new" / "x")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "there"]
