@@ -25,7 +25,7 @@ from lockstep.config.explain import wrapped
 from lockstep.config.load import Layer, leaves, mapping_layer, read_layer, short_path
 from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError
-from lockstep.recipes.recipe_file import check_file, expanded, load_file
+from lockstep.recipes.recipe_file import check_file, expand_user, load_file
 from lockstep.recipes.trust import check_trusted, read_recipe
 
 if TYPE_CHECKING:
@@ -104,12 +104,12 @@ class Preset:
         return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
-def recipes() -> list[str]:
+def list_recipes() -> list[str]:
     """The names of the recipes that come with Lockstep."""
     return sorted(module.name for module in pkgutil.iter_modules(lockstep.recipes.__path__) if module.ispkg)
 
 
-def presets(recipe: str) -> list[Preset]:
+def list_presets(recipe: str) -> list[Preset]:
     """A recipe's presets, the default one first."""
     folders = [Path(folder) / recipe / "presets" for folder in lockstep.recipes.__path__]
     found = [Preset(recipe, path.stem, path) for folder in folders for path in folder.glob("*.yaml")]
@@ -126,9 +126,9 @@ def find(name: str) -> RecipeSpec:
             YAML file names runs only if it is in the user's list of trusted recipes.
 
     Raises:
-        ConfigError: There is no such recipe, preset or file, or it can't be used.
+        ConfigError: There is no such recipe, preset or file, or it cannot be used.
     """
-    path = expanded(name)
+    path = expand_user(name)
     if path.suffix == ".py":
         found = _from_file(path)
     else:
@@ -153,9 +153,9 @@ def command_arguments(found: RecipeSpec, diff: Mapping[str, Any]) -> list[str]:
 
 
 def _from_package(name: str) -> RecipeSpec:
-    known = recipes()
+    known = list_recipes()
     recipe, slash, preset_name = name.partition("/")
-    everything = [preset for each in known for preset in presets(each)]
+    everything = [preset for each in known for preset in list_presets(each)]
     if slash:
         found = [preset for preset in everything if (preset.recipe, preset.name) == (recipe, preset_name)]
     elif name in known:
@@ -191,14 +191,16 @@ def _from_yaml(path: Path) -> RecipeSpec:
         raise ConfigError(
             f"{short_path(path)} does not name a recipe",
             given=None if named is None else f"{where}: recipe: {named}",
-            fix=f"add a line such as   recipe: {recipes()[0]}",
+            fix=f"add a line such as   recipe: {list_recipes()[0]}",
         )
     if named.endswith((".yaml", ".yml")):
-        raise ConfigError("recipe can't be another YAML file", given=f"{where}: recipe: {named}")
+        raise ConfigError("recipe cannot be another YAML file", given=f"{where}: recipe: {named}")
     try:
         # A recipe file is looked for beside the YAML, so that the two can be moved together.
         base = (
-            _from_file(path.parent / expanded(named), named_in=where) if named.endswith(".py") else _from_package(named)
+            _from_file(path.parent / expand_user(named), named_in=where)
+            if named.endswith(".py")
+            else _from_package(named)
         )
     except ConfigError as error:
         raise ConfigError(error.what, **{"given": where, **error.slots}) from error
@@ -255,7 +257,7 @@ def _unknown(name: str, known: Iterable[str], everything: Iterable[Preset]) -> C
     full = [f"{preset.recipe}/{preset.name}" for preset in everything]
     names: dict[str, str] = {**{preset.name: preset.name for preset in everything}, **{each: each for each in known}}
     near = difflib.get_close_matches(name, [*names, *full], n=1)
-    path, do = expanded(name), None
+    path, do = expand_user(name), None
     if (path / "config.yaml").is_file():
         do = f"{name} is a run folder. To go on with it: --run-dir {shlex.quote(name)} --resume auto"
     elif (path / "recipe.py").is_file():

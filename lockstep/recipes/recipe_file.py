@@ -28,7 +28,7 @@ def check_file(path: Path) -> None:
         raise _no_file(path) from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise ConfigError(
-            f"{short_path(path)!a} can't be read: {getattr(error, 'strerror', None) or error}", fix="name another file"
+            f"{short_path(path)!a} cannot be read: {getattr(error, 'strerror', None) or error}", fix="name another file"
         ) from None
     if stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"{short_path(path)} is a folder")
@@ -51,7 +51,7 @@ def _no_file(path: Path) -> ConfigError:
     )
 
 
-def expanded(text: str) -> Path:
+def expand_user(text: str) -> Path:
     """A path with ~ replaced by the user's home folder.
 
     Raises:
@@ -60,7 +60,7 @@ def expanded(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{text!r} can't be found: there is no such user", fix="write the path out") from None
+        raise ConfigError(f"{text!r} cannot be found: there is no such user", fix="write the path out") from None
 
 
 def load_file(path: Path, content: bytes | None) -> ModuleType:
@@ -91,7 +91,7 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
     except (Exception, SystemExit) as error:  # a script may end with sys.exit()
         sys.modules.pop(name, None)
         raise ConfigError(
-            f"{short_path(path)} can't be imported: {type(error).__name__}",
+            f"{short_path(path)} cannot be imported: {type(error).__name__}",
             given=_line_of(error, path),
             problem=error.msg if isinstance(error, SyntaxError) else error,
             fix="LOCKSTEP_DEBUG=1 shows the traceback",

@@ -43,7 +43,7 @@ def read_recipe(path: Path) -> bytes:
     try:
         return read_plain(path, MAX_RECIPE_BYTES)
     except OSError as error:
-        raise ConfigError(f"recipe file {short_path(path)} can't be read: {error.strerror}") from None
+        raise ConfigError(f"recipe file {short_path(path)} cannot be read: {error.strerror}") from None
 
 
 def sha256_of(content: bytes) -> str:
@@ -64,7 +64,7 @@ def trust(path: Path) -> str:
     sha256 = sha256_of(read_recipe(path))
     place, line = list_path(), _line(sha256, path)
     if "\n" in str(path):
-        raise ConfigError(f"{str(path)!r} can't be trusted: its name has a line break", fix="rename the file")
+        raise ConfigError(f"{str(path)!r} cannot be trusted: its name has a line break", fix="rename the file")
     if line in _lines():
         return sha256
     try:
@@ -73,7 +73,7 @@ def trust(path: Path) -> str:
         with open(descriptor, "ab") as file:
             file.write(line + b"\n")
     except OSError as error:
-        raise ConfigError(f"the list of trusted recipes {place} can't be written: {error.strerror}") from None
+        raise ConfigError(f"the list of trusted recipes {place} cannot be written: {error.strerror}") from None
     return sha256
 
 
@@ -128,7 +128,7 @@ def _lines() -> set[bytes]:
     except (FileNotFoundError, NotADirectoryError):
         return set()
     except OSError as error:
-        raise ConfigError(f"the list of trusted recipes {place} can't be read: {error.strerror}") from None
+        raise ConfigError(f"the list of trusted recipes {place} cannot be read: {error.strerror}") from None
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
             f"the list of trusted recipes {place} can be changed by other users",

@@ -1,4 +1,4 @@
-"""Finds the pictures that can't be read, before training begins."""
+"""Finds the images that cannot be read, before training begins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.recipes.classify.listing import Files, folder_of
 def drop_unreadable(
     files: Files, base: Path, least: int = 1, images: Path | None = None
 ) -> tuple[Files, dict[str, str]]:
-    """Read every picture whole, and leave out those that can't be.
+    """Read every image whole, and leave out those that cannot be.
 
     Args:
         files: By class, relative to the base.
@@ -24,7 +24,7 @@ def drop_unreadable(
         images: What a CSV file's paths are relative to, if not its own folder.
 
     Returns:
-        The files that can be read, and why each of the others can't.
+        The files that can be read, and why each of the others cannot.
 
     Raises:
         DataError: Of a class too few are left, or nothing at all is.
@@ -40,13 +40,13 @@ def drop_unreadable(
             fault = next(file for file in files[name] if faults[file] is not None)
             many = "only one" if found else "no"
             raise DataError(
-                f"{many} picture of class {name} can be read",
+                f"{many} image of class {name} can be read",
                 allowed=f"{least} or more" if least > 1 else None,
                 first=faults[fault],
                 where=folder / fault,
             )
     if names and not any(kept.values()):
-        raise DataError(f"no picture of {base} can be read", first=faults[names[0]])
+        raise DataError(f"no image of {base} can be read", first=faults[names[0]])
     return kept, {file: fault for file, fault in faults.items() if fault is not None}
 
 
@@ -63,4 +63,4 @@ def skipped_row(skipped: Sequence[str]) -> str:
     if not skipped:
         return ""
     shown = ", ".join(list(skipped)[:3]) + (" …" if len(skipped) > 3 else "")
-    return f"{len(skipped):,} picture{'s' if len(skipped) > 1 else ''} that can't be read: {shown}"
+    return f"{len(skipped):,} image{'s' if len(skipped) > 1 else ''} that cannot be read: {shown}"

@@ -1,6 +1,6 @@
-"""Picture files as samples.
+"""Image files as samples.
 
-Legend: N pictures, H and W their height and width, S the side of the square that the model sees.
+Legend: N images, H and W their height and width, S the side of the square that the model sees.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from lockstep.recipes.classify.listing import IMAGES_CURE, Files, folder_of
 
 # Of a sample's random numbers, the first says whether it is mirrored; the part that is taken uses those after it.
 _FLIP, _CROP = 0, 1
-# Pixels that are to be left for each of the result's, along a side, for a picture to be read smaller than it is.
+# Pixels that are to be left for each of the result's, along a side, for an image to be read smaller than it is.
 _TRAIN_MARGIN, _EVAL_MARGIN = 1.0, 2.0
-_CURES = "put a whole picture in its place,\nor begin anew with data.on_error=skip: such pictures are left out"
+_CURES = "put a whole image in its place,\nor begin anew with data.on_error=skip: such images are left out"
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a picture file says of itself before it is decoded."""
+    """What an image file says of itself before it is decoded."""
 
     size: tuple[int, int]
     is_scalable: bool
 
 
-class PictureFiles:
-    """Pictures in files with their labels: a random part of each to train on, or the middle to evaluate on.
+class ImageFiles:
+    """Images in files with their labels: a random part of each to train on, or the middle to evaluate on.
 
     Batches come as bytes, (N, S, S, 3); `finish` makes numbers of them on the device.
 
@@ -50,7 +50,7 @@ class PictureFiles:
         labels: (N,) int64, their classes.
         config: What is done to them.
         train: Whether to take random parts.
-        decoded: Where decoded pictures are kept, if anywhere.
+        decoded: Where decoded images are kept, if anywhere.
     """
 
     is_costly = True
@@ -76,7 +76,7 @@ class PictureFiles:
         """Read, cut and resize: inputs (N, S, S, 3) bytes, targets (N,) int64.
 
         Raises:
-            DataError: A picture can't be read.
+            DataError: An image cannot be read.
         """
         size_px = self._config.size_px
         images = torch.empty(len(indices), size_px, size_px, 3, dtype=torch.uint8)
@@ -114,10 +114,10 @@ class PictureFiles:
     def _middle(self, index: int) -> Tensor:
         head, picture = self._look(index)
         scale = self._scale(head, min(head.size), resize_px(self._config), _EVAL_MARGIN)
-        return middle(self._pixels(index, picture, scale), self._config)
+        return crop_centre(self._pixels(index, picture, scale), self._config)
 
     def _look(self, index: int) -> tuple[Head, Picture | None]:
-        """A picture's head; the file is opened, unless this process has seen it and its pixels may be kept."""
+        """An image's head; the file is opened, unless this process has seen it and its pixels may be kept."""
         head = self._heads.get(index)
         if head is not None:
             return head, None
@@ -143,10 +143,10 @@ class PictureFiles:
             pixels = (picture or Picture(path)).pixels(scale)
             if pixels.shape[1::-1] != size:
                 raise DataError(
-                    f"the picture {path} has another size than when this run first read it",
+                    f"the image {path} has another size than when this run first read it",
                     given=f"{pixels.shape[1]}x{pixels.shape[0]}",
                     allowed=f"{size[0]}x{size[1]}",
-                    fix="put the picture back, and change no data while a run reads it",
+                    fix="put the image back, and change no data while a run reads it",
                 )
             self._decoded.keep(path, scale, pixels)
         return pixels
@@ -156,8 +156,8 @@ class Normalise:
     """Bytes to numbers: (byte / 255 - mean) / std for each of red, green and blue."""
 
     def __init__(self, config: DataConfig) -> None:
-        # Rows of the whole picture, three colours in turn: with only three values to repeat, torch would go through the
-        # picture three values at a time, which takes eight times as long.
+        # Rows of the whole image, three colours in turn: with only three values to repeat, torch would go through the
+        # image three values at a time, which takes eight times as long.
         mean, std = (
             torch.tensor(values, dtype=torch.float64).repeat(config.size_px) for values in (config.mean, config.std)
         )
@@ -171,9 +171,9 @@ class Normalise:
         if images.device.type != "cpu":
             values = torch.addcmul(self._offset, rows.float(), self._factor)
         else:
-            # numpy's memory: it asks for large pages, which torch doesn't, and a batch needs thousands of small ones.
+            # numpy's memory: it asks for large pages, which torch does not, and a batch needs thousands of small ones.
             values = torch.from_numpy(np.empty(rows.shape, dtype=np.float32))
-            # Picture by picture: one stays in the cache for both passes, a batch doesn't.
+            # Image by image: one stays in the cache for both passes, a batch does not.
             for taken, made in zip(rows, values, strict=True):
                 torch.addcmul(self._offset, made.copy_(taken), self._factor, out=made)
         return values.view(images.shape).permute(0, 3, 1, 2)
@@ -184,25 +184,25 @@ def resize_px(config: DataConfig) -> int:
     return config.eval_resize_px or round(config.size_px * 256 / 224)
 
 
-def middle(pixels: ByteArray, config: DataConfig) -> Tensor:
-    """What evaluation sees of a whole picture, (H, W, 3) bytes: (S, S, 3) bytes."""
+def crop_centre(pixels: ByteArray, config: DataConfig) -> Tensor:
+    """What evaluation sees of a whole image, (H, W, 3) bytes: (S, S, 3) bytes."""
     return centre_square(resized_shorter(pixels, resize_px(config), config.size_px), config.size_px)
 
 
 def preprocess(path: Path, config: DataConfig) -> Tensor:
-    """A person's own picture as evaluation sees it: (3, S, S) float32.
+    """An image file of the user as evaluation sees it: (3, S, S) float32.
 
     Raises:
-        DataError: The file is no picture, or damaged.
+        DataError: The file is no image, or damaged.
     """
     picture = Picture(path)
     scale = 1
     if picture.is_scalable and config.scaled_decode:
         scale = fitting_scale(min(picture.size), resize_px(config), margin=_EVAL_MARGIN)
-    return Normalise(config)(middle(picture.pixels(scale), config).unsqueeze(0))[0]
+    return Normalise(config)(crop_centre(picture.pixels(scale), config).unsqueeze(0))[0]
 
 
-def open_files(base: Path, files: Files, classes: Sequence[str], config: DataConfig, *, train: bool) -> PictureFiles:
+def open_files(base: Path, files: Files, classes: Sequence[str], config: DataConfig, *, train: bool) -> ImageFiles:
     """Samples over files that were listed; none of them is opened yet.
 
     Args:
@@ -213,7 +213,7 @@ def open_files(base: Path, files: Files, classes: Sequence[str], config: DataCon
         train: Whether to train on them.
 
     Raises:
-        DataError: One that was listed when the run began is not there.
+        DataError: One that was listed when the run started is not there.
     """
     base = folder_of(base, config.images)
     name = first_outside((file for found in files.values() for file in found), base, base)
@@ -224,11 +224,11 @@ def open_files(base: Path, files: Files, classes: Sequence[str], config: DataCon
     if missing is not None:
         is_link = missing.is_symlink()
         raise DataError(
-            f"the picture {missing} is not there",
+            f"the image {missing} is not there",
             link=f"it leads to {os.readlink(missing)}" if is_link else None,
-            cause=None if is_link else "it was there when the run began, or the data lies elsewhere now",
-            fix="put it back, or give the place where the pictures are: data.root=DIR",
+            cause=None if is_link else "it was there when the run started, or the data lies elsewhere now",
+            fix="put it back, or give the place where the images are: data.root=DIR",
         )
     labels = torch.tensor([label for label, name in enumerate(classes) for _ in files.get(name, [])], dtype=torch.int64)
     decoded = None if config.cache is None else DecodedPictures(config.cache, int(config.cache_gb * 1e9))
-    return PictureFiles(paths, labels, config, train=train, decoded=decoded)
+    return ImageFiles(paths, labels, config, train=train, decoded=decoded)

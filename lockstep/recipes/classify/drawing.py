@@ -1,4 +1,4 @@
-"""Pictures of training samples and of an evaluation, for the run folder; and a picture with the answer to it."""
+"""Images of training samples and of an evaluation, for the run folder; and an image with the answer to it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lockstep.report.pictures import draw_confusion, draw_sheet
 _MAX_CLASSES = 40
 
 
-def draw_pictures(metric: Accuracy, samples: Samples, folder: Path, *, classes: Sequence[str]) -> None:
-    """Draw the confusion matrix and the pictures with the largest loss; write all counts as a table.
+def draw_evaluation(metric: Accuracy, samples: Samples, folder: Path, *, classes: Sequence[str]) -> None:
+    """Draw the confusion matrix and the images with the largest loss; write all counts as a table.
 
     Args:
         metric: What was counted over all of them.
-        samples: The evaluated pictures.
+        samples: The evaluated images.
         folder: Where the PNGs and confusion.csv go.
         classes: Their names.
     """
@@ -49,7 +49,7 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, classes: Sequence[str]
     """Draw training samples after cropping and flipping, each with its class.
 
     Args:
-        batches: What the data set gave: inputs (N, S, S, 3) bytes.
+        batches: What the dataset gave: inputs (N, S, S, 3) bytes.
         path: Where the PNG goes.
         classes: Their names.
     """
@@ -82,8 +82,8 @@ def _most_confused(
     return small.tolist(), [*(classes[label] for label in shown), f"{len(classes) - len(shown)} others"]
 
 
-def draw_prediction(path: Path, answer: Mapping[str, Any]) -> Image.Image:
-    """A person's picture with the likeliest classes below it, each with a bar as long as it is likely.
+def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
+    """An image file of the user with the likeliest classes below it, each with a bar as long as it is likely.
 
     Args:
         path: The file.
@@ -92,7 +92,7 @@ def draw_prediction(path: Path, answer: Mapping[str, Any]) -> Image.Image:
     picture = Image.fromarray(read_rgb(path))
     picture.thumbnail((720, 720))
     width, line_px, margin_px = max(picture.width, 360), 26, 12
-    top = answer["top"]
+    top = prediction["top"]
     font = font_for("".join(entry["class"] for entry in top), 15)
     canvas = Image.new("RGB", (width, picture.height + line_px * len(top) + 2 * margin_px), "white")
     canvas.paste(picture, ((width - picture.width) // 2, 0))

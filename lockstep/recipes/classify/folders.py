@@ -1,4 +1,4 @@
-"""The picture files below a class folder, by name."""
+"""The image files below a class folder, by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_FILES = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
 
 def walk(root: Path, name: str) -> list[str]:
-    """The pictures in a folder below the root and in folders further down, relative to the root; links are followed.
+    """The images in a folder below the root and in folders further down, relative to the root; links are followed.
 
     Raises:
         DataError: A link leads to a folder that the root is in, or to the system's own.
@@ -39,11 +39,11 @@ def walk(root: Path, name: str) -> list[str]:
 def _check_link(link: str, root: Path) -> None:
     target = Path(os.path.realpath(link))
     if target in root.parents or any(target.is_relative_to(folder) for folder in _NO_FILES):
-        raise DataError(f"the link {link} leads to {target}, which is no folder of pictures", fix="remove the link")
+        raise DataError(f"the link {link} leads to {target}, which is no folder of images", fix="remove the link")
 
 
 def is_picture(name: str) -> bool:
-    """Whether a file of this name is taken for a picture."""
+    """Whether a file of this name is taken for an image."""
     return name.lower().endswith(ENDINGS) and not name.startswith(".")
 
 

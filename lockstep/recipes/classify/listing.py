@@ -1,4 +1,4 @@
-"""Which pictures there are, of which class, and which of them are held out.
+"""Which images there are, of which class, and which of them are held out.
 
 What is found is plain JSON, is kept with the run, and is the same whatever order the file system gives names in.
 """
@@ -23,12 +23,12 @@ from lockstep.recipes.classify.folders import ENDINGS, check_names, is_picture, 
 # What people call the parts of a split to train and to evaluate on; of several, the first is taken.
 _HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
 
-_CSV_COLUMNS = "a picture's path, a comma, its class;\na first line that names columns is path,label"
+_CSV_COLUMNS = "an image's path, a comma, its class;\na first line that names columns is path,label"
 
 _MAX_CSV_BYTES = 1 << 30
 # An evaluation counts which class is taken for which: the square of the number of classes, 8 bytes each.
 MAX_CLASSES = 12_000
-IMAGES_CURE = "correct the line, or give a folder that all pictures are in as data.images"
+IMAGES_CURE = "correct the line, or give a folder that all images are in as data.images"
 
 # Class -> files, relative to the folder in which they were listed.
 Files = dict[str, list[str]]
@@ -39,7 +39,7 @@ Choose = Callable[[Files, Path, int], Files]
 
 @dataclass(frozen=True)
 class Listing:
-    """The pictures of a data set.
+    """The images of a dataset.
 
     Attributes:
         classes: Their names, in the model's order.
@@ -57,12 +57,12 @@ def take_all(files: Files, path: Path, least: int) -> Files:
     return files
 
 
-def find_pictures(config: DataConfig, seed: int, choose: Choose = take_all) -> Listing:
-    """List the pictures that the settings name.
+def find_images(config: DataConfig, seed: int, choose: Choose = take_all) -> Listing:
+    """List the images that the settings name.
 
     Args:
         config: The settings.
-        seed: Says which pictures are held out, where that is not said by the settings.
+        seed: Says which images are held out, where that is not said by the settings.
         choose: What to take of them, before any are held out.
 
     Raises:
@@ -71,26 +71,26 @@ def find_pictures(config: DataConfig, seed: int, choose: Choose = take_all) -> L
     path = config.root or config.train
     if path is None:
         raise DataError(
-            "it is not said where the pictures are",
-            fix="data.root=DIR, with a folder of pictures for each class\n"
+            "it is not said where the images are",
+            fix="data.root=DIR, with a folder of images for each class\n"
             "or data.train=DIR data.eval=DIR, or CSV files of path,label\n"
             "to try without: lockstep data make classify --out DIR",
         )
     listed = list_folder(path, "data.root") if config.train is None else list_either(path, "data.train", config.images)
     found = _chosen(listed, config.classes, path)
     if config.eval is None:
-        train, held_out = split(choose(found, path, 2), config.eval_share, seed)
+        train, held_out = split(choose(found, path, 2), config.val_fraction, seed)
         return Listing(list(found), train, held_out)
-    held_out = list_held_out(config.eval, list(found), config.images, restrict=config.classes is not None)
+    held_out = list_validation(config.eval, list(found), config.images, restrict=config.classes is not None)
     return Listing(list(found), choose(found, path, 1), choose(held_out, config.eval, 0))
 
 
-def list_held_out(path: Path, classes: Sequence[str], images: Path | None = None, *, restrict: bool = False) -> Files:
-    """The held-out pictures of a person's own split.
+def list_validation(path: Path, classes: Sequence[str], images: Path | None = None, *, restrict: bool = False) -> Files:
+    """The validation images of a person's own split.
 
     Args:
         path: Class folders or a CSV file.
-        classes: Those of the training pictures.
+        classes: Those of the training images.
         images: What a CSV file's paths are relative to, if not its own folder.
         restrict: Leave other classes out, instead of complaining.
     """
@@ -99,7 +99,7 @@ def list_held_out(path: Path, classes: Sequence[str], images: Path | None = None
     if unknown and not restrict:
         near = difflib.get_close_matches(unknown[0], classes, n=1)
         raise DataError(
-            f"class {unknown[0]} is in {path}, but not among the training pictures",
+            f"class {unknown[0]} is in {path}, but not among the training images",
             nearest=near[0] if near else None,
             others=", ".join(unknown[1:6]),
             classes=", ".join(classes[:12]) + (" …" if len(classes) > 12 else ""),
@@ -121,7 +121,7 @@ def folder_of(path: Path, images: Path | None = None) -> Path:
 
 
 def list_folder(folder: Path, setting: str) -> Files:
-    """The pictures in a folder's class folders, also in folders further down; classes and files by name.
+    """The images in a folder's class folders, also in folders further down; classes and files by name.
 
     Raises:
         DataError: There are no class folders, or one is empty.
@@ -137,13 +137,13 @@ def list_folder(folder: Path, setting: str) -> Files:
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
         raise DataError(
-            f"the folder {root} can't be read: {error.strerror or error}", given=f"{setting}={folder}"
+            f"the folder {root} cannot be read: {error.strerror or error}", given=f"{setting}={folder}"
         ) from error
     if not names:
         num_pictures = sum(is_picture(name) for name in os.listdir(root))
         raise DataError(
             f"{root} holds no class folders",
-            found=f"{num_pictures:,} pictures, but no folder says what they are" if num_pictures else "no folders",
+            found=f"{num_pictures:,} images, but no folder says what they are" if num_pictures else "no folders",
             allowed=f"{root}/daisy/a.jpg, {root}/tulips/b.jpg and so on: a folder for each class",
         )
     if {name.lower() for name in names} <= {half for halves in _HALVES for half in halves}:
@@ -159,20 +159,20 @@ def list_folder(folder: Path, setting: str) -> Files:
         check_names(root, files[name])
         if not files[name]:
             raise DataError(
-                f"the class folder {root / name} holds no pictures",
+                f"the class folder {root / name} holds no images",
                 allowed=f"files that end in {', '.join(ENDINGS)}",
-                fix="put pictures into it, or take it away",
+                fix="put images into it, or delete it",
             )
     return files
 
 
 def read_csv(path: Path, images: Path | None = None) -> Files:
-    """Pictures named by a CSV file of path,label, with or without that as its first line.
+    """Images named by a CSV file of path,label, with or without that as its first line.
 
     Paths are relative to `images`, or else to the CSV file's folder, and do not lead out of it.
 
     Raises:
-        DataError: A line has another form, or names a file that isn't there.
+        DataError: A line has another form, or names a file that is not there.
     """
     files: Files = {}
     folder = folder_of(path, images)
@@ -193,7 +193,7 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
                 raise outside(name, folder, where=where, fix=IMAGES_CURE)
             if not os.path.isfile(os.path.join(folder, name)):
                 raise DataError(
-                    f"{where} names a picture that is not there: {folder / name[:200]}",
+                    f"{where} names an image that is not there: {folder / name[:200]}",
                     allowed=_CSV_COLUMNS if reader.line_num == 1 else None,
                 )
             files.setdefault(label, []).append(name)
@@ -201,27 +201,27 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
         raise DataError(f"{path} is no text in UTF-8", allowed="a folder, or a CSV file of path,label") from error
     except (OSError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} can't be read: {reason}", allowed="a CSV file of path,label") from error
+        raise DataError(f"{path} cannot be read: {reason}", allowed="a CSV file of path,label") from error
     if not files:
-        raise DataError(f"{path} names no pictures", allowed="lines such as daisy/a.jpg,daisy")
+        raise DataError(f"{path} names no images", allowed="lines such as daisy/a.jpg,daisy")
     _check_classes(path, files)
     return {label: sorted(files[label]) for label in sorted(files)}
 
 
 def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[Files, Files]:
-    """Hold a share of each class out, rounded down but at least one picture.
+    """Hold a share of each class out, rounded down but at least one image.
 
     Which ones follows from the seed and each file's own name, so that files that come or go move few others.
 
     Raises:
-        DataError: A class has only one picture.
+        DataError: A class has only one image.
     """
     train: Files = {}
     held_out: Files = {}
     for name, found in files.items():
         if len(found) < 2:
             raise DataError(
-                f"class {name} has only one picture, so there is none to hold out", fix="add pictures, or take it away"
+                f"class {name} has only one image, so there is none to hold out", fix="add images, or take it away"
             )
         num_held_out = max(1, int(len(found) * share))
         ranked = sorted(found, key=lambda file: hashlib.blake2b(f"{seed}\n{file}".encode(), digest_size=8).digest())
@@ -232,7 +232,7 @@ def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[
 
 
 def num_in_both(listing: Listing, config: DataConfig) -> int:
-    """How many held-out pictures are trained on too: the same files, in a split of a person's own."""
+    """How many validation images are trained on too: the same files, in a split of a person's own."""
     base = config.root or config.train
     if config.eval is None or base is None:
         return 0
@@ -268,7 +268,7 @@ def _settings_of_halves(root: Path, names: Sequence[str]) -> str | None:
 
 
 def _check_classes(place: Path, names: Collection[str]) -> None:
-    """Refuse too many classes, and names of several lines: tables and pictures have one for a class."""
+    """Refuse too many classes, and names of several lines: tables and images have one for a class."""
     if len(names) > MAX_CLASSES:
         raise DataError(f"{place} has {len(names):,} classes", allowed=f"up to {MAX_CLASSES:,}")
     for name in names:

@@ -1,4 +1,4 @@
-"""A made-up data set: class folders of JPEG pictures of shapes, of any size and place and in strong colours."""
+"""A synthetic dataset: class folders of JPEG images of shapes, of any size and place and in strong colours."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Points = list[tuple[float, float]]
 
 
 def make(config: MakeConfig, out: Path) -> str:
-    """Write the data set into an empty folder.
+    """Write the dataset into an empty folder.
 
     Returns:
-        What there is now, for a person.
+        A summary for the user.
     """
     for number, (name, outline) in enumerate(SHAPES.items()):
         folder = out / name
@@ -29,11 +29,11 @@ def make(config: MakeConfig, out: Path) -> str:
             draw_shape(outline, config.size_px, random).save(folder / f"{place:04}.jpg", quality=88)
     total = len(SHAPES) * config.num_per_class
     command = shlex.join(["lockstep", "train", "classify/shapes", f"data.root={out}"])
-    return f"{total:,} pictures of {len(SHAPES)} shapes; train with   {command}"
+    return f"{total:,} images of {len(SHAPES)} shapes; train with   {command}"
 
 
 def draw_shape(outline: Callable[[float], Points], size_px: int, random: np.random.Generator) -> Image.Image:
-    """One picture: RGB, its longer side of `size_px`."""
+    """One image: RGB, its longer side of `size_px`."""
     shorter = int(size_px * random.uniform(0.7, 1.0))
     width, height = (size_px, shorter) if random.random() < 0.5 else (shorter, size_px)
     image = Image.fromarray(_ground(width, height, random))

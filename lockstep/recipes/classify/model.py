@@ -1,6 +1,6 @@
 """The networks: torchvision's ResNets, and timm's where it is installed.
 
-Legend: N pictures, H and W their height and width, C classes.
+Legend: N images, H and W their height and width, C classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lockstep.recipes.classify.config import ModelConfig
 
 
 def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
-    """The network that the settings ask for, freshly initialised, on the CPU: (N, 3, H, W) -> (N, C) logits.
+    """The network of the settings, freshly initialised, on the CPU: (N, 3, H, W) -> (N, C) logits.
 
     Raises:
         ConfigError: timm has no network of that name, or what shall be frozen is no part of it.
@@ -45,7 +45,7 @@ def backbone_of(model: nn.Module) -> list[str]:
     backbone = [name for name in names if not any(name.startswith(f"{each}.") for each in heads)]
     if len(backbone) == len(names):
         raise ConfigError(
-            "this network does not say what its head is, so freeze=backbone can't tell",
+            "this network does not say what its head is, so freeze=backbone cannot tell",
             fix="give patterns of what shall stay as it is: model.freeze=[stem.*, stages.*]",
         )
     return backbone

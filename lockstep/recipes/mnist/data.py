@@ -1,6 +1,6 @@
-"""Pictures of digits, held in memory: MNIST, and the UCI digits that come with scikit-learn.
+"""Images of digits, held in memory: MNIST, and the UCI digits that come with scikit-learn.
 
-Legend: N pictures, H and W their height and width.
+Legend: N images, H and W their height and width.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Scale:
     """How bytes become the numbers that the model sees: (byte / white - mean) / std.
 
     Attributes:
-        size_px: Height and width of a picture.
+        size_px: Height and width of an image.
         box_px: Height and width within which the ink of a digit lies.
         white: The byte that stands for full ink.
         mean: Of all training pixels, with full ink as 1.
@@ -59,14 +59,14 @@ MD5 = {
 }
 
 
-class Pictures:
-    """Grey pictures with their labels, gathered a whole batch at a time.
+class DigitImages:
+    """Grey images with their labels, gathered a whole batch at a time.
 
     Args:
         images: (N, H, W) bytes, white ink on black.
-        labels: (N,) bytes, the class of each picture.
+        labels: (N,) bytes, the class of each image.
         scale: How bytes become numbers.
-        shift_px: Each picture moves by a random whole number of pixels in -shift_px ... shift_px, both ways; what
+        shift_px: Each image moves by a random whole number of pixels in -shift_px ... shift_px, both ways; what
             comes in at the edge is black.
     """
 
@@ -74,7 +74,7 @@ class Pictures:
         border = (shift_px, shift_px)
         height, width = images.shape[1:]
         padded = torch.from_numpy(np.pad(images, ((0, 0), border, border)))
-        # (N, 2 * shift + 1, 2 * shift + 1, H, W): every shift of every picture, as a view that copies nothing.
+        # (N, 2 * shift + 1, 2 * shift + 1, H, W): every shift of every image, as a view that copies nothing.
         self._windows = padded.unfold(1, height, 1).unfold(2, width, 1)
         self._labels = torch.from_numpy(labels.astype(np.int64))
         self._scale = scale
@@ -96,15 +96,15 @@ class Pictures:
         return Batch(images.unsqueeze(1), self._labels.index_select(0, places), places)
 
 
-def open_pictures(config: DataConfig, *, train: bool) -> Pictures:
-    """Open the training or the held-out pictures.
+def open_images(config: DataConfig, *, train: bool) -> DigitImages:
+    """Open the training or the validation images.
 
     Raises:
-        DataError: MNIST's files are missing and can't be fetched, or are not what they claim to be.
+        DataError: MNIST's files are missing and cannot be fetched, or are not what they claim to be.
     """
     images, labels = read_digits(train=train) if config.name == "digits" else read_mnist(config, train=train)
     limit = config.num_train if train else config.num_eval
-    return Pictures(
+    return DigitImages(
         images[:limit],
         labels[:limit],
         SCALES[config.name],
@@ -115,7 +115,7 @@ def open_pictures(config: DataConfig, *, train: bool) -> Pictures:
 def read_digits(*, train: bool) -> tuple[ByteArray, ByteArray]:
     """The UCI digits: (1437, 8, 8) and (1437,) to train with, (360, 8, 8) and (360,) held out.
 
-    Every fifth picture of the set sorted by class is held out, so each class is, to within one picture, held out by a
+    Every fifth image of the set sorted by class is held out, so each class is, to within one image, held out by a
     fifth. Both parts keep the order of the set.
     """
     from sklearn.datasets import load_digits
@@ -131,7 +131,7 @@ def read_mnist(config: DataConfig, *, train: bool) -> tuple[ByteArray, ByteArray
     """MNIST: (60000, 28, 28) and (60000,) to train with, (10000, 28, 28) and (10000,) held out.
 
     Raises:
-        DataError: A file is missing and can't be fetched, or damaged; pictures and labels don't fit together.
+        DataError: A file is missing and cannot be fetched, or damaged; images and labels do not fit together.
     """
     part = "train" if train else "t10k"
     images_path = _find(config, f"{part}-images-idx3-ubyte")
@@ -139,16 +139,16 @@ def read_mnist(config: DataConfig, *, train: bool) -> tuple[ByteArray, ByteArray
     images, labels = read_idx(images_path, num_dims=3), read_idx(labels_path, num_dims=1)
     if len(images) != len(labels):
         raise DataError(
-            f"{len(images):,} pictures, but {len(labels):,} labels",
+            f"{len(images):,} images, but {len(labels):,} labels",
             pictures=images_path,
             labels=labels_path,
             fix="take both files from one source",
         )
     if len(images) == 0:
-        raise DataError(f"{images_path} holds no pictures")
+        raise DataError(f"{images_path} holds no images")
     if images.shape[1:] != (28, 28):
         height, width = images.shape[1:]
-        raise DataError(f"{images_path} holds pictures of {width}x{height}", allowed="28x28")
+        raise DataError(f"{images_path} holds images of {width}x{height}", allowed="28x28")
     if labels.max() > 9:
         place = int(np.argmax(labels > 9))
         raise DataError(f"{labels_path} holds label {labels[place]} at place {place}", allowed="0 to 9")
@@ -163,13 +163,13 @@ def _find(config: DataConfig, name: str) -> Path:
         for ending in ENDINGS:
             path = folder / (name + ending)
             try:
-                # stat, not exists: a folder that may not be entered is not the same as a file that isn't there.
+                # stat, not exists: a folder that may not be entered is not the same as a file that is not there.
                 path.stat()
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
                 raise DataError(
-                    f"the data folder {folder} can't be read: {error.strerror}",
+                    f"the data folder {folder} cannot be read: {error.strerror}",
                     given=f"data.root={config.root}",
                     fix="give yourself the right to read and enter it, or another data.root",
                 ) from error

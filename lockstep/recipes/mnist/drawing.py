@@ -1,4 +1,4 @@
-"""Pictures of training samples and of an evaluation, for the run folder."""
+"""Images of training samples and of an evaluation, for the run folder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lockstep.recipes.mnist.data import Scale
 from lockstep.report.pictures import draw_confusion, draw_sheet
 
 
-def draw_pictures(metric: Accuracy, samples: Samples, folder: Path, *, scale: Scale) -> None:
-    """Draw the confusion matrix and the pictures with the largest loss.
+def draw_evaluation(metric: Accuracy, samples: Samples, folder: Path, *, scale: Scale) -> None:
+    """Draw the confusion matrix and the images with the largest loss.
 
     Args:
         metric: What was counted over all of them.
-        samples: The evaluated pictures.
+        samples: The evaluated images.
         folder: Where the PNGs go.
         scale: How bytes became numbers.
     """
@@ -40,7 +40,7 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, scale: Scale) -> None:
     """Draw training samples as the model sees them, each with its label.
 
     Args:
-        batches: What the data set gave.
+        batches: What the dataset gave.
         path: Where the PNG goes.
         scale: How bytes became numbers.
     """

@@ -33,10 +33,10 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
 
     Args:
         path: The file; an ending .gz or .xz says how it is packed.
-        num_dims: Dimensions that it must have: 3 for pictures, 1 for labels.
+        num_dims: Dimensions that it must have: 3 for images, 1 for labels.
 
     Raises:
-        DataError: The file can't be read or unpacked, is empty or cut off, or is not such an IDX file.
+        DataError: The file cannot be read or unpacked, is empty or cut off, or is not such an IDX file.
     """
     head_bytes = 4 + 4 * num_dims
     packed = _packed(path)
@@ -48,7 +48,7 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
     magic = bytes((0, 0, 8, num_dims))
     if content[:4] != magic[: len(content)]:
         given = " ".join(f"{byte:02x}" for byte in content[:4])
-        likely = "pictures and labels swapped" if content[:3] == magic[:3] and len(content) > 3 else None
+        likely = "images and labels swapped" if content[:3] == magic[:3] and len(content) > 3 else None
         raise DataError(f"{path} is not {expected}", given=f"first bytes {given}", allowed=magic.hex(" "), cause=likely)
     if len(content) < head_bytes:
         raise DataError(
@@ -84,7 +84,7 @@ def _packed(path: Path) -> bytes:
         return read_plain(path, MAX_BYTES)
     except OSError as error:
         raise DataError(
-            f"{path} can't be read: {error.strerror or error}", fix="check the path and its rights"
+            f"{path} cannot be read: {error.strerror or error}", fix="check the path and its rights"
         ) from error
 
 
@@ -103,7 +103,7 @@ def _unpacked(path: Path, packed: bytes, num_bytes: int) -> bytes:
             return content
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(
-            f"{path} can't be unpacked: {error}",
+            f"{path} cannot be unpacked: {error}",
             given=f"{len(packed):,} bytes",
             cause="cut off or damaged",
             fix="delete the file and fetch it again",

@@ -1,4 +1,4 @@
-"""What training minimises: cross-entropy."""
+"""The training loss: cross-entropy."""
 
 from __future__ import annotations
 

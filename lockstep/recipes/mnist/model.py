@@ -1,6 +1,6 @@
-"""Two networks for small grey pictures.
+"""Two networks for small grey images.
 
-Legend: N pictures, H and W their height and width, 10 classes.
+Legend: N images, H and W their height and width, 10 classes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NUM_CLASSES = 10
 
 
 class Cnn(nn.Module):
-    """Five convolutions with batch norm, two poolings, the mean over the picture, dropout and a linear classifier.
+    """Five convolutions with batch norm, two poolings, the mean over the image, dropout and a linear classifier.
 
     70,586 parameters at width 16.
 
@@ -37,7 +37,7 @@ class Cnn(nn.Module):
         self.classifier = nn.Linear(4 * width, NUM_CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 1, H, W) normalised pictures of any size -> (N, 10) logits."""
+        """(N, 1, H, W) normalised images of any size -> (N, 10) logits."""
         # The mean is written out: adaptive pooling's gradient has no fixed order on GPUs.
         features = self.features(images).mean(dim=(2, 3))
         logits: Tensor = self.classifier(self.dropout(features))
@@ -64,7 +64,7 @@ class TutorialNet(nn.Module):
         self.fc2 = nn.Linear(50, NUM_CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 1, 28, 28) normalised pictures -> (N, 10) logits."""
+        """(N, 1, 28, 28) normalised images -> (N, 10) logits."""
         x = F.relu(F.max_pool2d(self.conv1(images), 2))
         x = F.relu(F.max_pool2d(self.conv2_drop(self.conv2(x)), 2))
         # reshape, not view: the features may lie channels-last in memory.
@@ -75,7 +75,7 @@ class TutorialNet(nn.Module):
 
 
 def build_model(config: Config) -> nn.Module:
-    """The network that the settings ask for, on the CPU.
+    """The network of the settings, on the CPU.
 
     Raises:
         ConfigError: The tutorials' network and the 8x8 digits: it takes 28x28 only.
@@ -83,7 +83,7 @@ def build_model(config: Config) -> nn.Module:
     if config.model.name == "tutorial":
         if config.data.name != "mnist":
             raise ConfigError(
-                "model.name tutorial takes pictures of 28x28, and data.name digits gives 8x8",
+                "model.name tutorial takes images of 28x28, and data.name digits gives 8x8",
                 allowed="model.name=cnn, or data.name=mnist",
             )
         return TutorialNet()

@@ -1,4 +1,4 @@
-"""One affine map that a picture, its mask and its joints go through together.
+"""One affine map that an image, its mask and its joints go through together.
 
 Points are (x, y) with the centre of the first pixel at (0, 0), as OpenCV has it. Source of the map: the HigherHRNet
 authors' implementation; a square of 200 * scale pixels around a centre fills the result.
@@ -25,12 +25,12 @@ UNIT_PX = 200.0
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a picture comes to lie in a square.
+    """Where an image comes to lie in a square.
 
     Attributes:
-        centre: (x, y) of the picture that comes to lie in the middle of the square.
-        scale: The square shows 200 * scale pixels of the picture, each way.
-        rotation_deg: The picture is turned by this, counter-clockwise as one sees it.
+        centre: (x, y) of the image that comes to lie in the middle of the square.
+        scale: The square shows 200 * scale pixels of the image, each way.
+        rotation_deg: The image is turned by this, counter-clockwise as one sees it.
         is_mirrored: Whether left and right are swapped, after all else.
     """
 
@@ -40,7 +40,7 @@ class Placement:
     is_mirrored: bool = False
 
     def matrix(self, size_px: int) -> Floats:
-        """(2, 3): points of the picture -> points of a square of this size, before it is mirrored."""
+        """(2, 3): points of the image -> points of a square of this size, before it is mirrored."""
         factor = size_px / (UNIT_PX * self.scale)
         turn = -math.radians(self.rotation_deg)
         linear = factor * np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
@@ -48,7 +48,7 @@ class Placement:
         return np.column_stack([linear, offset])
 
     def points(self, points: Floats, size_px: int) -> Floats:
-        """(..., 2) points of the picture -> where they lie in a square of this size."""
+        """(..., 2) points of the image -> where they lie in a square of this size."""
         matrix = self.matrix(size_px)
         placed = points @ matrix[:, :2].T + matrix[:, 2]
         if self.is_mirrored:
@@ -56,16 +56,16 @@ class Placement:
         return placed
 
     def joints(self, joints: Floats, size_px: int, skeleton: Skeleton) -> Floats:
-        """(P, K, 3 or more) joints (x, y, visible ...) of the picture -> those of a square of this size.
+        """(P, K, 3 or more) joints (x, y, visible ...) of the image -> those of a square of this size.
 
-        In a mirrored picture a left knee is a right knee.
+        In a mirrored image a left knee is a right knee.
         """
         placed = joints.copy()
         placed[..., :2] = self.points(joints[..., :2], size_px)
         return placed[:, list(skeleton.mirrored)] if self.is_mirrored else placed
 
     def warp(self, pixels: Pixels, size_px: int) -> Pixels:
-        """(H, W) or (H, W, 3) -> (size_px, size_px ...), bilinear; black outside of the picture."""
+        """(H, W) or (H, W, 3) -> (size_px, size_px ...), bilinear; black outside of the image."""
         matrix = self.matrix(size_px)
         if self.is_mirrored:
             matrix[0] *= -1
@@ -78,11 +78,11 @@ class Placement:
 
 
 def draw_placement(width: int, height: int, key: int, config: DataConfig) -> Placement:
-    """A random placement of a picture, that follows from a key.
+    """A random placement of an image, that follows from a key.
 
     Args:
-        width: The picture's, pixels.
-        height: The picture's, pixels.
+        width: The image's, pixels.
+        height: The image's, pixels.
         key: The sample's.
         config: How far it may be turned, scaled and moved, and how often it is mirrored.
     """

@@ -3,7 +3,7 @@
 Associative embedding (Newell, Huang, Deng 2017) as HigherHRNet's implementation groups it: joint after joint, the peaks
 of one joint are assigned to the people found so far such that the sum of tag distances is smallest.
 
-Legend: P people, K joints, N peaks of one joint, T tags of a peak (2 with the mirrored picture's), M people looked at.
+Legend: P people, K joints, N peaks of one joint, T tags of a peak (2 with the mirrored image's), M people looked at.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Pictures of people as the training and the evaluation take them.
+"""Images of people as the training and the evaluation take them.
 
-Legend: N pictures, H and W a picture's height and width, P people, K joints, S the training square's side.
+Legend: N images, H and W an image's height and width, P people, K joints, S the training square's side.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _MEAN, _STD = (np.array(values, dtype=np.float32) * np.float32(255) for values i
 
 @dataclass(frozen=True)
 class Example:
-    """A picture and the people in it.
+    """An image and the people in it.
 
     Attributes:
         rgb: (H, W, 3).
         joints: (P, K, 3): x, y in pixels, visible.
         sizes: (P,) the longer side of each person's box, pixels.
-        mask: (H, W), 255 where the picture counts, 0 where not; None: all of it counts.
+        mask: (H, W), 255 where the image counts, 0 where not; None: all of it counts.
     """
 
     rgb: Pixels
@@ -43,7 +43,7 @@ class Example:
 
 
 class Source(Protocol):
-    """Pictures with people."""
+    """Images with people."""
 
     def __len__(self) -> int:
         """How many there are."""
@@ -51,13 +51,13 @@ class Source(Protocol):
     def example(self, index: int, key: int) -> Example:
         """One of them; the key is the only source of random numbers, where there are any."""
 
-    def truth(self, index: int) -> dict[str, Any]:
+    def ground_truth(self, index: int) -> dict[str, Any]:
         """What an evaluation wants: image_id, file_name, width, height, crowd_index, annotations as COCO has them."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture as the network is trained on it; of maps and masks the one at 1/4 first.
+    """One image as the network is trained on it; of maps and masks the one at 1/4 first.
 
     Attributes:
         image: (S, S, 3) float32, normalised.
@@ -72,11 +72,11 @@ class Sample:
     index: IntArray
 
 
-class TrainPictures:
-    """Pictures turned, scaled, moved and mirrored at random, with what the network should say of them.
+class TrainImages:
+    """Images turned, scaled, moved and mirrored at random, with what the network should say of them.
 
     Args:
-        source: The pictures.
+        source: The images.
         config: How they are placed and drawn.
         tag_per_joint: Each joint has a map of tags of its own.
         channels_last: Layout of the batches in memory.
@@ -131,13 +131,13 @@ class TrainPictures:
 def place_sample(
     example: Example, placement: Placement, config: DataConfig, out: Sample, *, tag_per_joint: bool = True
 ) -> None:
-    """Bring a picture and all that belongs to it into the training square.
+    """Bring an image and all that belongs to it into the training square.
 
     Args:
-        example: The picture.
+        example: The image.
         placement: Where it comes to lie.
         config: Sizes and spreads.
-        out: Where the result goes: heat maps zero, the rest as it is.
+        out: Where the result goes: heatmaps zero, the rest as it is.
         tag_per_joint: Each joint has a map of tags of its own.
     """
     height, width = example.rgb.shape[:2]
@@ -154,7 +154,7 @@ def place_sample(
         sigmas = config.sigma * example.sizes / BASE_PX / (placement.scale * UNIT_PX / side)
     for stage, stride in enumerate(STRIDES):
         map_px = size // stride
-        # Below half counts as nothing, outside of the picture too.
+        # Below half counts as nothing, outside of the image too.
         np.greater(placement.warp(mask, map_px), HALF, out=out.masks[stage], casting="unsafe")
         joints = placement.joints(example.joints, map_px, config.skeleton)
         draw_heatmaps(joints, sigmas, map_px, out=out.heatmaps[stage])
@@ -162,11 +162,11 @@ def place_sample(
             out.index[...] = index_joints(joints, map_px, config.max_people, tag_per_joint=tag_per_joint)
 
 
-class EvalPictures:
-    """Pictures as they are, each of its own size, with all that is known of them.
+class EvalImages:
+    """Images as they are, each of its own size, with all that is known of them.
 
     Args:
-        source: The pictures.
+        source: The images.
     """
 
     def __init__(self, source: Source) -> None:
@@ -187,9 +187,9 @@ class EvalPictures:
             inputs: N tensors (3, H, W) uint8; targets: N dicts, see `Source.truth`.
         """
         images = [torch.from_numpy(self.rgb(index)).permute(2, 0, 1) for index in indices.tolist()]
-        return Batch(images, [self.source.truth(index) for index in indices.tolist()], torch.from_numpy(indices))
+        return Batch(images, [self.source.ground_truth(index) for index in indices.tolist()], torch.from_numpy(indices))
 
     def rgb(self, index: int) -> Pixels:
-        """(H, W, 3), a picture as it is."""
+        """(H, W, 3), an image as it is."""
         rgb = self.source.example(index, 0).rgb
         return rgb if rgb.flags.writeable else rgb.copy()

@@ -1,4 +1,4 @@
-"""People drawn on pictures: one colour a person, every line on a dark one, so that it shows on any ground."""
+"""People drawn on images: one colour a person, every line on a dark one, so that it shows on any ground."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _PANEL_PX, _GAP_PX, _MARGIN_PX, _TEXT_PX = 240, 8, 20, 18
 
 
 class Pictures(Protocol):
-    """Samples that can show a picture."""
+    """Samples that can show an image."""
 
     def rgb(self, index: int) -> npt.NDArray[np.uint8]:
         """(H, W, 3) bytes of one sample."""
 
 
 def draw_people(image: Image.Image, people: Sequence[Points], skeleton: Skeleton) -> Image.Image:
-    """Draw skeletons on a picture.
+    """Draw skeletons on an image.
 
     Args:
         image: RGB.
-        people: (K, 3) for each person: x, y in pixels of the picture, and the joint's score; 0: not to be drawn.
+        people: (K, 3) for each person: x, y in pixels of the image, and the joint's score; 0: not to be drawn.
         skeleton: Which joints are connected.
 
     Returns:
@@ -86,24 +86,24 @@ def _bright(hue: float) -> Colour:
     return red, green, blue
 
 
-def draw_prediction(path: Path, answer: Mapping[str, Any], *, skeleton: Skeleton) -> Image.Image:
-    """A person's picture with what was found in it, as `infer.answer` says it.
+def draw_prediction(path: Path, prediction: Mapping[str, Any], *, skeleton: Skeleton) -> Image.Image:
+    """An image file of the user with what was found in it, as `infer.answer` says it.
 
     Raises:
-        DataError: The picture can't be read.
+        DataError: The image cannot be read.
     """
-    people = [np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in answer["people"]]
+    people = [np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in prediction["people"]]
     image, shown = Image.fromarray(read_rgb(path)), _sure(people)
     return draw_people(image, shown, skeleton) if shown else _with_caption(image, "no people")
 
 
-def draw_pictures(metric: PoseMetric, samples: Pictures, folder: Path) -> None:
+def draw_evaluation(metric: PoseMetric, samples: Pictures, folder: Path) -> None:
     """Draw the first images of an evaluation into `people.png`: prediction, ground truth and heatmaps.
 
     Args:
         metric: The merged metric of the evaluation.
         samples: What was evaluated.
-        folder: Where the picture goes.
+        folder: Where the image goes.
     """
     shown = sorted((p for p in metric.pictures if p["sketch"] is not None), key=lambda p: int(p["index"]))
     rows = []
@@ -134,7 +134,7 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, skeleton: Skeleton) ->
     """Draw training images after augmentation with the joints that the loss sees; what it leaves out is dark.
 
     Args:
-        batches: What the data set gave.
+        batches: What the dataset gave.
         path: Where the PNG goes.
         skeleton: Which joints are connected.
     """
@@ -180,7 +180,7 @@ def _sure(people: Sequence[Points]) -> list[Points]:
 def _row(
     image: Image.Image, found: list[Points], there: list[Points], heat: npt.NDArray[np.uint8], skeleton: Skeleton
 ) -> tuple[Image.Image, Image.Image, Image.Image, str]:
-    """One picture's panels and caption."""
+    """One image's panels and caption."""
     factor = _PANEL_PX / max(image.size)
     size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
     small = image.resize(size, Image.Resampling.LANCZOS)
@@ -194,7 +194,7 @@ def _row(
 
 
 def _warm(image: Image.Image, heat: npt.NDArray[np.uint8]) -> Image.Image:
-    """The picture in dim grey, with the heat glowing over it."""
+    """The image in dim grey, with the heat glowing over it."""
     glow = np.asarray(Image.fromarray(heat).resize(image.size, Image.Resampling.BILINEAR), np.float32)[..., None] / 255
     dim = np.asarray(image.convert("L"), np.float32)[..., None] * 0.45
     hot = np.concatenate([np.minimum(1, 3 * glow), np.clip(3 * glow - 1, 0, 1), np.clip(3 * glow - 2, 0, 1)], axis=2)
@@ -202,7 +202,7 @@ def _warm(image: Image.Image, heat: npt.NDArray[np.uint8]) -> Image.Image:
 
 
 def _sheet(rows: Sequence[tuple[Image.Image, Image.Image, Image.Image, str]]) -> Image.Image:
-    """Pictures below one another, two side by side."""
+    """Images below one another, two side by side."""
     font, small = ImageFont.load_default(_TEXT_PX), ImageFont.load_default(_TEXT_PX - 2)
     num_columns = min(2, len(rows))
     row_px = max(panel.height for row in rows for panel in row[:3]) + _TEXT_PX + 14

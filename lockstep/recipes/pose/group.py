@@ -1,10 +1,10 @@
-"""From heat maps and tag maps to people: suppression, top-k, grouping, adjusting, refining.
+"""From heatmaps and tag maps to people: suppression, top-k, grouping, adjusting, refining.
 
 The same people as HigherHRNet's implementation (`HeatmapParser.parse`) finds, by other means: peaks are looked for only
 among the pixels above the threshold instead of by pooling whole maps, and all people and joints are adjusted at once.
 Maps may lie on any device; what is found comes back as numpy arrays.
 
-Legend: P people, K joints, H and W of the maps in pixels, T tag maps (2 with the mirrored picture's).
+Legend: P people, K joints, H and W of the maps in pixels, T tag maps (2 with the mirrored image's).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Grouping:
         ignore_too_much: Stop taking in joints when `max_people` people are found.
         nms_kernel: Side of the window in which a peak is the highest pixel; odd.
         adjust: Move joints a quarter pixel towards the higher neighbour.
-        refine: Look for a person's missing joints wherever the tags fit.
+        refine: Look for the user's missing joints wherever the tags fit.
     """
 
     order: Sequence[int]
@@ -57,7 +57,7 @@ class Grouping:
         """Find everybody.
 
         Args:
-            heat: (K, H, W) float heat maps.
+            heat: (K, H, W) float heatmaps.
             tags: (T, K, H, W) tags, or (T, 1, H, W) shared by all joints.
 
         Returns:
@@ -112,7 +112,7 @@ def top_k(heat: Tensor, tags: Tensor, places: Tensor, max_people: int) -> list[F
     Args:
         heat: (K, H, W), contiguous.
         tags: (T, K or 1, H, W), contiguous.
-        places: Peaks, as places in the flattened heat maps.
+        places: Peaks, as places in the flattened heatmaps.
         max_people: How many to keep for each joint.
 
     Returns:
@@ -152,7 +152,7 @@ def adjust(people: FloatArray, heat: Tensor) -> FloatArray:
 
 
 def refine(people: FloatArray, heat: Tensor, tags: Tensor) -> FloatArray:
-    """Fill a person's missing joints: where the heat map less the rounded tag distance is highest, if there is heat.
+    """Fill a person's missing joints: where the heatmap less the rounded tag distance is highest, if there is heat.
 
     Args:
         people: (P, K, 3 + T); x and y as `match` or `adjust` give them.

@@ -1,9 +1,9 @@
-"""What training minimises: heat maps' squared error, and tags that are alike in a person and differ between people.
+"""The training loss: heatmaps' squared error, and tags that are alike in a person and differ between people.
 
 Tags: Newell, Huang and Deng, "Associative embedding", NeurIPS 2017, in the form of the HigherHRNet authors'
 implementation. Everything is computed in float32, whatever the network computes in.
 
-Legend: N pictures, K joints, T maps of tags (K, or 1), P people (room for them; most rows are empty), h and w a map's
+Legend: N images, K joints, T maps of tags (K, or 1), P people (room for them; most rows are empty), h and w a map's
 height and width.
 """
 
@@ -20,7 +20,7 @@ from lockstep.recipes.pose.config import LossConfig
 
 
 def pose_loss(outputs: Sequence[Tensor], batch: Batch, *, config: LossConfig) -> Mapping[str, Tensor]:
-    """The terms of the loss, factors applied, each a mean over the pictures.
+    """The terms of the loss, factors applied, each a mean over the images.
 
     Args:
         outputs: (N, K + T, h, w) and (N, K, 2h, 2w), as the network gives them.
@@ -43,7 +43,7 @@ def pose_loss(outputs: Sequence[Tensor], batch: Batch, *, config: LossConfig) ->
 
 
 def heatmap_loss(found: Tensor, expected: Tensor, mask: Tensor) -> Tensor:
-    """Squared error, its mean over pictures, joints and all pixels.
+    """Squared error, its mean over images, joints and all pixels.
 
     Args:
         found: (N, K, h, w).
@@ -58,7 +58,7 @@ def tag_loss(tags: Tensor, index: Tensor, *, form: Literal["exp", "max"]) -> tup
 
     Args:
         tags: (N, T, h, w).
-        index: (N, P, K, 2) int64: where a person's joints lie in a picture's flattened tags, and 1 where there is such
+        index: (N, P, K, 2) int64: where a person's joints lie in an image's flattened tags, and 1 where there is such
             a joint, else 0. A person without any does not count.
         form: Push of two people whose mean tags are d apart: "exp", exp(-d^2); "max", max(0, 1 - d).
 

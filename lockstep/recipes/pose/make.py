@@ -1,4 +1,4 @@
-"""Made-up figures as files in COCO's layout, with regions, crowds and people without keypoints, as COCO has them."""
+"""Synthetic people as files in COCO's layout, with regions, crowds and people without keypoints, as COCO has them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from PIL import Image
 
 from lockstep.data.keyed import key
 from lockstep.recipes.pose.config import SPLITS, MakeConfig
-from lockstep.recipes.pose.figures import EVAL, Drawing, describe, draw_figures
 from lockstep.recipes.pose.skeletons import COCO
+from lockstep.recipes.pose.synthetic import EVAL, Drawing, describe, draw_synthetic_image
 
 JPEG_QUALITY = 92
-FAR_EVERY = 4  # in every so-manieth picture the last person has no keypoints; in every second of these, is a crowd
+FAR_EVERY = 4  # in every so-manieth image the last person has no keypoints; in every second of these, is a crowd
 
 
 def make(config: MakeConfig, out: Path) -> str:
-    """Write the data set into an empty folder.
+    """Write the dataset into an empty folder.
 
     Returns:
-        What there is now, for a person.
+        A summary for the user.
     """
     for split, name in enumerate(SPLITS["coco"]):
         folder = out / "images" / name
@@ -33,7 +33,7 @@ def make(config: MakeConfig, out: Path) -> str:
         images, people = [], []
         for place in range(count):
             picture_id = 1 + place + split * 1_000_000
-            drawing = draw_figures(config.size_px, key(config.seed, EVAL, split, place))
+            drawing = draw_synthetic_image(config.size_px, key(config.seed, EVAL, split, place))
             truth = describe(drawing, picture_id)
             Image.fromarray(drawing.rgb).save(folder / truth["file_name"], quality=JPEG_QUALITY)
             images.append({"id": picture_id, **{name: truth[name] for name in ("file_name", "width", "height")}})
@@ -50,11 +50,11 @@ def make(config: MakeConfig, out: Path) -> str:
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(content), encoding="utf-8")
     train = f"lockstep train pose data.name=coco data.root={shlex.quote(str(out))}"
-    return f"{config.num_train:,} + {config.num_eval:,} pictures in COCO's layout; train with   {train}"
+    return f"{config.num_train:,} + {config.num_eval:,} images in COCO's layout; train with   {train}"
 
 
 def _annotations(drawing: Drawing, people: list[dict[str, Any]], place: int) -> list[dict[str, Any]]:
-    """With regions; in some pictures without the last one's keypoints."""
+    """With regions; in some images without the last one's keypoints."""
     for person, entry in enumerate(people):
         region = coco_mask.encode(np.asfortranarray((drawing.owners == person + 1).astype(np.uint8)))
         entry["segmentation"] = {"size": region["size"], "counts": region["counts"].decode()}

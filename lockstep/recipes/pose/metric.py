@@ -1,7 +1,7 @@
 """How good the people found are: COCO's average precision and recall of keypoints, and CrowdPose's variant of them.
 
 Computed by faster-coco-eval, whose statistics equal pycocotools' and crowdposetools'. All that was found is kept until
-the end and put in the order of the pictures' numbers, so the figures do not depend on who evaluated which picture.
+the end and put in the order of the images' numbers, so the figures do not depend on who evaluated which image.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from faster_coco_eval.core import COCO, COCOeval_faster
 
 from lockstep.data.samples import Batch
 from lockstep.errors import DataError
-from lockstep.recipes.pose.infer import PERSON, Found, coco_results
+from lockstep.recipes.pose.infer import PERSON, Detections, coco_results
 from lockstep.recipes.pose.skeletons import Skeleton
 
 # A slash means a detail, which has no column on the console.
 COCO_NAMES = ("AP", "AP50", "AP75", "APM", "APL", "AR", "AR/50", "AR/75", "AR/M", "AR/L")
-# CrowdPose leaves out sizes, and asks instead how crowded a picture is.
+# CrowdPose leaves out sizes, and asks instead how crowded an image is.
 CROWDPOSE_NAMES = ("AP", "AP50", "AP75", "", "", "AR", "AR/50", "AR/75")
 CROWDPOSE_GROUPS = {"AP_easy": (-np.inf, 0.2), "AP_medium": (0.2, 0.8), "AP_hard": (0.8, np.inf)}
 # CrowdPose gives boxes, no areas; its evaluation takes this share of a box for the person's.
@@ -31,12 +31,12 @@ Picture = Mapping[str, Any]
 class PoseMetric:
     """Average precision and recall of the people found.
 
-    A batch's targets are one mapping for each picture: `image_id`, `width`, `height`, `crowd_index` (None where the
-    data set has none) and `annotations` in COCO's form.
+    A batch's targets are one mapping for each image: `image_id`, `width`, `height`, `crowd_index` (None where the
+    dataset has none) and `annotations` in COCO's form.
 
     Args:
         skeleton: Whose joints; with CrowdPose's its own rules hold.
-        num_sketches: Of so many pictures, the first, small heat maps are kept for drawings.
+        num_sketches: Of so many images, the first, small heatmaps are kept for drawings.
     """
 
     def __init__(self, skeleton: Skeleton, num_sketches: int = 8) -> None:
@@ -46,19 +46,19 @@ class PoseMetric:
 
     @property
     def num_samples(self) -> int:
-        """How many pictures were added, here or in what was merged."""
+        """How many images were added, here or in what was merged."""
         return len(self._pictures)
 
     @property
     def pictures(self) -> list[Picture]:
-        """All pictures by number: `target`, `index` (place in the data set), `results` and `sketch` (or None)."""
+        """All images by number: `target`, `index` (place in the dataset), `results` and `sketch` (or None)."""
         return [self._pictures[number] for number in sorted(self._pictures)]
 
-    def add(self, outputs: Sequence[Found], batch: Batch) -> None:
-        """Take in what was found in a batch of pictures.
+    def add(self, outputs: Sequence[Detections], batch: Batch) -> None:
+        """Take in what was found in a batch of images.
 
         Raises:
-            DataError: Two pictures of the data set have one number.
+            DataError: Two images of the dataset have one number.
         """
         for found, target, index in zip(outputs, batch.targets, batch.indices.tolist(), strict=True):
             number = int(target["image_id"])
@@ -73,11 +73,11 @@ class PoseMetric:
             )
 
     def state(self) -> dict[str, Any]:
-        """All pictures seen, as plain values."""
+        """All images seen, as plain values."""
         return {"pictures": self.pictures}
 
     def merge(self, state: dict[str, Any]) -> None:
-        """Add the pictures that another rank has seen."""
+        """Add the images that another rank has seen."""
         for picture in state["pictures"]:
             self._keep(int(picture["target"]["image_id"]), picture)
 
@@ -96,8 +96,8 @@ class PoseMetric:
     def _keep(self, number: int, picture: Picture) -> None:
         if number in self._pictures:
             raise DataError(
-                f"picture {number} was evaluated twice", where=str(picture["target"].get("file_name", "")) or None,
-                fix="give each picture of the annotation file an id of its own",
+                f"image {number} was evaluated twice", where=str(picture["target"].get("file_name", "")) or None,
+                fix="give each image of the annotation file an id of its own",
             )  # fmt: skip
         self._pictures[number] = picture
 
@@ -108,7 +108,7 @@ def keypoint_scores(
     """Compare what was found with what is there.
 
     Args:
-        targets: One mapping for each picture, as `PoseMetric` describes it.
+        targets: One mapping for each image, as `PoseMetric` describes it.
         results: What was found, in COCO's form.
         skeleton: Whose joints.
 
@@ -132,13 +132,13 @@ def run_evaluation(
     skeleton: Skeleton,
     known: Mapping[Any, Any] | None = None,
 ) -> COCOeval_faster:
-    """The library's evaluation of these pictures, done: `stats`, `eval["precision"]`, `ious`.
+    """The library's evaluation of these images, done: `stats`, `eval["precision"]`, `ious`.
 
     Args:
-        targets: One mapping for each picture, as `PoseMetric` describes it.
-        results: What was found, in COCO's form; what was found in other pictures is left out.
+        targets: One mapping for each image, as `PoseMetric` describes it.
+        results: What was found, in COCO's form; what was found in other images is left out.
         skeleton: Whose joints.
-        known: The `ious` of an evaluation of more pictures, to take them from there.
+        known: The `ious` of an evaluation of more images, to take them from there.
     """
     people = [{**person, "image_id": int(t["image_id"])} for t in targets for person in t["annotations"]]
     if skeleton.name == "crowdpose":
@@ -170,7 +170,7 @@ class _Evaluation(COCOeval_faster):  # type: ignore[misc]  # the library has no 
         self._known = known
 
     def computeOks(self, imgId: int, catId: int) -> Any:
-        """(people found, people) similarities of a picture."""
+        """(people found, people) similarities of an image."""
         return super().computeOks(imgId, catId) if self._known is None else self._known[imgId, catId]
 
 

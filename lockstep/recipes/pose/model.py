@@ -1,10 +1,10 @@
-"""HigherHRNet: four branches from fine to coarse that exchange what they see, and heat maps at 1/4 and 1/2.
+"""HigherHRNet: four branches from fine to coarse that exchange what they see, and heatmaps at 1/4 and 1/2.
 
 Cheng et al., "HigherHRNet: Scale-aware representation learning for bottom-up human pose estimation", CVPR 2020, on the
 trunk of Sun et al., "Deep high-resolution representation learning for human pose estimation", CVPR 2019. Tensors are
 named as in the authors' implementations, so that their checkpoints load.
 
-Legend: N pictures, H and W their height and width, K joints, T maps of tags (K, or 1), C channels.
+Legend: N images, H and W their height and width, K joints, T maps of tags (K, or 1), C channels.
 """
 
 from __future__ import annotations
@@ -134,10 +134,10 @@ class HigherHRNet(nn.Module):
         self._initialise()
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """(N, 3, H, W) normalised pictures, H and W multiples of 32.
+        """(N, 3, H, W) normalised images, H and W multiples of 32.
 
         Returns:
-            (N, K + T, H/4, W/4): heat maps, then tags; and (N, K, H/2, W/2): heat maps.
+            (N, K + T, H/4, W/4): heatmaps, then tags; and (N, K, H/2, W/2): heatmaps.
         """
         x = self.relu(self.bn1(self.conv1(images)))
         x = self.layer1(self.relu(self.bn2(self.conv2(x))))

@@ -1,4 +1,4 @@
-"""How a made-up person looks: skin, shirt, trousers, and a face."""
+"""How a synthetic person looks: skin, shirt, trousers, and a face."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def random_colour(random: np.random.Generator) -> Colour:
 
 
 class Painter:
-    """Paints one person on a picture, and the same shapes on the map of owners.
+    """Paints one person on an image, and the same shapes on the map of owners.
 
     Args:
-        canvases: The picture's and the map's.
+        canvases: The image's and the map's.
         joints: (17, 2) x, y in pixels.
         height: The person's, pixels.
         random: Chooses the colours.

@@ -1,6 +1,6 @@
 """Who has which joints: COCO's 17 and CrowdPose's 14.
 
-Legend: K joints. Numbers are the places of joints in the data set's own order, from 0.
+Legend: K joints. Numbers are the places of joints in the dataset's own order, from 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SPREAD = {
 
 @dataclass(frozen=True)
 class Skeleton:
-    """The joints of a data set.
+    """The joints of a dataset.
 
     Attributes:
         name: "coco" or "crowdpose".
@@ -39,7 +39,7 @@ class Skeleton:
 
     @cached_property
     def mirrored(self) -> tuple[int, ...]:
-        """For each joint, the one that it becomes in a mirrored picture: left_knee for right_knee, nose for nose."""
+        """For each joint, the one that it becomes in a mirrored image: left_knee for right_knee, nose for nose."""
         swap = {"left": "right", "right": "left"}
         names = [
             f"{swap[side]}_{rest}" if rest and side in swap else joint
@@ -82,7 +82,7 @@ COCO = Skeleton(
     order=(0, 1, 2, 3, 4, 5, 6, 11, 12, 7, 8, 9, 10, 13, 14, 15, 16),
 )
 # The reference implementation takes the first 14 places of COCO's order, whatever joints they are here; kept, as
-# another order groups crowded pictures differently.
+# another order groups crowded images differently.
 CROWDPOSE = Skeleton(
     name="crowdpose", joints=_CROWDPOSE, limbs=_limbs(_CROWDPOSE, "head-neck", *_BODY), order=COCO.order[:14]
 )

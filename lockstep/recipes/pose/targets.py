@@ -1,4 +1,4 @@
-"""What the network should say of a picture: heat maps with a peak at each joint, and where each person's joints lie.
+"""What the network should say of an image: heatmaps with a peak at each joint, and where each person's joints lie.
 
 Both as the HigherHRNet authors' implementation has them. Points are cut to whole pixels towards zero: x = -0.4 still
 lies on pixel 0, x = -1 lies outside.
@@ -74,7 +74,7 @@ def index_joints(joints: Floats, size_px: int, max_people: int, *, tag_per_joint
     """Where each person's joints lie in the flattened maps of tags.
 
     Where there are more than `max_people`, those with the most joints on the map stay, in their order; the others are
-    not told apart in this picture, but keep their peaks. (The reference stops with an IndexError.)
+    not told apart in this image, but keep their peaks. (The reference stops with an IndexError.)
 
     Args:
         joints: (P, K, 3 or more): x, y in pixels of the map, visible.

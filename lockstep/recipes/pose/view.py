@@ -1,8 +1,8 @@
-"""The sizes at which the network looks at a picture, and the way back from its maps to the picture.
+"""The sizes at which the network looks at an image, and the way back from its maps to the image.
 
 As HigherHRNet's test path (`get_multi_scale_size`, `resize_align_multi_scale`, `get_final_preds`): a view lies around
-the picture's centre, has the picture's own proportions but for the long side, which is rounded up to whole 64 pixels,
-and is black beyond the picture. All views of a picture show the same part of it.
+the image's centre, has the image's own proportions but for the long side, which is rounded up to whole 64 pixels,
+and is black beyond the image. All views of an image show the same part of it.
 
 Coordinates: x to the right, y down, (0, 0) the centre of the top left pixel.
 """
@@ -20,19 +20,19 @@ from lockstep.errors import DataError
 
 # Sides of views at the smallest scale are multiples of this.
 STEP_PX = 64
-# The network sees a picture's short side at a fixed size: of one pixel by a million it would see 262 billion.
+# The network sees an image's short side at a fixed size: of one pixel by a million it would see 262 billion.
 MAX_RATIO = 16
 
 
 @dataclass(frozen=True)
 class View:
-    """A picture at the size that the network gets.
+    """An image at the size that the network gets.
 
     Attributes:
         width: Of the view, pixels.
         height: Of the view, pixels.
-        centre: x and y in the picture of the view's middle, width / 2 and height / 2.
-        factor: Pixels of the picture for one of the view.
+        centre: x and y in the image of the view's middle, width / 2 and height / 2.
+        factor: Pixels of the image for one of the view.
     """
 
     width: int
@@ -41,7 +41,7 @@ class View:
     factor: float
 
     def sample(self, picture: Tensor) -> Tensor:
-        """(3, H, W) uint8 -> (3, height, width) uint8: bilinear, rounded, black beyond the picture."""
+        """(3, H, W) uint8 -> (3, height, width) uint8: bilinear, rounded, black beyond the image."""
         values = picture.to(torch.float32)
         for axis, size, centre in ((2, self.width, self.centre[0]), (1, self.height, self.centre[1])):
             places = (torch.arange(size, dtype=torch.float64) - size / 2) * self.factor + centre
@@ -49,7 +49,7 @@ class View:
         return values.add_(0.5).floor_().clamp_(0, 255).to(torch.uint8)
 
     def to_picture(self, points: npt.NDArray[np.float64], map_width: int, map_height: int) -> npt.NDArray[np.float64]:
-        """Where points of a map lie in the picture.
+        """Where points of a map lie in the image.
 
         Args:
             points: (..., 2) x and y on a map that shows this view.
@@ -57,7 +57,7 @@ class View:
             map_height: Of the map, pixels.
 
         Returns:
-            (..., 2) x and y in the picture.
+            (..., 2) x and y in the image.
         """
         # One factor for both axes, of the width, as in the reference.
         factor = self.factor * self.width / map_width
@@ -65,7 +65,7 @@ class View:
         return moved
 
     def crop(self, maps: Tensor, width: int, height: int) -> Tensor:
-        """(C, h, w) maps that show this view -> the part of them that shows the picture, of width and height pixels."""
+        """(C, h, w) maps that show this view -> the part of them that shows the image, of width and height pixels."""
         ranges = []
         factor = self.factor * self.width / maps.shape[2]
         for axis, size, centre in ((1, height, self.centre[1]), (2, width, self.centre[0])):
@@ -75,7 +75,7 @@ class View:
 
 
 def check_shape(name: object, width: int, height: int) -> None:
-    """Refuse a picture that is so long that looking at it would take all memory.
+    """Refuse an image that is so long that looking at it would take all memory.
 
     Raises:
         DataError: It is.
@@ -89,14 +89,14 @@ def check_shape(name: object, width: int, height: int) -> None:
 
 
 def view(width: int, height: int, *, size_px: int, scale: float, min_scale: float) -> View:
-    """How the network sees a picture at one scale.
+    """How the network sees an image at one scale.
 
     Args:
-        width: Of the picture.
-        height: Of the picture.
+        width: Of the image.
+        height: Of the image.
         size_px: The short side at scale 1.
         scale: This view's scale.
-        min_scale: The smallest scale at which this picture is looked at; rounding is done there.
+        min_scale: The smallest scale at which this image is looked at; rounding is done there.
     """
     short = int((min_scale * size_px + STEP_PX - 1) // STEP_PX * STEP_PX)
     long_side, short_side = max(width, height), min(width, height)

@@ -43,7 +43,7 @@ class Alphabet:
         for place, character in enumerate(characters):
             if character in seen:
                 raise DataError(
-                    f"the alphabet has {named(character)} twice",
+                    f"the alphabet has {show_character(character)} twice",
                     where=f"characters {characters.index(character) + 1:,} and {place + 1:,}",
                 )
             seen.add(character)
@@ -102,12 +102,12 @@ def read_alphabet(path: Path) -> Alphabet:
     """An alphabet from a UTF-8 file: all characters on one line, or one on each line.
 
     Raises:
-        DataError: The file can't be read, or is neither.
+        DataError: The file cannot be read, or is neither.
     """
     try:
         text = read_plain(path, MAX_ALPHABET_BYTES).decode("utf-8-sig")
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}") from error
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8", where=f"byte {error.start}", fix="save it as UTF-8") from error
     lines = [line for line in text.replace("\r\n", "\n").split("\n") if line]
@@ -128,12 +128,12 @@ def read_chars(path: Path) -> list[str]:
     """What index labels mean: the character of each line, from line 0; empty where a line holds none.
 
     Raises:
-        DataError: The file can't be read, or a line has several characters other than "blank" on line 0.
+        DataError: The file cannot be read, or a line has several characters other than "blank" on line 0.
     """
     try:
         content = read_plain(path, MAX_ALPHABET_BYTES)
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}") from error
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     lines = content.removesuffix(b"\n").split(b"\n")
     try:
         table = [line.decode("utf-8-sig").strip("\r") for line in lines]
@@ -148,7 +148,7 @@ def read_chars(path: Path) -> list[str]:
     return table
 
 
-def normalised(text: str, form: str) -> str:
+def normalise_text(text: str, form: str) -> str:
     """A text in one Unicode form.
 
     Args:
@@ -176,6 +176,6 @@ def text_of(codes: CodeArray) -> str:
     return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
-def named(character: str) -> str:
-    """A character as an error shows it, even one that can't be seen."""
+def show_character(character: str) -> str:
+    """A character as an error shows it, even one that cannot be seen."""
     return f"{character!r} (U+{ord(character):04X})"

@@ -1,4 +1,4 @@
-"""Lines to train and evaluate on: pictures with labels, or made up as they are asked for.
+"""Lines to train and evaluate on: images with labels, or synthetic as they are asked for.
 
 Legend: N lines of a batch, H = 32 and W their height and width in pixels, L characters of the longest.
 """
@@ -16,11 +16,11 @@ from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.samples import Batch
 from lockstep.recipes.text.alphabet import Alphabet
 from lockstep.recipes.text.config import DataConfig
-from lockstep.recipes.text.files import Chosen
-from lockstep.recipes.text.lines import LineMaker, jittered
-from lockstep.recipes.text.pictures import normalise, stretched
+from lockstep.recipes.text.files import SelectedLines
+from lockstep.recipes.text.images import normalise, stretch
+from lockstep.recipes.text.lines import LineRenderer, jitter_line
 
-TRAINING, HELD_OUT = 1, 2  # kinds of made-up lines
+TRAINING, VALIDATION = 1, 2  # kinds of synthetic lines
 
 
 def targets(labels: Sequence[IntArray]) -> dict[str, Tensor]:
@@ -32,26 +32,26 @@ def targets(labels: Sequence[IntArray]) -> dict[str, Tensor]:
     return {"classes": classes, "lengths": lengths}
 
 
-def truths(batch: Batch, alphabet: Alphabet) -> list[str]:
+def ground_truths(batch: Batch, alphabet: Alphabet) -> list[str]:
     """The true texts of a batch."""
     pairs = zip(batch.targets["classes"].cpu().numpy(), batch.targets["lengths"].tolist(), strict=True)
     return [alphabet.decode(classes[:length]) for classes, length in pairs]
 
 
-class PictureLines:
-    """Pictures in files or in LMDB, each stretched to the width of its group.
+class LineImages:
+    """Images in files or in LMDB, each stretch to the width of its group.
 
     Args:
         chosen: Which of the labels.
-        config: How pictures are brought to the network.
-        train: Whether they are jittered.
+        config: How images are brought to the network.
+        train: Whether they are jitter_line.
 
     Attributes:
         groups: (N,) place of each line's width among the widths, where there are several; lines of a batch are of one
             group.
     """
 
-    def __init__(self, chosen: Chosen, config: DataConfig, *, train: bool) -> None:
+    def __init__(self, chosen: SelectedLines, config: DataConfig, *, train: bool) -> None:
         self._chosen, self._config = chosen, config
         self._jitter = config.jitter if train else 0.0
         self.groups: IntArray | None = chosen.groups
@@ -69,9 +69,9 @@ class PictureLines:
             picture = self._chosen.picture(index)
             if self._jitter:
                 rng = np.random.default_rng(key)
-                pictures.append(jittered(picture, width_px, self._jitter, rng))
+                pictures.append(jitter_line(picture, width_px, self._jitter, rng))
             else:
-                pictures.append(stretched(picture, width_px))
+                pictures.append(stretch(picture, width_px))
         labels = [self._chosen.label(index) for index in indices.tolist()]
         inputs = normalise(pictures, self._config.mean, self._config.std)
         return Batch(inputs, targets(labels), torch.from_numpy(indices))
@@ -83,21 +83,21 @@ class PictureLines:
         return self._config.widths[int(self.groups[indices].max())]
 
 
-class MadeLines:
-    """Made-up lines. In training an index gives another line in each epoch.
+class SyntheticLines:
+    """Synthetic lines. In training an index gives another line in each epoch.
 
     Args:
         makers: Each makes an equal part of the lines, one after another.
         num_lines: Of all together.
         alphabet: Of the network.
-        config: How pictures are brought to the network.
-        purpose: TRAINING or HELD_OUT.
+        config: How images are brought to the network.
+        purpose: TRAINING or VALIDATION.
     """
 
     groups = None
 
     def __init__(
-        self, makers: Sequence[LineMaker], num_lines: int, alphabet: Alphabet, config: DataConfig, purpose: int
+        self, makers: Sequence[LineRenderer], num_lines: int, alphabet: Alphabet, config: DataConfig, purpose: int
     ) -> None:
         self._makers, self._num_lines = makers, num_lines
         self._alphabet, self._config, self._purpose = alphabet, config, purpose
@@ -117,6 +117,6 @@ class MadeLines:
         return Batch(inputs, {**rest, "maker": torch.from_numpy(places)}, torch.from_numpy(indices))
 
 
-def made_group(batch: Batch) -> list[str]:
-    """Which fonts each made-up line is in."""
+def font_group(batch: Batch) -> list[str]:
+    """Which fonts each synthetic line is in."""
     return [("seen_fonts", "unseen_fonts")[maker] for maker in batch.targets["maker"].tolist()]

@@ -27,7 +27,7 @@ def draw_worst(metric: TextMetric, samples: Samples, folder: Path, *, data: Data
         metric: What was counted over all of them.
         samples: The evaluated lines.
         folder: Where the PNG goes.
-        data: How pictures became numbers.
+        data: How images became numbers.
     """
     rows = metric.state()["worst"]
     if not rows:
@@ -58,9 +58,9 @@ def draw_samples(
     """Draw training lines as the network sees them, each with its text.
 
     Args:
-        batches: What the data set gave.
+        batches: What the dataset gave.
         path: Where the PNG goes.
-        data: How pictures became numbers.
+        data: How images became numbers.
         read_truths: The texts of a batch.
     """
     tiles = [tile for batch in batches for tile in _grey(batch, data)]
@@ -75,7 +75,7 @@ def _grey(batch: Batch, data: DataConfig) -> list[npt.NDArray[np.uint8]]:
 
 
 def _tile(samples: Samples, index: int, data: DataConfig) -> Image.Image:
-    # The key with which the evaluation has read it: a made-up line is another one under another key.
+    # The key with which the evaluation has read it: a synthetic line is another one under another key.
     place = np.array([index], dtype=np.int64)
     (pixels,) = _grey(samples.batch(place, keys(0, 0, place)), data)
     image = Image.fromarray(pixels)

@@ -1,4 +1,4 @@
-"""From settings to the lines of label files: which file, which of its lines, where its pictures are."""
+"""From settings to the lines of label files: which file, which of its lines, where its images are."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lockstep.config.load import short_path
 from lockstep.data.keyed import IntArray
 from lockstep.data.names import first_outside, outside
 from lockstep.errors import DataError
-from lockstep.recipes.text.alphabet import UNKNOWN, Alphabet, named, read_alphabet, read_chars, text_of
+from lockstep.recipes.text.alphabet import UNKNOWN, Alphabet, read_alphabet, read_chars, show_character, text_of
 from lockstep.recipes.text.config import LATIN, Config, DataConfig
+from lockstep.recipes.text.images import GreyArray, nearest_width, packed_size, read_grey, read_packed, size_of
 from lockstep.recipes.text.labels import Labels, read_labels
-from lockstep.recipes.text.pictures import GreyArray, nearest, packed_size, read_grey, read_packed, size_of
 
 CHARS_NAME = "char_std_5990.txt"
 
@@ -24,14 +24,14 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class SelectedLines:
     """Those lines of a label file that are trained on or evaluated.
 
     Attributes:
         labels: All lines of the file.
         classes: Of all their characters.
         places: (N,) which of the lines.
-        folder: Where pictures lie; None for LMDB.
+        folder: Where images lie; None for LMDB.
         groups: (N,) group of width of each, where there are several.
         num_unknown: Lines left out for characters that the alphabet lacks.
         num_too_long: Lines left out as too long for their time steps.
@@ -51,10 +51,10 @@ class Chosen:
         return self.classes[self.labels.text_start(place) : int(self.labels.text_ends[place])]
 
     def picture(self, index: int) -> GreyArray:
-        """A line's picture, (H, W).
+        """A line's image, (H, W).
 
         Raises:
-            DataError: It can't be read; the line of the label file is named.
+            DataError: It cannot be read; the line of the label file is named.
         """
         place = int(self.places[index])
         try:
@@ -66,14 +66,14 @@ class Chosen:
 
 
 def find_alphabet(config: DataConfig) -> Alphabet:
-    """The network's alphabet: a file's; for made-up lines digits and Latin letters; or what labels can say.
+    """The network's alphabet: a file's; for synthetic lines digits and Latin letters; or what labels can say.
 
     Raises:
-        DataError: A file can't be read.
+        DataError: A file cannot be read.
     """
     if config.alphabet is not None:
         return read_alphabet(config.alphabet)
-    if config.is_made:
+    if config.is_synthetic:
         return Alphabet(LATIN)
     chars = chars_path(config)
     files = [read_labels(label_path(config, train=train), config, chars) for train in (True, False)]
@@ -83,18 +83,18 @@ def find_alphabet(config: DataConfig) -> Alphabet:
     return Alphabet(text_of(np.unique(np.concatenate([labels.codes for labels in files]))))
 
 
-def choose(config: Config, alphabet: Alphabet, *, train: bool) -> Chosen:
+def choose(config: Config, alphabet: Alphabet, *, train: bool) -> SelectedLines:
     """The lines to train on, or those held out.
 
     Raises:
-        DataError: Labels can't be read, pictures are not to be found, a text can't be said with this alphabet or in
-            the time steps that its picture gives.
+        DataError: Labels cannot be read, images are not to be found, a text cannot be said with this alphabet or in
+            the time steps that its image gives.
     """
     data = config.data
     path = label_path(data, train=train)
     labels = read_labels(path, data, chars_path(data))
     classes = alphabet.encode_codes(labels.codes)
-    places = _part(len(labels), data.held_out, train=train)
+    places = _part(len(labels), data.val_fraction, train=train)
     unknown = np.intersect1d(_unknown_lines(labels, classes), places)
     if len(unknown) and data.on_unknown == "error":
         raise _unknown_error(labels, alphabet, unknown)
@@ -111,7 +111,7 @@ def choose(config: Config, alphabet: Alphabet, *, train: bool) -> Chosen:
         raise _too_long(labels, places, needed, allowed, fits)
     if not fits.any():
         raise DataError(f"{short_path(path)} has no line to {'train' if train else 'evaluate'} on")
-    return Chosen(
+    return SelectedLines(
         labels=labels,
         classes=classes,
         places=places[fits],
@@ -124,11 +124,11 @@ def choose(config: Config, alphabet: Alphabet, *, train: bool) -> Chosen:
 
 def label_path(config: DataConfig, *, train: bool) -> Path:
     """The label file or LMDB folder to train with, or to evaluate on."""
-    name = config.train if train or config.held_out is not None else config.eval
+    name = config.train if train or config.val_fraction is not None else config.eval
     if config.root is None:
         return Path(name or "")
     if name is None:
-        name = "train.txt" if train or config.held_out is not None else "test.txt"
+        name = "train.txt" if train or config.val_fraction is not None else "test.txt"
     return config.root.expanduser() / Path(name).expanduser()
 
 
@@ -163,7 +163,7 @@ def _part(num_lines: int, held_out: float | None, *, train: bool) -> IntArray:
 
 
 def _picture_folder(labels: Labels, config: DataConfig, places: IntArray) -> Path:
-    """Where the first picture is found, and so all of them."""
+    """Where the first image is found, and so all of them."""
     if not len(places):
         return labels.path.parent
     name = labels.name(int(places[0]))
@@ -176,10 +176,10 @@ def _picture_folder(labels: Labels, config: DataConfig, places: IntArray) -> Pat
     found = next((folder for folder in folders if os.path.isfile(folder / name)), None)
     if found is None:
         raise DataError(
-            f"the picture {name[:200]} is not there",
+            f"the image {name[:200]} is not there",
             where=labels.where(int(places[0])),
             looked="\n".join(str(folder) for folder in dict.fromkeys(folders)),
-            fix="data.images=FOLDER says where the pictures are",
+            fix="data.images=FOLDER says where the images are",
         )
     return found
 
@@ -192,17 +192,17 @@ def _check_names(labels: Labels, config: DataConfig, places: IntArray, folder: P
     for place in places.tolist():
         name = first_outside([labels.name(place)], folder, root)
         if name is not None:
-            do = "correct the line, or give a folder that all pictures are in as data.images"
+            do = "correct the line, or give a folder that all images are in as data.images"
             raise outside(name, root, where=labels.where(place), fix=do)
 
 
 def _groups(labels: Labels, widths: tuple[int, ...], places: IntArray, folder: Path | None) -> IntArray:
-    """The group of width of each line, from the heads of its picture's file."""
+    """The group of width of each line, from the heads of its image's file."""
     if folder is None:
         sizes = [packed_size(labels.path, int(labels.lines[place])) for place in places.tolist()]
     else:
         sizes = [size_of(folder / labels.name(place)) for place in places.tolist()]
-    return nearest(widths, np.array(sizes, dtype=np.float64).reshape(-1, 2))
+    return nearest_width(widths, np.array(sizes, dtype=np.float64).reshape(-1, 2))
 
 
 def _unknown_lines(labels: Labels, classes: IntArray) -> IntArray:
@@ -216,7 +216,7 @@ def _unknown_error(labels: Labels, alphabet: Alphabet, places: IntArray) -> Data
     text = labels.text(place)
     missing = next(character for character in text if character not in alphabet.characters)
     return DataError(
-        f"{labels.where(place)}: character {named(missing)} is not in the alphabet",
+        f"{labels.where(place)}: character {show_character(missing)} is not in the alphabet",
         given=text[:60],
         lines=f"{len(places):,} of {len(labels):,} have such characters",
         fix="data.on_unknown=skip leaves these lines out; data.alphabet=FILE gives another alphabet;\n"

@@ -1,4 +1,4 @@
-"""Fonts that made-up lines are drawn with: those of the machine that have the characters, and the lines' ink."""
+"""Fonts that synthetic lines are drawn with: those of the machine that have the characters, and the lines' ink."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from lockstep.config.plain_file import read_plain
 from lockstep.errors import DataError
-from lockstep.recipes.text.alphabet import named
+from lockstep.recipes.text.alphabet import show_character
 from lockstep.report.fonts import covered, family_of, font_files, font_places
 
 _MAX_FONT_BYTES = 1 << 28
@@ -55,20 +55,21 @@ def find_fonts(folder: Path | None, characters: str) -> list[Font]:
                 fonts.append(Font(str(file), family, _sha256(file)))
             except OSError as error:
                 raise DataError(
-                    f"the font {file} can't be read: {error.strerror or error}", fix="take it out"
+                    f"the font {file} cannot be read: {error.strerror or error}", fix="take it out"
                 ) from error
             drawn |= set(can)
     where = ", ".join(map(str, places))
     if not fonts:
         raise DataError(
-            f"no font can draw half of the {len(characters):,} characters, and made-up lines need one",
+            f"no font can draw half of the {len(characters):,} characters, and synthetic lines need one",
             given=f"{len(files):,} font files in {where}",
             fix="install fonts (Debian: apt install fonts-dejavu fonts-liberation), or name a folder with .ttf files",
         )
     lacking = [character for character in characters if character not in drawn]
     if lacking:
         raise DataError(
-            f"no font draws {named(lacking[0])}" + (f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""),
+            f"no font draws {show_character(lacking[0])}"
+            + (f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""),
             given=f"{len(fonts):,} fonts in {where}",
             fix="add a font that has them, or take them out of the alphabet",
         )
@@ -79,7 +80,7 @@ def _sha256(file: Path) -> str:
     return hashlib.sha256(read_plain(file, _MAX_FONT_BYTES)).hexdigest()[:16]
 
 
-def hold_out(fonts: Sequence[Font], share: float) -> tuple[list[Font], list[Font]]:
+def split_fonts(fonts: Sequence[Font], share: float) -> tuple[list[Font], list[Font]]:
     """Fonts for training, and fonts of other families that training never sees.
 
     Evenly spread over the families in alphabetical order; at least one family stays on each side. With a share above
@@ -100,7 +101,7 @@ def hold_out(fonts: Sequence[Font], share: float) -> tuple[list[Font], list[Font
 
 
 def check_fonts(fonts: Iterable[Font]) -> None:
-    """See that fonts are what they were when a run began.
+    """See that fonts are what they were when a run started.
 
     Raises:
         DataError: One is gone or another.
@@ -110,12 +111,12 @@ def check_fonts(fonts: Iterable[Font]) -> None:
             now = _sha256(Path(font.path))
         except OSError as error:
             raise DataError(
-                f"the font {font.path} can't be read: {error.strerror or error}",
+                f"the font {font.path} cannot be read: {error.strerror or error}",
                 cause="this run began on a machine that has other fonts",
-                fix="install it here too, or begin a new run",
+                fix="install it here too, or start a new run",
             ) from error
         if now != font.sha256:
-            raise DataError(f"the font {font.path} is another one than when this run began", fix="begin a new run")
+            raise DataError(f"the font {font.path} is another one than when this run started", fix="Start a new run")
 
 
 def draw_text(
@@ -126,7 +127,7 @@ def draw_text(
     H is the font's own height of a line, so that a small o stays smaller than a large one.
 
     Returns:
-        The picture, and the width of its margin on each side.
+        The image, and the width of its margin on each side.
     """
     ascent, descent = font.getmetrics()
     margin = max(2, (ascent + descent) // 4)

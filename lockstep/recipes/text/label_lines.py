@@ -25,10 +25,10 @@ Rows = list[tuple[int, str]]  # numbers of lines, from 1, and the lines
 
 
 def read_chunks(path: Path, encoding: str) -> Iterator[Rows]:
-    """The lines of a file that aren't empty, some at a time: as strings they take ten times the room.
+    """The lines of a file that are not empty, some at a time: as strings they take ten times the room.
 
     Raises:
-        DataError: It can't be read or decoded, or has gigantic lines or too many.
+        DataError: It cannot be read or decoded, or has gigantic lines or too many.
     """
     content = _content(path)
     if content.count(b"\n") > MAX_LINES:
@@ -64,7 +64,7 @@ def _content(path: Path) -> bytes:
     try:
         return read_plain(path, MAX_LABEL_BYTES)
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}", allowed="a file with labels") from error
+        raise DataError(f"{path} cannot be read: {error.strerror or error}", allowed="a file with labels") from error
 
 
 def _encoding_of(path: Path, content: bytes, encoding: str) -> str:
@@ -80,7 +80,7 @@ def _encoding_of(path: Path, content: bytes, encoding: str) -> str:
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, place + error.start) + 1
     raise DataError(
-        f"{path}:{line} can't be decoded",
+        f"{path}:{line} cannot be decoded",
         given=f"data.encoding={encoding}",
         allowed="UTF-8 or GBK",
         fix="save it as UTF-8",

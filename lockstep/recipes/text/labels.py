@@ -1,4 +1,4 @@
-"""Label files of any kind, read whole: which picture says what.
+"""Label files of any kind, read whole: which image says what.
 
 Millions of lines are held as a few arrays, which processes share, in place of millions of strings.
 """
@@ -16,7 +16,7 @@ from lockstep.config.load import short_path
 from lockstep.data.keyed import IntArray
 from lockstep.errors import DataError
 from lockstep.recipes.text import packed_lmdb
-from lockstep.recipes.text.alphabet import CodeArray, codes_of, normalised, read_chars, text_of
+from lockstep.recipes.text.alphabet import CodeArray, codes_of, normalise_text, read_chars, text_of
 from lockstep.recipes.text.config import DataConfig
 from lockstep.recipes.text.label_lines import FORMS, Rows, read_chunks
 
@@ -25,15 +25,15 @@ _MAX_DIGITS = 18  # of a number that fits 64 bits
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """N pictures and their texts.
+    """N images and their texts.
 
     Attributes:
         path: The file or LMDB folder that they came from.
-        names: Of the pictures, with line breaks between; none for LMDB.
+        names: Of the images, with line breaks between; none for LMDB.
         name_ends: (N,) where each name ends.
         codes: Code points of all texts, one after another.
         text_ends: (N,) where each text ends.
-        lines: (N,) line of the file, from 1; for LMDB the number of the picture.
+        lines: (N,) line of the file, from 1; for LMDB the number of the image.
         is_index: Whether the file has numbers of characters in place of texts.
         num_gaps: Numbers in index labels that stand for nothing, so that a text is shorter than its label.
     """
@@ -51,12 +51,12 @@ class Labels:
         return len(self.lines)
 
     def name(self, place: int) -> str:
-        """Of the picture, as the file has it."""
+        """Of the image, as the file has it."""
         start = int(self.name_ends[place - 1]) + 1 if place else 0
         return self.names[start : int(self.name_ends[place])].decode()
 
     def text(self, place: int) -> str:
-        """What the picture says."""
+        """What the image says."""
         return text_of(self.codes[self.text_start(place) : int(self.text_ends[place])])
 
     def text_start(self, place: int) -> int:
@@ -77,14 +77,14 @@ def read_labels(path: Path, config: DataConfig, chars: Path | None = None) -> La
         chars: What index labels mean.
 
     Raises:
-        DataError: It can't be read, or a line is not of the form that it should have.
+        DataError: It cannot be read, or a line is not of the form that it should have.
     """
     try:
         stamp = path.stat()
     except OSError as error:
         beside = sorted(file.name for file in path.parent.glob("*")) if path.parent.is_dir() else []
         raise DataError(
-            f"{path} can't be read: {error.strerror or error}",
+            f"{path} cannot be read: {error.strerror or error}",
             allowed="a file with labels, or an LMDB folder",
             there=", ".join(beside[:8]) + (" ..." if len(beside) > 8 else ""),
             fix="name it with data.train or data.eval" if beside else None,
@@ -177,7 +177,7 @@ def _split(path: Path, rows: Rows, separator: str | None) -> tuple[list[str], li
 def _pack(names: list[str], texts: list[str], lines: Iterable[int], normalise: str) -> _Piece:
     if normalise != "none":
         # One by one: normalised together, the end of one text could melt into the start of the next.
-        texts = [normalised(text, normalise) for text in texts]
+        texts = [normalise_text(text, normalise) for text in texts]
     return _Piece(
         *_pack_names(names),
         codes=codes_of("".join(texts)),

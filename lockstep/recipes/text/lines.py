@@ -1,4 +1,4 @@
-"""Made-up lines of text: what a line says and how it looks follows from its key alone."""
+"""Synthetic lines of text: what a line says and how it looks follows from its key alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lockstep.data.opencv import cv2
 from lockstep.recipes.text.config import HEIGHT_PX, StyleConfig
 from lockstep.recipes.text.fonts import Font, draw_text
-from lockstep.recipes.text.pictures import GreyArray
+from lockstep.recipes.text.images import GreyArray
 from lockstep.report.fonts import covered, load_font
 
 _FloatArray = npt.NDArray[np.float32]
@@ -21,7 +21,7 @@ _SIZES_PX = (30, 36, 42)  # heights at which fonts are drawn before they are bro
 
 
 @dataclass(frozen=True)
-class LineMaker:
+class LineRenderer:
     """Draws lines.
 
     Attributes:
@@ -30,8 +30,8 @@ class LineMaker:
         min_length: Fewest characters of a line.
         max_length: Most characters of a line.
         style: How lines look.
-        height_px: Of a line's picture.
-        width_px: Of a line's picture, to which it is stretched; None: as wide as the text needs.
+        height_px: Of a line's image.
+        width_px: Of a line's image, to which it is stretch; None: as wide as the text needs.
     """
 
     fonts: Sequence[Font]
@@ -43,7 +43,7 @@ class LineMaker:
     width_px: int | None = None
 
     def line(self, key: int, purpose: int) -> tuple[GreyArray, str]:
-        """A line's picture, (H, W), and its text.
+        """A line's image, (H, W), and its text.
 
         Args:
             key: The line's own, in [0, 2**64).
@@ -64,12 +64,12 @@ class LineMaker:
         ink, margin = draw_text(load_font(path, size_px), text, spacing_px)
         picture = self._place(ink, margin, rng).astype(np.float32) * np.float32(1 / 255)
         if rng.random() < 0.6:
-            picture = blurred(picture, style.blur_px * float(rng.random()))
+            picture = blur(picture, style.blur_px * float(rng.random()))
         paper, contrast = 0.45 + 0.55 * float(rng.random()), 0.4 + 0.5 * float(rng.random())
         contrast = min(contrast, paper)
         ground = np.full_like(picture, paper)
         if style.backgrounds:
-            ground += uneven(picture.shape, rng) * np.float32(0.35 * contrast)
+            ground += draw_background(picture.shape, rng) * np.float32(0.35 * contrast)
         grey = ground - np.float32(contrast) * picture
         if rng.random() < style.inverted:
             grey = 1 - grey
@@ -99,8 +99,8 @@ class LineMaker:
         return np.asarray(moved, dtype=np.uint8)
 
 
-def uneven(shape: tuple[int, ...], rng: np.random.Generator) -> _FloatArray:
-    """An uneven ground, (H, W) about -0.5 ... 0.5: a slope of light, blotches, now and then a stroke."""
+def draw_background(shape: tuple[int, ...], rng: np.random.Generator) -> _FloatArray:
+    """An draw_background ground, (H, W) about -0.5 ... 0.5: a slope of light, blotches, now and then a stroke."""
     height, width = shape
     slope = np.linspace(-0.5, 0.5, width, dtype=np.float32) * np.float32(rng.uniform(-1, 1))
     ground = np.repeat(slope[None], height, axis=0)
@@ -114,18 +114,18 @@ def uneven(shape: tuple[int, ...], rng: np.random.Generator) -> _FloatArray:
     return ground
 
 
-def blurred(picture: _FloatArray, sigma_px: float) -> _FloatArray:
-    """(H, W) blurred by a Gaussian of so many pixels."""
+def blur(picture: _FloatArray, sigma_px: float) -> _FloatArray:
+    """(H, W) blur by a Gaussian of so many pixels."""
     if sigma_px < 0.2:
         return picture
     return cv2.GaussianBlur(picture, (5, 5), sigma_px)  # type: ignore[return-value]  # OpenCV's types know no uint8
 
 
-def jittered(picture: GreyArray, width_px: int, strength: float, rng: np.random.Generator) -> GreyArray:
-    """A picture of a line, brought to (32, W), moved, tilted, lit and blurred at random.
+def jitter_line(picture: GreyArray, width_px: int, strength: float, rng: np.random.Generator) -> GreyArray:
+    """An image of a line, brought to (32, W), moved, tilted, lit and blur at random.
 
     Args:
-        picture: (H, W) bytes.
+        image: (H, W) bytes.
         width_px: W.
         strength: 0 leaves it as it is, 1 is as much as can still be read.
         rng: The line's own.
@@ -151,7 +151,7 @@ def jittered(picture: GreyArray, width_px: int, strength: float, rng: np.random.
     light, contrast = rng.uniform(-1, 1, 2) * strength
     grey = (grey - 0.5) * np.float32(1 + 0.5 * contrast) + np.float32(0.5 + 0.25 * light)
     if rng.random() < 0.5:
-        grey = blurred(grey, 1.2 * strength * float(rng.random()))
+        grey = blur(grey, 1.2 * strength * float(rng.random()))
     grey += np.float32(0.06 * strength * float(rng.random())) * rng.standard_normal(grey.shape, np.float32)
     return to_bytes(grey)
 

@@ -41,7 +41,7 @@ def check_pages(path: Path) -> None:
     """Look at all pages of the file that hold keys.
 
     Raises:
-        OSError: The file can't be read.
+        OSError: The file cannot be read.
         ValueError: A page is damaged; the text says which.
     """
     content = np.memmap(path, np.uint8, mode="r")

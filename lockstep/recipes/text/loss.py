@@ -123,7 +123,7 @@ def _both_ways(scores: Tensor, states: Tensor, lengths: Tensor, num_steps: Tenso
     may_skip = torch.zeros_like(classes, dtype=torch.bool)
     may_skip[:, 2:] = (classes[:, 2:] != 0) & (classes[:, 2:] != classes[:, :-2])
     bar = torch.where(may_skip, 0.0, -math.inf).to(scores.dtype)
-    # Two states before the first one, which can't be: so that each state has two before it.
+    # Two states before the first one, which cannot be: so that each state has two before it.
     ways = scores.new_full((num_times, 2 * num_samples, num_states + 2), -math.inf)
     ways[0, :, 2:4] = both[0, :, :2]
     for now in range(1, num_times):

@@ -108,6 +108,6 @@ def _convolution(num_in: int, num_out: int, kernel: tuple[int, int], **more: Any
 
 
 def build_model(config: ModelConfig, num_classes: int) -> Reader:
-    """The network that the settings ask for, on the CPU."""
+    """The network of the settings, on the CPU."""
     kind = {"crnn": crnn, "fast": fast}[config.name]
     return kind(num_classes, config.width, config.num_hidden)

@@ -44,8 +44,8 @@ def read_texts(folder: Path) -> list[str]:
     return texts
 
 
-def read_picture(folder: Path, number: int) -> bytes:
-    """The picture file of a line, by its number from 1.
+def read_image(folder: Path, number: int) -> bytes:
+    """The image file of a line, by its number from 1.
 
     Raises:
         DataError: There is none.
@@ -95,7 +95,7 @@ def _reading(folder: Path) -> Iterator[None]:
         yield
     except (lmdb.Error, OSError, ValueError) as error:
         raise DataError(
-            f"{folder} can't be read as an LMDB set: {error}",
+            f"{folder} cannot be read as an LMDB set: {error}",
             cause="damaged, or not whole",
             fix="copy or download it again",
         ) from error
@@ -111,7 +111,7 @@ def _opened(folder: Path) -> Any:
 
 
 def _check(path: Path) -> None:
-    """See that reading the file can't end the process: it is mapped into memory, and the library trusts its pages."""
+    """See that reading the file cannot end the process: it is mapped into memory, and the library trusts its pages."""
     status = path.stat()
     stamp = (path, status.st_mtime_ns, status.st_size)
     if stamp not in _checked:

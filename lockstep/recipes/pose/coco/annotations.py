@@ -1,6 +1,6 @@
 """Annotation files in COCO's form, which CrowdPose has too: read, checked field by field, and laid out in columns.
 
-Legend: N pictures, A annotations (people and crowds), K joints.
+Legend: N images, A annotations (people and crowds), K joints.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Runs:
 
     Attributes:
         counts: The lengths, or COCO's text for them.
-        height: Of the picture, pixels.
-        width: Of the picture, pixels.
+        height: Of the image, pixels.
+        width: Of the image, pixels.
     """
 
     counts: IntArray | str
@@ -54,14 +54,14 @@ Region = Runs | Outlines
 
 @dataclass(frozen=True)
 class Annotations:
-    """What is known of some pictures.
+    """What is known of some images.
 
     Attributes:
-        ids: N picture numbers.
+        ids: N image numbers.
         names: N file names.
         sizes: (N, 2) width and height, pixels.
         crowd_indices: N shares of overlapping people, as CrowdPose has them; None where the file has none.
-        starts: (N + 1,) the annotations of picture i are [starts[i], starts[i + 1]), in the order of the file.
+        starts: (N + 1,) the annotations of image i are [starts[i], starts[i + 1]), in the order of the file.
         people_ids: (A,) annotation numbers.
         category: The number of the category "person".
         keypoints: (A, K, 3): x, y, visible.
@@ -91,11 +91,11 @@ class Annotations:
         return len(self.ids)
 
     def rows(self, picture: int) -> slice:
-        """The annotations of a picture."""
+        """The annotations of an image."""
         return slice(int(self.starts[picture]), int(self.starts[picture + 1]))
 
-    def truth(self, picture: int) -> dict[str, Any]:
-        """All that is known of a picture, as an evaluation wants it."""
+    def ground_truth(self, picture: int) -> dict[str, Any]:
+        """All that is known of an image, as an evaluation wants it."""
         people = []
         for row in range(*self.rows(picture).indices(len(self.people_ids))):
             person = {
@@ -122,7 +122,7 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
     """Read an annotation file.
 
     Raises:
-        DataError: It can't be read, or is not what it claims to be; says which field of which entry.
+        DataError: It cannot be read, or is not what it claims to be; says which field of which entry.
     """
     content = read_json(path)
     images, entries, categories = (entries_of(content, part, path) for part in ("images", "annotations", "categories"))
@@ -130,7 +130,7 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
     picture = Fields(images, "images", path)
     ids = picture.column("id", _is_64_bit, "a whole number of 64 bits")
     names = picture.column("file_name", is_name, "a file name that can be printed, without .. or a leading /")
-    sizes = f"a whole number of pixels, up to {MAX_PIXELS:,} in the picture"
+    sizes = f"a whole number of pixels, up to {MAX_PIXELS:,} in the image"
     widths, heights = (picture.column(name, _is_side, sizes) for name in ("width", "height"))
     picture.unique("id", ids)
     _check_pixels(widths, heights, ids, path)

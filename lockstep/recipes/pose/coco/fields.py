@@ -16,7 +16,7 @@ from lockstep.config.plain_file import parse_json, read_plain
 from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Floats
 
-# No picture has so many pixels, and the square of this is still a number: what is larger is a slip.
+# No image has so many pixels, and the square of this is still a number: what is larger is a slip.
 LARGEST = 1e9
 _SHOWN = 60
 MAX_JSON_BYTES = 1 << 31  # COCO's largest file of annotations has 450 MB
@@ -115,7 +115,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """An annotation file's parts.
 
     Raises:
-        DataError: It can't be read, or is no such file.
+        DataError: It cannot be read, or is no such file.
     """
     expected = "a JSON file with images, annotations and categories"
     # The collector would go through a hundred million new objects again and again, and find nothing.
@@ -124,7 +124,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = parse_json(read_plain(path, MAX_JSON_BYTES))
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}", allowed=expected) from error
+        raise DataError(f"{path} cannot be read: {error.strerror or error}", allowed=expected) from error
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}", allowed=expected) from error
     finally:
@@ -148,7 +148,7 @@ def entries_of(content: Mapping[str, Any], part: str, path: Path) -> list[dict[s
             f"{path} has no list of {part}",
             given=f"its parts: {', '.join(content) or 'none'}",
             allowed="images, annotations and categories",
-            cause="a file of results, or of pictures only" if is_left_out else None,
+            cause="a file of results, or of images only" if is_left_out else None,
         )
     for place, entry in enumerate(entries):
         if not isinstance(entry, dict):

@@ -1,4 +1,4 @@
-"""Where a data set's pictures lie: in a folder, or in the zip that they ship in."""
+"""Where a dataset's images lie: in a folder, or in the zip that they ship in."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Store(Protocol):
-    """A place that pictures are read from by name."""
+    """A place that images are read from by name."""
 
     @property
     def title(self) -> str:
         """What a person calls it: a folder, a file."""
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Those of some pictures that it does not hold."""
+        """Those of some images that it does not hold."""
 
     def read(self, name: str) -> bytes:
-        """A picture's file."""
+        """An image's file."""
 
 
 class Folder:
-    """Pictures in a folder."""
+    """Images in a folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.title = str(path)
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Those of some pictures that it does not hold."""
+        """Those of some images that it does not hold."""
         # One look at each folder: a hundred thousand questions about single files would take long on a file server.
         folders = {str(PurePosixPath(name).parent) for name in names}
         known: set[str] = set()
@@ -52,12 +52,12 @@ class Folder:
         return [name for name in names if str(PurePosixPath(name)) not in known]
 
     def read(self, name: str) -> bytes:
-        """A picture's file."""
+        """An image's file."""
         return read_content(self._path / name)
 
 
 class Zip:
-    """Pictures in a zip file, below any one folder of it."""
+    """Images in a zip file, below any one folder of it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -67,16 +67,16 @@ class Zip:
         self._names: dict[str, str] = {}
         for member in self._opened().namelist():
             parts = PurePosixPath(member).parts
-            for depth in (1, 0):  # a picture at the top comes before one in a folder
+            for depth in (1, 0):  # an image at the top comes before one in a folder
                 if len(parts) > depth:
                     self._names["/".join(parts[depth:])] = member
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Those of some pictures that it does not hold."""
+        """Those of some images that it does not hold."""
         return [name for name in names if str(PurePosixPath(name)) not in self._names]
 
     def read(self, name: str) -> bytes:
-        """A picture's file."""
+        """An image's file."""
         file = self._opened()
         try:
             member = file.getinfo(self._names[str(PurePosixPath(name))])
@@ -89,7 +89,7 @@ class Zip:
         except DataError:
             raise
         except Exception as error:  # of a damaged file, zipfile raises whatever comes up
-            raise DataError(f"{name} can't be read from {self._path}: {str(error) or type(error).__name__}") from error
+            raise DataError(f"{name} cannot be read from {self._path}: {str(error) or type(error).__name__}") from error
 
     def _opened(self) -> zipfile.ZipFile:
         # After a fork, a loader process shares its parent's place in the file: each opens its own.
@@ -97,7 +97,7 @@ class Zip:
             try:
                 self._file, self._pid = zipfile.ZipFile(self._path), os.getpid()
             except Exception as error:
-                raise DataError(f"{self._path} can't be opened: {error}", allowed="a zip file of pictures") from error
+                raise DataError(f"{self._path} cannot be opened: {error}", allowed="a zip file of images") from error
         return self._file
 
 
@@ -113,25 +113,25 @@ def open_store(candidates: Sequence[Path]) -> Store:
         if path.suffix == ".zip" and path.is_file():
             return Zip(path)
     raise DataError(
-        "there is neither a folder nor a zip file of pictures",
+        "there is neither a folder nor a zip file of images",
         looked="\n".join(map(str, candidates)),
-        fix="unpack the pictures there, or put the zip there as it ships",
+        fix="unpack the images there, or put the zip there as it ships",
     )
 
 
 def _check_size(name: str, found: tuple[int, int], annotated: tuple[int, int]) -> None:
     if found != annotated:
         raise DataError(
-            f"the picture {name} is {found[0]}x{found[1]}, its annotation says {annotated[0]}x{annotated[1]}",
-            cause="it was annotated as EXIF turns it; pictures are taken as they are stored"
+            f"the image {name} is {found[0]}x{found[1]}, its annotation says {annotated[0]}x{annotated[1]}",
+            cause="it was annotated as EXIF turns it; images are taken as they are stored"
             if found == annotated[::-1]
             else None,
-            fix="take pictures and annotations from one source",
+            fix="take images and annotations from one source",
         )
 
 
 def decode(content: bytes, name: str, size: tuple[int, int]) -> Pixels:
-    """A picture's file -> (H, W, 3) bytes, red, green, blue, as it is stored: annotations ignore how EXIF turns it.
+    """An image's file -> (H, W, 3) bytes, red, green, blue, as it is stored: annotations ignore how EXIF turns it.
 
     Args:
         content: The file.
@@ -139,7 +139,7 @@ def decode(content: bytes, name: str, size: tuple[int, int]) -> Pixels:
         size: (width, height) that it has to have.
 
     Raises:
-        DataError: It is no picture, is damaged, or has another size.
+        DataError: It is no image, is damaged, or has another size.
     """
     picture = Picture(name, content, upright=False)
     _check_size(name, picture.size, size)

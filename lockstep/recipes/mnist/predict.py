@@ -1,4 +1,4 @@
-"""A person's own picture of a digit, made to look like the training pictures; and the model's answer to it."""
+"""An image file of the user of a digit, made to look like the training images; and the model's answer to it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ GreyArray = npt.NDArray[np.float32]
 
 # Ink fainter than this share of the darkest is taken for paper.
 _FAINT = 0.2
-# A picture of one digit: as floats, it is copied several times.
+# An image of one digit: as floats, it is copied several times.
 _MAX_PIXELS = 25_000_000
 
 
-def read_picture(path: Path, scale: Scale) -> Tensor:
-    """Read a picture of one digit: (1, H, W) float32, as the model takes it.
+def read_image(path: Path, scale: Scale) -> Tensor:
+    """Read an image of one digit: (1, H, W) float32, as the model takes it.
 
-    A picture of the training pictures' size is taken as it is. Any other is cut to its ink, scaled so that the ink
-    fills the box that it fills in the training pictures, and laid with its centre of mass in the middle. Where the
-    border is light, the picture is dark ink on paper, and is inverted; transparent parts count as white paper.
+    An image of the training images' size is taken as it is. Any other is cut to its ink, scaled so that the ink
+    fills the box that it fills in the training images, and laid with its centre of mass in the middle. Where the
+    border is light, the image is dark ink on paper, and is inverted; transparent parts count as white paper.
 
     Raises:
-        DataError: The file can't be read, is no picture, or shows nothing.
+        DataError: The file cannot be read, is no image, or shows nothing.
     """
     ink = _ink(path)
     if ink.shape != (scale.size_px, scale.size_px):
@@ -39,8 +39,8 @@ def read_picture(path: Path, scale: Scale) -> Tensor:
     return scale.normalise(torch.from_numpy(ink * scale.white)).unsqueeze(0)
 
 
-def answer(logits: Tensor, num_top: int = 3) -> Mapping[str, Any]:
-    """(10,) logits of one picture -> the class, its probability, and the most likely classes in order."""
+def to_prediction(logits: Tensor, num_top: int = 3) -> Mapping[str, Any]:
+    """(10,) logits of one image -> the class, its probability, and the most likely classes in order."""
     probabilities = logits.detach().flatten().to(torch.float64).softmax(dim=0)
     values, classes = probabilities.topk(num_top)
     top = [
@@ -58,7 +58,7 @@ def _ink(path: Path) -> GreyArray:
     border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
     ink = 1 - grey if np.median(border) > 0.5 else grey
     if ink.max() - ink.min() < 0.05:
-        raise DataError(f"{path} shows nothing: all of it is one shade", allowed="a picture of one digit")
+        raise DataError(f"{path} shows nothing: all of it is one shade", allowed="an image of one digit")
     return ink
 
 
@@ -76,7 +76,7 @@ def _grey(image: Image.Image) -> GreyArray:
 
 
 def _fit(ink: GreyArray, scale: Scale) -> GreyArray:
-    """Ink of any size -> (size_px, size_px), as the training pictures have it."""
+    """Ink of any size -> (size_px, size_px), as the training images have it."""
     ink = (ink - ink.min()) / (ink.max() - ink.min())
     ink = np.where(ink < _FAINT, 0, ink).astype(np.float32)
     rows, columns = np.nonzero(ink.max(axis=1))[0], np.nonzero(ink.max(axis=0))[0]

@@ -1,6 +1,6 @@
-"""Made-up people on made-up grounds, drawn when they are read: nothing to download, and truth to the pixel.
+"""Synthetic people on synthetic grounds, drawn when they are read: nothing to download, and truth to the pixel.
 
-Everybody faces the viewer, so left and right follow from the body, and stay true in the mirrored picture.
+Everybody faces the viewer, so left and right follow from the body, and stay true in the mirrored image.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from lockstep.recipes.pose.skeletons import COCO
 
 NUM_TRAIN, NUM_EVAL = 2048, 128  # where the settings name no number
 MAX_PEOPLE = 4
-MIN_SHARE, MAX_SHARE = 0.4, 0.85  # a person's height as a share of the picture's
+MIN_SHARE, MAX_SHARE = 0.4, 0.85  # a person's height as a share of the image's
 OCCLUDED, VISIBLE = 1, 2
-EVAL = 5  # keys of held-out pictures are made with it; those of training pictures never are
+EVAL = 5  # keys of validation images are made with it; those of training images never are
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A made-up picture.
+    """A synthetic image.
 
     Attributes:
         rgb: (H, W, 3).
-        joints: (P, 17, 3): x, y in pixels, and 2 visible, 1 behind somebody, 0 outside of the picture.
+        joints: (P, 17, 3): x, y in pixels, and 2 visible, 1 behind somebody, 0 outside of the image.
         owners: (H, W): 0 for the ground, else whose pixel it is, from 1.
     """
 
@@ -47,13 +47,13 @@ class Drawing:
         return np.array([_box(self.owners == person + 1) for person in range(len(self.joints))]).reshape(-1, 4)
 
 
-class Figures:
-    """Made-up pictures as a source.
+class SyntheticPeople:
+    """Synthetic images as a source.
 
     Args:
-        size_px: Height and width of a picture.
-        count: How many pictures an epoch has.
-        is_fixed: Each index is always the same picture; else the key decides, and no two epochs are alike.
+        size_px: Height and width of an image.
+        count: How many images an epoch has.
+        is_fixed: Each index is always the same image; else the key decides, and no two epochs are alike.
     """
 
     def __init__(self, size_px: int, count: int, *, is_fixed: bool) -> None:
@@ -63,17 +63,17 @@ class Figures:
         return self._count
 
     def example(self, index: int, key: int) -> Example:
-        """Draw a picture."""
+        """Draw an image."""
         drawing = self._draw(index, key)
         return Example(drawing.rgb, drawing.joints, drawing.boxes[:, 2:].max(axis=1, initial=0))
 
-    def truth(self, index: int) -> dict[str, Any]:
-        """All that is known of a picture, in COCO's form."""
+    def ground_truth(self, index: int) -> dict[str, Any]:
+        """All that is known of an image, in COCO's form."""
         drawing = self._draw(index, 0)
         return describe(drawing, picture_id=index + 1)
 
     def _draw(self, index: int, key: int) -> Drawing:
-        return draw_figures(self._size_px, make_key(EVAL, index) if self._is_fixed else key)
+        return draw_synthetic_image(self._size_px, make_key(EVAL, index) if self._is_fixed else key)
 
 
 def describe(drawing: Drawing, picture_id: int) -> dict[str, Any]:
@@ -103,11 +103,11 @@ def describe(drawing: Drawing, picture_id: int) -> dict[str, Any]:
     }
 
 
-def draw_figures(size_px: int, key: int) -> Drawing:
+def draw_synthetic_image(size_px: int, key: int) -> Drawing:
     """Draw up to four people of different sizes who hide little of each other.
 
     Args:
-        size_px: Height and width of the picture.
+        size_px: Height and width of the image.
         key: All that is random follows from it.
     """
     random = np.random.default_rng(key)

@@ -1,6 +1,6 @@
-"""Pictures of lines: read, brought to a size, and to the numbers that the network sees.
+"""Images of lines: read, brought to a size, and to the numbers that the network sees.
 
-Legend: N pictures, H and W their height and width in pixels.
+Legend: N images, H and W their height and width in pixels.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _MAX_PACKED_PIXELS = 50_000_000
 
 
 def read_grey(path: Path) -> GreyArray:
-    """A picture file as (H, W) bytes.
+    """An image file as (H, W) bytes.
 
     Raises:
-        DataError: It can't be read.
+        DataError: It cannot be read.
     """
     return _grey(read_rgb(path))
 
 
 def size_of(path: Path) -> tuple[int, int]:
-    """(width, height) of a picture file, as it is shown.
+    """(width, height) of an image file, as it is shown.
 
     Raises:
-        DataError: It can't be read.
+        DataError: It cannot be read.
     """
     return Picture(path).size
 
 
 def read_packed(folder: Path, number: int) -> GreyArray:
-    """A picture of an LMDB set as (H, W) bytes.
+    """An image of an LMDB set as (H, W) bytes.
 
     Raises:
         DataError: There is none, or it is damaged.
@@ -53,28 +53,28 @@ def read_packed(folder: Path, number: int) -> GreyArray:
 
 
 def packed_size(folder: Path, number: int) -> tuple[int, int]:
-    """(width, height) of a picture of an LMDB set, as it is shown.
+    """(width, height) of an image of an LMDB set, as it is shown.
 
     Raises:
-        DataError: There is none, or it is no picture.
+        DataError: There is none, or it is no image.
     """
     return _packed(folder, number).size
 
 
-def stretched(picture: GreyArray, width_px: int) -> GreyArray:
+def stretch(picture: GreyArray, width_px: int) -> GreyArray:
     """(H, W) bytes of any size -> (32, width_px), as the reference does it: bicubic, without padding."""
     resized = cv2.resize(picture, (width_px, HEIGHT_PX), interpolation=cv2.INTER_CUBIC)
     return np.asarray(resized, dtype=np.uint8)
 
 
 def normalise(pictures: Sequence[GreyArray], mean: float, std: float) -> Tensor:
-    """N pictures of one size -> (N, 1, H, W) float32."""
+    """N images of one size -> (N, 1, H, W) float32."""
     pixels = torch.from_numpy(np.stack(pictures)).to(torch.float32)
     return pixels.div_(255).sub_(mean).div_(std).unsqueeze(1)
 
 
-def nearest(widths: Sequence[int], sizes: npt.NDArray[np.float64]) -> IntArray:
-    """The width that each picture is changed least by, 32 pixels high: of 100 and 160, for 130 the second.
+def nearest_width(widths: Sequence[int], sizes: npt.NDArray[np.float64]) -> IntArray:
+    """The width that each image is changed least by, 32 pixels high: of 100 and 160, for 130 the second.
 
     Args:
         widths: To choose from, rising.
@@ -94,5 +94,5 @@ def _grey(rgb: npt.NDArray[np.uint8]) -> GreyArray:
 
 
 def _packed(folder: Path, number: int) -> Picture:
-    content = packed_lmdb.read_picture(folder, number)
+    content = packed_lmdb.read_image(folder, number)
     return Picture(f"image-{number:09d} of {folder}", content, max_pixels=_MAX_PACKED_PIXELS)

@@ -1,4 +1,4 @@
-"""A person's own picture of a line, and what the network says of it."""
+"""An image file of the user of a line, and what the network says of it."""
 
 from __future__ import annotations
 
@@ -17,40 +17,42 @@ from lockstep.errors import DataError
 from lockstep.recipes.text.alphabet import Alphabet
 from lockstep.recipes.text.config import Config, DecodeConfig
 from lockstep.recipes.text.decode import read
+from lockstep.recipes.text.images import GreyArray, nearest_width, normalise, read_grey, stretch
 from lockstep.recipes.text.loss import ctc_loss
-from lockstep.recipes.text.pictures import GreyArray, nearest, normalise, read_grey, stretched
 from lockstep.report.fonts import font_for
 
-_TURNED = 2  # times as sure has an answer to a picture turned round to be: nearly all pictures are upright
-_TALL = 1.5  # height over width from which on a picture is taken for a line on its side
-_SHADES = 8  # of 256; a picture with fewer between its darkest and its lightest shows nothing
+_TURNED = 2  # times as sure has an answer to an image turned round to be: nearly all images are upright
+_TALL = 1.5  # height over width from which on an image is taken for a line on its side
+_SHADES = 8  # of 256; an image with fewer between its darkest and its lightest shows nothing
 _TEXT_PX, _MARGIN_PX = 24, 12
 _MAX_DRAWN_PX = (8000, 4000)
 
 
 def read_line(path: Path, config: Config) -> Tensor:
-    """Read a picture of one line: (V, 1, 32, W) float32, its views.
+    """Read an image of one line: (V, 1, 32, W) float32, its views.
 
-    The views are the picture as it is and turned upside down; of one that is far taller than wide, turned to the left
+    The views are the image as it is and turned upside down; of one that is far taller than wide, turned to the left
     and to the right. Without `decode.turns` there is one.
 
     Raises:
-        DataError: The file can't be read, or shows nothing.
+        DataError: The file cannot be read, or shows nothing.
     """
     grey = read_grey(path)
     if int(grey.max()) - int(grey.min()) < _SHADES:
-        raise DataError(f"{path} shows nothing: all of it is one shade", allowed="a picture of one line of text")
+        raise DataError(f"{path} shows nothing: all of it is one shade", allowed="an image of one line of text")
     turns = _turns(grey, config.decode)
     views: list[GreyArray] = [np.ascontiguousarray(np.rot90(grey, turn)) for turn in turns]
     height, width = views[0].shape
-    width_px = config.data.widths[int(nearest(config.data.widths, np.array([[width, height]], dtype=np.float64))[0])]
-    return normalise([stretched(view, width_px) for view in views], config.data.mean, config.data.std)
+    width_px = config.data.widths[
+        int(nearest_width(config.data.widths, np.array([[width, height]], dtype=np.float64))[0])
+    ]
+    return normalise([stretch(view, width_px) for view in views], config.data.mean, config.data.std)
 
 
-def answer(logits: Tensor, alphabet: Alphabet, config: DecodeConfig) -> Mapping[str, Any]:
-    """(V, T, C) logits of the views of a picture -> the text of the surest one.
+def to_prediction(logits: Tensor, alphabet: Alphabet, config: DecodeConfig) -> Mapping[str, Any]:
+    """(V, T, C) logits of the views of an image -> the text of the surest one.
 
-    The confidence is the network's probability of this text, over all alignments. View 0 is the picture as it is (a
+    The confidence is the network's probability of this text, over all alignments. View 0 is the image as it is (a
     tall one turned to the left), view 1 the other way round.
     """
     logits = logits.detach().to("cpu", torch.float32)
@@ -62,7 +64,7 @@ def answer(logits: Tensor, alphabet: Alphabet, config: DecodeConfig) -> Mapping[
 
 
 def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
-    """The picture with its text below."""
+    """The image with its text below."""
     picture = Image.fromarray(read_rgb(path))
     picture.thumbnail(_MAX_DRAWN_PX)  # a line of one pixel by millions would make a sheet of gigabytes
     caption = f"{prediction['text'] or '(empty)'}   {prediction['confidence']:.1%}"
