@@ -112,19 +112,19 @@ class ModelConfig(Settings):
 
     name: str = Field(
         default="resnet34",
-        description=f"Network: {', '.join(RESNETS)} from torchvision, or timm/NAME if timm is installed.",
+        description=f"Network: {', '.join(RESNETS)}; or timm/NAME if timm is installed.",
     )
     weights: Path | None = Field(
         default=None,
-        description="Pretrained weights: a .pth, .pt, .pth.tar or .safetensors file. The head may have another size.",
+        description="Pretrained weights: .pth, .pt, .pth.tar or .safetensors. The head may have another size.",
     )
     freeze: Literal["backbone"] | tuple[str, ...] = Field(
         default=(),
-        description="Parameters that are not trained: backbone (all but the head), or patterns such as [conv1, layer1.*].",
+        description="Parameters that are not trained: backbone (all but the head), or patterns: [conv1, layer1.*].",
     )
     zero_init_residual: bool = Field(
         default=False,
-        description="Initialize the last batch norm of each residual branch to zero (ResNets). Helps with large batches.",
+        description="Start with each residual branch at zero, which helps large batches (ResNets).",
     )
 
     @field_validator("name")

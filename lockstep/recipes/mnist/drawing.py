@@ -16,17 +16,17 @@ from lockstep.report.pictures import draw_confusion, draw_sheet
 
 
 def draw_evaluation(metric: Accuracy, samples: Samples, folder: Path, *, scale: Scale) -> None:
-    """Draw the confusion matrix and the images with the largest loss.
+    """Draw the confusion matrix and the validation images with the largest loss.
 
     Args:
-        metric: What was counted over all of them.
-        samples: The evaluated images.
-        folder: Where the PNGs go.
-        scale: How bytes became numbers.
+        metric: The merged metric of the evaluation.
+        samples: The validation images.
+        folder: Folder for the PNG files.
+        scale: Size and normalization.
     """
     state = metric.state()
     counts, rows = state["confusion"], state["worst"]
-    draw_confusion(counts, [str(place) for place in range(len(counts))], folder / "confusion.png")
+    draw_confusion(counts, [str(digit) for digit in range(len(counts))], folder / "confusion.png")
     indices = np.array([index for _, index, _, _ in rows], dtype=np.int64)
     tiles = _tiles(samples.batch(indices, np.zeros(len(indices), dtype=np.uint64)).inputs, scale)
     captions = [
@@ -50,5 +50,5 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, scale: Scale) -> None:
 
 
 def _tiles(inputs: Tensor, scale: Scale) -> list[npt.NDArray[np.uint8]]:
-    """(N, 1, H, W) numbers -> N times (H, W) bytes."""
+    """Undo the normalization: (N, 1, H, W) float32 -> N arrays (H, W) of bytes."""
     return list(np.clip((inputs[:, 0].numpy() * scale.std + scale.mean) * 255, 0, 255).round().astype(np.uint8))

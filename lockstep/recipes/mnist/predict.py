@@ -1,4 +1,4 @@
-"""An image file of the user of a digit, made to look like the training images; and the model's answer to it."""
+"""Reads an image file of a digit in the format of the training images, and makes a prediction from the logits."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lockstep.recipes.mnist.data import Scale
 
 GreyArray = npt.NDArray[np.float32]
 
-# Ink fainter than this share of the darkest is taken for paper.
+# Ink fainter than this fraction of the darkest ink counts as paper.
 _FAINT = 0.2
-# An image of one digit: as floats, it is copied several times.
+# Enough for an image of one digit, which is copied several times as floats.
 _MAX_PIXELS = 25_000_000
 
 
@@ -40,33 +40,37 @@ def read_image(path: Path, scale: Scale) -> Tensor:
 
 
 def to_prediction(logits: Tensor, num_top: int = 3) -> Mapping[str, Any]:
-    """(10,) logits of one image -> the class, its probability, and the most likely classes in order."""
+    """Make a prediction from (10,) logits: the class, its probability, and the `num_top` most likely classes."""
     probabilities = logits.detach().flatten().to(torch.float64).softmax(dim=0)
     values, classes = probabilities.topk(num_top)
     top = [
-        {"class": place, "probability": round(value, 6)}
-        for place, value in zip(classes.tolist(), values.tolist(), strict=True)
+        {"class": label, "probability": round(value, 6)}
+        for label, value in zip(classes.tolist(), values.tolist(), strict=True)
     ]
     return {**top[0], "top": top}
 
 
 def _ink(path: Path) -> GreyArray:
-    """(H, W), 0 where nothing is written, 1 for full ink."""
-    from lockstep.data.images import Picture  # training does not need it, and would start later
+    """Read (H, W) ink: 0 for paper, 1 for full ink."""
+    from lockstep.data.images import Picture  # imported late, because training does not need it
 
     grey = _grey(Picture(path, max_pixels=_MAX_PIXELS).image())
     border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
     ink = 1 - grey if np.median(border) > 0.5 else grey
     if ink.max() - ink.min() < 0.05:
-        raise DataError(f"{path} shows nothing: all of it is one shade", allowed="an image of one digit")
+        raise DataError(
+            f"{path} shows nothing: all pixels have the same shade",
+            allowed="an image of one digit",
+            fix="Use an image with dark ink on a light background, or light ink on a dark one.",
+        )
     return ink
 
 
 def _grey(image: Image.Image) -> GreyArray:
-    """(H, W) brightness in 0 ... 1, whatever the mode."""
+    """Convert an image of any mode to (H, W) brightness in 0 to 1."""
     if image.mode[0] in "IF":
-        # 16 and 32 bits: a conversion to "L" would cut off everything above 255. The brightest pixel counts as white.
-        wide = np.nan_to_num(np.asarray(image, dtype=np.float32))  # floats of a file can be infinite, or no numbers
+        # 16 and 32 bits: a conversion to "L" would clip everything above 255. The brightest pixel counts as white.
+        wide = np.nan_to_num(np.asarray(image, dtype=np.float32))  # floats in a file can be infinite or NaN
         bright: GreyArray = np.clip(wide / max(float(wide.max()), 1.0), 0, 1, dtype=np.float32)
         return bright
     image = image.convert("RGBA")
@@ -76,7 +80,7 @@ def _grey(image: Image.Image) -> GreyArray:
 
 
 def _fit(ink: GreyArray, scale: Scale) -> GreyArray:
-    """Ink of any size -> (size_px, size_px), as the training images have it."""
+    """Scale ink of any size to (size_px, size_px), as in the training images."""
     ink = (ink - ink.min()) / (ink.max() - ink.min())
     ink = np.where(ink < _FAINT, 0, ink).astype(np.float32)
     rows, columns = np.nonzero(ink.max(axis=1))[0], np.nonzero(ink.max(axis=0))[0]
@@ -93,6 +97,6 @@ def _fit(ink: GreyArray, scale: Scale) -> GreyArray:
 
 
 def _offset(mass: npt.NDArray[np.float32], size_px: int) -> int:
-    """Where ink with this mass along one axis has to start for its centre of mass to lie in the middle."""
+    """Compute the offset along one axis that moves the centre of mass to the middle."""
     centre = float((mass * (np.arange(len(mass)) + 0.5)).sum() / mass.sum())
     return min(max(round(size_px / 2 - centre), 0), size_px - len(mass))

@@ -1,4 +1,7 @@
-"""Settings of the pose recipe, in addition to the shared settings. Names in brackets are those of the reference implementation."""
+"""Settings of the pose recipe, in addition to the shared settings.
+
+Names in brackets are those of the reference implementation.
+"""
 
 from __future__ import annotations
 
