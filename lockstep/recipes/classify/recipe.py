@@ -15,7 +15,7 @@ from lockstep.recipes.classify.checking import drop_unreadable, skipped_row
 from lockstep.recipes.classify.config import Config
 from lockstep.recipes.classify.data import ImageFiles, open_files, preprocess
 from lockstep.recipes.classify.drawing import draw_evaluation, draw_prediction, draw_samples
-from lockstep.recipes.classify.listing import Files, find_images, list_validation, num_in_both, take_all
+from lockstep.recipes.classify.listing import Files, count_shared, find_images, list_validation, take_all
 from lockstep.recipes.classify.loss import cross_entropy
 from lockstep.recipes.classify.model import build_model, frozen_row
 from lockstep.storage.pretrained import load_pretrained
@@ -24,10 +24,10 @@ NUM_TOP = 5
 
 
 def dataset_info(config: Config) -> Mapping[str, Any]:
-    """The classes, which images are trained on and which are held out, and which were left out as damaged.
+    """List the classes, the training and validation images, and the damaged images left out.
 
     Raises:
-        DataError: The images cannot be found, or do not fit together.
+        DataError: The images cannot be found, or the splits do not match.
     """
     data = config.data
     skipped: dict[str, str] = {}
@@ -42,27 +42,26 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
         "classes": found.classes,
         "held_out_from": None if data.eval is None else _whole(data.eval),
         "skipped": skipped,
-        "num_in_both": num_in_both(found, data),
+        "num_in_both": count_shared(found, data),
         "train": found.train,
-        "held_out": found.held_out,
+        "held_out": found.validation,
     }
 
 
 def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
-    """Join data, model, loss and metric. Opens no image.
+    """Build the parts from the settings. Opens no image.
 
     Raises:
-        ConfigError: The settings ask for a network that there is not.
+        ConfigError: There is no such network.
     """
     classes: list[str] = dataset_info["classes"]
     model = build_model(config.model, len(classes))
-    place = config.data.root or config.data.train
     rows = {
-        "data": f"{len(classes):,} classes in {place}",
+        "data": f"{len(classes):,} classes in {config.data.root or config.data.train}",
         "model": config.model.name,
         "frozen": frozen_row(model, weights=config.model.weights),
         "skipped": skipped_row(list(dataset_info["skipped"])),
-        "held out": _in_both_row(dataset_info),
+        "validation": _shared_row(dataset_info),
     }
     return Parts(
         model=model,
@@ -84,28 +83,28 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
 
 
 def to_prediction(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:
-    """(C,) logits of one image -> the class, its probability, and the five likeliest classes in order."""
+    """Make a prediction from (C,) logits: the class, its probability, and the five most likely classes."""
     probabilities = logits.detach().flatten().double().softmax(dim=0)
-    values, places = probabilities.topk(min(NUM_TOP, len(classes)))
+    values, labels = probabilities.topk(min(NUM_TOP, len(classes)))
     top = [
-        {"class": classes[place], "probability": round(value, 6)}
-        for place, value in zip(places.tolist(), values.tolist(), strict=True)
+        {"class": classes[label], "probability": round(value, 6)}
+        for label, value in zip(labels.tolist(), values.tolist(), strict=True)
     ]
     return {**top[0], "top": top}
 
 
-def _in_both_row(dataset_info: Mapping[str, Any]) -> str:
-    """For the head of a run: whether it is measured on what it trains on; empty if not."""
-    num_in_both = dataset_info.get("num_in_both", 0)  # runs from before it was counted do not have it
+def _shared_row(dataset_info: Mapping[str, Any]) -> str:
+    """Warn of validation images that are training images too, for the header of a run; empty if there are none."""
+    num_shared = dataset_info.get("num_in_both", 0)  # missing in old run folders
     total = sum(map(len, dataset_info["held_out"].values()))
-    return f"{num_in_both:,} of {total:,} are trained on too, so figures flatter" if num_in_both else ""
+    return f"warning: {num_shared:,} of {total:,} images are training images too" if num_shared else ""
 
 
 def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> ImageFiles:
     files: Files = dataset_info["train" if train else "held_out"]
     other = config.data.eval
     if not train and other is not None and _whole(other) != dataset_info["held_out_from"]:
-        # The run's model is asked about other images than those that were held out from it.
+        # The user evaluates on other images than the validation split of the run.
         files = list_validation(
             other, dataset_info["classes"], config.data.images, restrict=config.data.classes is not None
         )

@@ -112,10 +112,13 @@ def open_images(config: DataConfig, *, train: bool) -> DigitImages:
 
 
 def read_digits(*, train: bool) -> tuple[ByteArray, ByteArray]:
-    """The UCI digits: (1437, 8, 8) and (1437,) to train with, (360, 8, 8) and (360,) held out.
+    """Read the UCI digits that come with scikit-learn.
 
-    Every fifth image of the set sorted by class is held out, so each class is, to within one image, held out by a
-    fifth. Both parts keep the order of the set.
+    The validation split is every fifth image of the dataset sorted by class, so it has a fifth of each class, to
+    within one image. Both splits keep the order of the dataset.
+
+    Returns:
+        Images (1437, 8, 8) and labels (1437,) for training, or (360, 8, 8) and (360,) for validation.
     """
     from sklearn.datasets import load_digits
 

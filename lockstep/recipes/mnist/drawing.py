@@ -40,9 +40,9 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, scale: Scale) -> None:
     """Draw training samples as the model sees them, each with its label.
 
     Args:
-        batches: What the dataset gave.
-        path: Where the PNG goes.
-        scale: How bytes became numbers.
+        batches: Batches as the dataset returned them.
+        path: The PNG file to write.
+        scale: Size and normalization.
     """
     tiles = [tile for batch in batches for tile in _tiles(batch.inputs, scale)]
     captions = [str(label) for batch in batches for label in batch.targets.tolist()]

@@ -1,4 +1,4 @@
-"""Two networks for small grey images.
+"""Two networks for small gray images.
 
 Legend: N images, H and W their height and width, 10 classes.
 """

@@ -24,14 +24,17 @@ _MAX_PIXELS = 25_000_000
 
 
 def read_image(path: Path, scale: Scale) -> Tensor:
-    """Read an image of one digit: (1, H, W) float32, as the model takes it.
+    """Read an image of one digit as the model's input.
 
-    An image of the training images' size is taken as it is. Any other is cut to its ink, scaled so that the ink
-    fills the box that it fills in the training images, and laid with its centre of mass in the middle. Where the
-    border is light, the image is dark ink on paper, and is inverted; transparent parts count as white paper.
+    An image of the size of the training images is used as it is. Any other is cropped to its ink, scaled so that the
+    ink fills the same box as in the training images, and its centre of mass is moved to the middle. An image with a
+    light border is dark ink on paper and is inverted. Transparent pixels count as white paper.
+
+    Returns:
+        (1, H, W) float32, normalized.
 
     Raises:
-        DataError: The file cannot be read, is no image, or shows nothing.
+        DataError: The file cannot be read, is not an image, or is empty paper.
     """
     ink = _ink(path)
     if ink.shape != (scale.size_px, scale.size_px):

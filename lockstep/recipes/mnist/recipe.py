@@ -15,10 +15,10 @@ from lockstep.recipes.mnist.predict import read_image, to_prediction
 
 
 def build(config: Config) -> Parts:
-    """Join data, model, loss and metric. Reads no data yet.
+    """Build the parts from the settings. Reads no data yet.
 
     Raises:
-        ConfigError: The settings ask for a network that cannot take these images.
+        ConfigError: The network cannot take images of this size.
     """
     scale = SCALES[config.data.name]
     return Parts(
