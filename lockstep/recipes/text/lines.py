@@ -1,4 +1,4 @@
-"""Synthetic lines of text: what a line says and how it looks follows from its key alone."""
+"""Renders synthetic lines of text. The text and the appearance of a line depend only on its key."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from lockstep.report.fonts import covered, load_font
 
 _FloatArray = npt.NDArray[np.float32]
 
-_SIZES_PX = (30, 36, 42)  # heights at which fonts are drawn before they are brought to the line's height
+_SIZES_PX = (30, 36, 42)  # font sizes before the result is scaled to the height of the line
 
 
 @dataclass(frozen=True)
 class LineRenderer:
-    """Draws lines.
+    """Renders synthetic lines.
 
     Attributes:
-        fonts: One of them is drawn for each line.
-        characters: Of which texts are made; each font draws those that it has.
-        min_length: Fewest characters of a line.
-        max_length: Most characters of a line.
-        style: How lines look.
-        height_px: Of a line's image.
-        width_px: Of a line's image, to which it is stretch; None: as wide as the text needs.
+        fonts: Fonts; each line has a random one.
+        characters: Characters of the texts. Each font draws only those that it has.
+        min_length: Minimum number of characters of a line.
+        max_length: Maximum number of characters of a line.
+        style: Appearance of lines.
+        height_px: Height of the image.
+        width_px: Width of the image, to which the line is stretched. None: as wide as the text.
     """
 
     fonts: Sequence[Font]
@@ -43,23 +43,26 @@ class LineRenderer:
     width_px: int | None = None
 
     def line(self, key: int, purpose: int) -> tuple[GreyArray, str]:
-        """A line's image, (H, W), and its text.
+        """Render a line.
 
         Args:
-            key: The line's own, in [0, 2**64).
-            purpose: Which of several kinds of lines; those of one kind never come in another.
+            key: Key of the line, in [0, 2**64).
+            purpose: Second key: lines of different purposes never share random numbers.
+
+        Returns:
+            The image, (H, W) bytes, and its text.
         """
         rng = np.random.default_rng([purpose, key])
         path = self.fonts[int(rng.integers(len(self.fonts)))].path
         known = covered(path, self.characters)
         length = int(rng.integers(self.min_length, self.max_length + 1))
-        text = "".join(known[place] for place in rng.integers(len(known), size=length).tolist())
+        text = "".join(known[index] for index in rng.integers(len(known), size=length).tolist())
         return self._draw(text, path, rng), text
 
     def _draw(self, text: str, path: str, rng: np.random.Generator) -> GreyArray:
         style = self.style
         size_px = _SIZES_PX[int(rng.integers(len(_SIZES_PX)))] * max(1, self.height_px // HEIGHT_PX)
-        # Most lines are set as the font has it, or nearly.
+        # The third power: most lines have no or little extra space.
         spacing_px = size_px * style.spacing * float(rng.random()) ** 3
         ink, margin = draw_text(load_font(path, size_px), text, spacing_px)
         picture = self._place(ink, margin, rng).astype(np.float32) * np.float32(1 / 255)
@@ -77,7 +80,7 @@ class LineRenderer:
         return to_bytes(grey)
 
     def _place(self, ink: GreyArray, margin: int, rng: np.random.Generator) -> GreyArray:
-        """Tilt, turn and bring to size, in one step."""
+        """Shear, rotate and scale, in one interpolation."""
         style, (height, width) = self.style, ink.shape
         shear = style.slant * float(rng.uniform(-1, 1)) if rng.random() < 0.5 else 0.0
         angle = math.radians(style.turn_degrees * float(rng.uniform(-1, 1)))
@@ -86,7 +89,7 @@ class LineRenderer:
         used = width - 2 * margin + left + right + abs(shear) * height
         out_width = self.width_px or max(8, round(used * scale_y * float(rng.uniform(0.9, 1.1))))
         scale_x = out_width / used
-        # Around the text's centre: shear, then scale, then turn.
+        # Around the centre of the text: shear, then scale, then rotate.
         centre_x, centre_y = margin + (width - 2 * margin) / 2, height / 2
         tilt = np.array([[scale_x, -shear * scale_x], [0.0, scale_y]])
         turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
@@ -100,7 +103,7 @@ class LineRenderer:
 
 
 def draw_background(shape: tuple[int, ...], rng: np.random.Generator) -> _FloatArray:
-    """An draw_background ground, (H, W) about -0.5 ... 0.5: a slope of light, blotches, now and then a stroke."""
+    """Draw an uneven background, (H, W) in about -0.5 to 0.5: a gradient, blotches, sometimes a stroke."""
     height, width = shape
     slope = np.linspace(-0.5, 0.5, width, dtype=np.float32) * np.float32(rng.uniform(-1, 1))
     ground = np.repeat(slope[None], height, axis=0)
@@ -115,20 +118,23 @@ def draw_background(shape: tuple[int, ...], rng: np.random.Generator) -> _FloatA
 
 
 def blur(picture: _FloatArray, sigma_px: float) -> _FloatArray:
-    """(H, W) blur by a Gaussian of so many pixels."""
+    """Blur (H, W) by a Gaussian with this standard deviation in pixels."""
     if sigma_px < 0.2:
         return picture
     return cv2.GaussianBlur(picture, (5, 5), sigma_px)  # type: ignore[return-value]  # OpenCV's types know no uint8
 
 
 def jitter_line(picture: GreyArray, width_px: int, strength: float, rng: np.random.Generator) -> GreyArray:
-    """An image of a line, brought to (32, W), moved, tilted, lit and blur at random.
+    """Resize an image of a line to (32, width_px) with random shift, shear, rotation, brightness and blur.
 
     Args:
-        image: (H, W) bytes.
-        width_px: W.
-        strength: 0 leaves it as it is, 1 is as much as can still be read.
-        rng: The line's own.
+        picture: (H, W) bytes.
+        width_px: Width of the result.
+        strength: 0: no change; 1: as much as stays readable.
+        rng: Source of the random numbers of this line.
+
+    Returns:
+        (32, width_px) bytes.
     """
     height, width = picture.shape
     draw = rng.uniform(-1, 1, 6) * strength
@@ -157,5 +163,5 @@ def jitter_line(picture: GreyArray, width_px: int, strength: float, rng: np.rand
 
 
 def to_bytes(grey: _FloatArray) -> GreyArray:
-    """Brightness with white as 1 -> bytes."""
+    """Convert brightness in 0 to 1 to bytes."""
     return np.asarray(np.clip(grey * 255, 0, 255).round(), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""An image file of the user of a line, and what the network says of it."""
+"""Reads an image file of one line of text, and makes a prediction from the logits."""
 
 from __future__ import annotations
 
@@ -21,25 +21,32 @@ from lockstep.recipes.text.images import GreyArray, nearest_width, normalise, re
 from lockstep.recipes.text.loss import ctc_loss
 from lockstep.report.fonts import font_for
 
-_TURNED = 2  # times as sure has an answer to an image turned round to be: nearly all images are upright
-_TALL = 1.5  # height over width from which on an image is taken for a line on its side
-_SHADES = 8  # of 256; an image with fewer between its darkest and its lightest shows nothing
+_TURNED = 2  # a rotated view has to be this many times as confident, because nearly all images are upright
+_TALL = 1.5  # ratio of height to width above which an image counts as a line rotated by 90 degrees
+_SHADES = 8  # of 256: an image with a smaller range of brightness has no text
 _TEXT_PX, _MARGIN_PX = 24, 12
 _MAX_DRAWN_PX = (8000, 4000)
 
 
 def read_line(path: Path, config: Config) -> Tensor:
-    """Read an image of one line: (V, 1, 32, W) float32, its views.
+    """Read an image of one line as the model's input.
 
-    The views are the image as it is and turned upside down; of one that is far taller than wide, turned to the left
-    and to the right. Without `decode.turns` there is one.
+    There are two views: the image as it is and upside down, or, if it is much taller than wide, rotated to the left
+    and to the right. Without `decode.turns` there is one view.
+
+    Returns:
+        (V, 1, 32, W) float32, normalized.
 
     Raises:
-        DataError: The file cannot be read, or shows nothing.
+        DataError: The file cannot be read, or has no contrast.
     """
     grey = read_grey(path)
     if int(grey.max()) - int(grey.min()) < _SHADES:
-        raise DataError(f"{path} shows nothing: all of it is one shade", allowed="an image of one line of text")
+        raise DataError(
+            f"{path} shows nothing: all pixels have the same shade",
+            allowed="an image of one line of text",
+            fix="Use an image with contrast between text and background.",
+        )
     turns = _turns(grey, config.decode)
     views: list[GreyArray] = [np.ascontiguousarray(np.rot90(grey, turn)) for turn in turns]
     height, width = views[0].shape
@@ -50,23 +57,30 @@ def read_line(path: Path, config: Config) -> Tensor:
 
 
 def to_prediction(logits: Tensor, alphabet: Alphabet, config: DecodeConfig) -> Mapping[str, Any]:
-    """(V, T, C) logits of the views of an image -> the text of the surest one.
+    """Make a prediction from the logits of all views of an image: the text of the most confident view.
 
-    The confidence is the network's probability of this text, over all alignments. View 0 is the image as it is (a
-    tall one turned to the left), view 1 the other way round.
+    The confidence is the probability of this text, over all alignments.
+
+    Args:
+        logits: (V, T, C). View 0 is the image as it is (a tall one rotated to the left), view 1 upside down to it.
+        alphabet: The characters of the classes.
+        config: The decoder.
+
+    Returns:
+        text, confidence and upside_down.
     """
     logits = logits.detach().to("cpu", torch.float32)
     texts = read(logits, alphabet, config.beam_width)
-    sure = [_confidence(view, alphabet.encode(text)) for view, text in zip(logits, texts, strict=True)]
-    # A view in which nothing is read may be surely empty, and is no better for it.
-    best = max(range(len(texts)), key=lambda view: (bool(texts[view]), sure[view] / (_TURNED if view else 1)))
-    return {"text": texts[best], "confidence": round(sure[best], 6), "upside_down": best == 1}
+    confidences = [_confidence(view, alphabet.encode(text)) for view, text in zip(logits, texts, strict=True)]
+    # An empty text can have a high confidence, so any other text is preferred.
+    best = max(range(len(texts)), key=lambda view: (bool(texts[view]), confidences[view] / (_TURNED if view else 1)))
+    return {"text": texts[best], "confidence": round(confidences[best], 6), "upside_down": best == 1}
 
 
 def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
-    """The image with its text below."""
+    """Draw an image with its predicted text below."""
     picture = Image.fromarray(read_rgb(path))
-    picture.thumbnail(_MAX_DRAWN_PX)  # a line of one pixel by millions would make a sheet of gigabytes
+    picture.thumbnail(_MAX_DRAWN_PX)  # an image of 1 by millions of pixels would make a sheet of gigabytes
     caption = f"{prediction['text'] or '(empty)'}   {prediction['confidence']:.1%}"
     font = font_for(caption, _TEXT_PX)
     left, top, right, bottom = font.getbbox(caption)
@@ -74,13 +88,13 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
     height = picture.height + math.ceil(bottom - top) + 3 * _MARGIN_PX
     sheet = Image.new("RGB", (width, height), "white")
     sheet.paste(picture, (_MARGIN_PX, _MARGIN_PX))
-    place = (_MARGIN_PX - left, picture.height + 2 * _MARGIN_PX - top)
-    ImageDraw.Draw(sheet).text(place, caption, (34, 34, 34), font)
+    corner = (_MARGIN_PX - left, picture.height + 2 * _MARGIN_PX - top)
+    ImageDraw.Draw(sheet).text(corner, caption, (34, 34, 34), font)
     return sheet
 
 
 def _turns(grey: GreyArray, config: DecodeConfig) -> tuple[int, ...]:
-    """By how many quarters to the left each view is turned."""
+    """Return the rotation of each view, in quarter turns to the left."""
     is_tall = grey.shape[0] > _TALL * grey.shape[1]
     if not config.turns:
         return (0,)

@@ -26,7 +26,7 @@ from lockstep.storage.pretrained import load_pretrained
 
 
 def dataset_info(config: Config) -> Mapping[str, Any]:
-    """The alphabet; for synthetic lines the fonts, seen in training and not; for others what was left out.
+    """Find the alphabet; for synthetic lines also the seen and unseen fonts; for files also the lines left out.
 
     Raises:
         DataError: Labels or fonts cannot be found or read.
@@ -37,15 +37,15 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
         fonts = find_fonts(config.data.made.fonts, alphabet.characters)
         seen, unseen = split_fonts(fonts, config.data.made.unseen)
         return {**found, "seen": [asdict(font) for font in seen], "unseen": [asdict(font) for font in unseen]}
-    chosen = {"training": choose(config, alphabet, train=True), "held out": choose(config, alphabet, train=False)}
-    return {**found, "left_out": _left_out(chosen)}
+    splits = {"training": choose(config, alphabet, train=True), "validation": choose(config, alphabet, train=False)}
+    return {**found, "left_out": _left_out(splits)}
 
 
 def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
-    """Join data, model, loss and metric. Reads no data yet.
+    """Build the parts from the settings. Reads no data yet.
 
     Raises:
-        ConfigError: `model.freeze` names no part of the network.
+        ConfigError: `model.freeze` matches no parameter.
     """
     alphabet = Alphabet(dataset_info["alphabet"])
     model = build_model(config.model, alphabet.num_classes)
@@ -55,12 +55,14 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     open_lines: Callable[..., Samples]
     if made:
         num_fonts, num_unseen = len(dataset_info["seen"]), len(dataset_info["unseen"])
-        what = f"synthetic lines in {num_fonts} fonts" + (f", held out in {num_unseen} others" if num_unseen else "")
+        what = f"synthetic lines in {num_fonts} fonts" + (
+            f", validation also in {num_unseen} unseen fonts" if num_unseen else ""
+        )
         open_lines = partial(_open_made, config, dataset_info)
     else:
         widths = config.data.widths
         shown = str(widths[0]) if len(widths) == 1 else f"{len(widths)} widths from {widths[0]} to {widths[-1]}"
-        what = f"images of lines, {shown} x {HEIGHT_PX} px"
+        what = f"images of text lines, {shown} x {HEIGHT_PX} px"
         open_lines = partial(_open_files, config, alphabet)
     weights = config.model.weights
     return Parts(
@@ -122,14 +124,14 @@ def _left_out(parts: Mapping[str, SelectedLines]) -> str:
     lines = []
     for name, chosen in parts.items():
         counts = {
-            "with characters that the alphabet lacks": chosen.num_unknown,
+            "with characters that are not in the alphabet": chosen.num_unknown,
             "too long for their time steps": chosen.num_too_long,
         }
-        told = [f"{count:,} line{'s' if count > 1 else ''} {why}" for why, count in counts.items() if count]
+        parts_of_row = [f"{count:,} line{'s' if count > 1 else ''} {why}" for why, count in counts.items() if count]
         if chosen.labels.num_gaps:
-            told.append(f"{chosen.labels.num_gaps:,} characters by numbers that stand for nothing")
-        if told:
-            lines.append(f"{name}: {', '.join(told)}")
+            parts_of_row.append(f"{chosen.labels.num_gaps:,} index labels without a character")
+        if parts_of_row:
+            lines.append(f"{name}: {', '.join(parts_of_row)}")
     return "\n".join(lines)
 
 
