@@ -1,8 +1,10 @@
-"""The whole way from an image to people: looked at in several sizes, mirrored too, grouped, and put back.
+"""Inference: from an image to people, with multi-scale and flip testing.
 
-HigherHRNet's test path (`valid.py`). Images are looked at one by one, each at its own size.
+HigherHRNet's test path (`valid.py`). Images are processed one by one, each at its own size.
 
-Legend: P people, K joints, H and W of an image or map, T tag maps (2 with the mirrored image's).
+    image -> make_views -> forward_views (heatmaps, tags) -> Grouping.people -> joints in pixels of the image
+
+Legend: P people, K joints, H and W of an image or map, T tag maps (2 with flip testing).
 """
 
 from __future__ import annotations
@@ -26,21 +28,21 @@ from lockstep.recipes.pose.group import Grouping
 from lockstep.recipes.pose.normalise import normalise
 from lockstep.recipes.pose.view import View, check_shape, view
 
-# COCO's and CrowdPose's number of the category "person".
+# The category id of "person" in COCO and CrowdPose.
 PERSON = 1
-# Long side of the heatmap that is kept for a drawing.
+# Longer side of the heatmap that is kept for pictures.
 _SKETCH_PX = 96
 
 
 @dataclass(frozen=True)
 class Detections:
-    """What was found in one image.
+    """The people found in one image.
 
     Attributes:
-        joints: (P, K, 3) float64: x and y in pixels of the image, and the joint's score; 0 where it is missing.
-        scores: (P,) float64, how sure each person is.
-        heat: (h, w) uint8, the largest of all joints' heatmaps at each place, small; 255 stands for 1.
-        image_id: Number or name of the image, if it came with it.
+        joints: (P, K, 3) float64: x and y in pixels of the image, and the score of the joint; 0 if it is missing.
+        scores: (P,) float64, the confidence of each person.
+        heat: (h, w) uint8, the maximum over the heatmaps of all joints, reduced in size; 255 is 1.
+        image_id: Number or name of the image, if known.
     """
 
     joints: npt.NDArray[np.float64]
@@ -50,7 +52,10 @@ class Detections:
 
 
 def read_image(path: Path) -> dict[str, Any]:
-    """An image file of the user, in any form, as `infer` takes it, with its number: 785 for 000000000785.jpg.
+    """Read an image file as the input of `infer`.
+
+    Returns:
+        `rgb`, (3, H, W) uint8, and `image_id`, such as 785 for 000000000785.jpg.
 
     Raises:
         DataError: It cannot be read.
@@ -61,22 +66,22 @@ def read_image(path: Path) -> dict[str, Any]:
 
 
 def _number_of(stem: str) -> int | str:
-    # A name can be made of more digits than Python makes a number of, or than an image's number has.
+    # A name can have more digits than Python converts to an int.
     digits = re.search(r"[0-9]{1,18}$", stem)
     return int(digits.group()) if digits else stem
 
 
 def prepare(rgb: npt.NDArray[np.uint8]) -> Tensor:
-    """(H, W, 3) bytes -> what `infer` takes: (3, H, W) uint8."""
+    """Convert (H, W, 3) bytes to the input of `infer`: (3, H, W) uint8."""
     return torch.from_numpy(np.ascontiguousarray(rgb.transpose(2, 0, 1)))
 
 
 def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Detections]]:
-    """How people are found with these settings.
+    """Make the inference function of these settings.
 
     Returns:
-        (model, images) -> what was found in each. Images are (3, H, W) uint8 tensors of any sizes in a list, or
-        (N, 3, H, W) as `rgb` with N `image_id`.
+        (model, images) -> the detections of each image. Images are a list of (3, H, W) uint8 tensors of any sizes, or
+        a dict with `rgb`, (N, 3, H, W), and N `image_id`.
     """
     test, skeleton = config.test, config.skeleton
     grouping = Grouping(
@@ -103,7 +108,7 @@ def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Detections]]:
             views, base = make_views(picture, size_px, test.scales)
             heat, tags = forward_views(model, picture, views, base if test.project else None, mirrored=mirrored)
             people, scores = grouping.people(heat, tags)
-            # Of the smallest view: all show the same part of the image.
+            # All views show the same part of the image, so any of them converts coordinates: here the smallest.
             each = _found(people, scores, heat, list(views.values())[-1], picture)
             found.append(replace(each, image_id=number))
         return found
@@ -112,7 +117,16 @@ def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Detections]]:
 
 
 def make_views(picture: Tensor, size_px: int, scales: Sequence[float]) -> tuple[dict[float, View], View]:
-    """The views of a (3, H, W) image by scale, the largest first; and the view at scale 1, looked at or not."""
+    """Make the views of an image.
+
+    Args:
+        picture: (3, H, W).
+        size_px: Shorter side at scale 1, pixels.
+        scales: The scales.
+
+    Returns:
+        Views by scale, the largest first; and the view at scale 1, even if it is not among them.
+    """
     height, width = picture.shape[-2:]
     smallest = min(scales)
     views = {
@@ -130,14 +144,14 @@ def forward_views(
     *,
     mirrored: Sequence[int] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Look at an image in all its views.
+    """Run the network on all views of an image, and average.
 
     Args:
         model: (N, 3, H, W) -> [(N, K + K or 1, H / 4, W / 4) heat and tags, (N, K, H / 2, W / 2) heat].
         image: (3, H, W) uint8.
-        views: By scale, the largest first. Tags are taken at scale 1, or of the only view.
-        project_to: Bring all maps to this view's size; None: to half the largest view's.
-        mirrored: For each joint its partner in a mirrored image, to look at that too; None: do not.
+        views: Views by scale, the largest first. Tags are taken from scale 1, or from the only view.
+        project_to: Resize all maps to the size of this view. None: to half the size of the largest view.
+        mirrored: For each joint its partner in a mirrored image, for flip testing. None: no flip testing.
 
     Returns:
         (K, H, W) heat, the mean over views; (T, K or 1, H, W) tags.
@@ -153,17 +167,17 @@ def forward_views(
         if scale == 1 or len(views) == 1:
             tags = _resized(own_tags, size)
     if total is None or tags is None:
-        raise ValueError(f"tags come from scale 1, which is not among {sorted(views)}")
+        raise ValueError(f"tags are taken from scale 1, which is not among {sorted(views)}")
     return total / len(views), tags
 
 
 def to_prediction(found: Detections) -> dict[str, Any]:
-    """An image's people as facts for JSON, each in the form in which COCO takes results."""
+    """Make a prediction that can be written as JSON, with people in COCO's results format."""
     return {"people": coco_results(found, found.image_id)}
 
 
 def coco_results(found: Detections, image_id: int | str) -> list[dict[str, Any]]:
-    """An image's people in the form in which COCO takes results: keypoints are x, y, score of all joints."""
+    """Convert detections to COCO's results format: keypoints are x, y, score of all joints."""
     results = []
     for joints, score in zip(found.joints, found.scores, strict=True):
         low, high = joints[:, : Y + 1].min(axis=0), joints[:, : Y + 1].max(axis=0)
@@ -180,7 +194,7 @@ def coco_results(found: Detections, image_id: int | str) -> list[dict[str, Any]]
 
 
 def _forward_view(model: nn.Module, seen: Tensor, mirrored: Sequence[int] | None) -> tuple[Tensor, Tensor]:
-    """(3, H, W) -> (K, h, w) heat, the mean over the network's outputs; (T, K or 1, h, w) tags, all at 1/2."""
+    """Run the network on (3, H, W): (K, h, w) heat, the mean over both outputs, and (T, K or 1, h, w) tags, at 1/2."""
     images = torch.stack([seen, seen.flip(-1)]) if mirrored is not None else seen[None]
     coarse, fine = (output.float() for output in model(images))
     num_joints = fine.shape[1]
@@ -196,7 +210,7 @@ def _forward_view(model: nn.Module, seen: Tensor, mirrored: Sequence[int] | None
 
 
 def _resized(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """(C, h, w) or (T, C, h, w) -> the same at another size."""
+    """Resize (C, h, w) or (T, C, h, w)."""
     if maps.shape[-2:] == size:
         return maps
     batch = maps if maps.dim() == 4 else maps[None]
@@ -207,7 +221,7 @@ def _resized(maps: Tensor, size: tuple[int, int]) -> Tensor:
 def _found(
     people: npt.NDArray[np.float32], scores: npt.NDArray[np.float32], heat: Tensor, seen: View, picture: Tensor
 ) -> Detections:
-    """From points and maps of a view to what is in the image."""
+    """Convert joints in pixels of a map to detections in pixels of the image."""
     joints = people[:, :, : SCORE + 1].astype(np.float64)
     joints[:, :, : Y + 1] = seen.to_picture(joints[:, :, : Y + 1], heat.shape[-1], heat.shape[-2])
     height, width = picture.shape[-2:]

@@ -21,13 +21,13 @@ from lockstep.recipes.pose.normalise import MEAN, STD
 from lockstep.recipes.pose.synthetic import NUM_EVAL, NUM_TRAIN, SyntheticPeople
 from lockstep.storage.pretrained import load_pretrained
 
-# Else a folder that is given would be passed over without a word.
-NO_ROOT = " (data.root is not read: data.name=coco)"
+# Without this hint, data.root would be ignored silently.
+NO_ROOT = " (data.root is ignored; set data.name=coco to use it)"
 TITLES = {"figures": "synthetic people", "coco": "COCO keypoints", "crowdpose": "CrowdPose"}
 
 
 def build(config: Config) -> Parts:
-    """Join data, model, loss and metric. Reads no data yet."""
+    """Build the parts from the settings. Reads no data yet."""
     skeleton = config.skeleton
     model = HigherHRNet(config.model, skeleton.num_joints)
     is_left_out = config.data.name == "figures" and config.data.root != DataConfig().root
@@ -43,7 +43,7 @@ def build(config: Config) -> Parts:
         infer=make_infer(config),
         preprocess=read_image,
         postprocess=to_prediction,
-        draw=draw_evaluation,  # type: ignore[arg-type]  # it also asks EvalImages for an image as it is
+        draw=draw_evaluation,  # type: ignore[arg-type]  # it also uses EvalImages.rgb
         draw_prediction=partial(draw_prediction, skeleton=skeleton),
         draw_samples=partial(draw_samples, skeleton=skeleton),
         input_shape=(3, config.data.size_px, config.data.size_px),
@@ -56,10 +56,10 @@ def build(config: Config) -> Parts:
 
 
 def open_train_images(config: Config) -> TrainImages:
-    """The training images.
+    """Open the training images.
 
     Raises:
-        DataError: Files are missing, or are not what they claim to be.
+        DataError: Files are missing or invalid.
     """
     return TrainImages(
         _open(config, train=True),
@@ -70,19 +70,19 @@ def open_train_images(config: Config) -> TrainImages:
 
 
 def open_eval_images(config: Config) -> EvalImages:
-    """The validation images.
+    """Open the validation images.
 
     Raises:
-        DataError: Files are missing, or are not what they claim to be.
+        DataError: Files are missing or invalid.
     """
     return EvalImages(_open(config, train=False))
 
 
 def load_weights(model: nn.Module, path: Path) -> Mapping[str, str]:
-    """Start from a checkpoint: a HigherHRNet's, or a classifier's with the same trunk (HRNet on ImageNet).
+    """Load pretrained weights: of a HigherHRNet, or of a classifier with the same trunk (HRNet on ImageNet).
 
     Raises:
-        CheckpointError: The file cannot be read, or fits nothing here.
+        CheckpointError: The file cannot be read, or has no weights for this network.
     """
     return load_pretrained(model, path.expanduser())
 
