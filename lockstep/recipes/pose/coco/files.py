@@ -1,4 +1,4 @@
-"""COCO's and CrowdPose's images, where they lie as the datasets ship them."""
+"""Opens the images and annotations of COCO and CrowdPose, in the layouts of their downloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.recipes.pose.coco.store import Store, decode, open_store
 from lockstep.recipes.pose.config import SPLITS, DataConfig
 from lockstep.recipes.pose.data import Example
 
-# Where annotations and images of a split may lie below the root, the usual place first.
+# Possible paths of the annotations and images of a split below the root, the usual one first.
 ANNOTATIONS = {
     "coco": ("annotations/person_keypoints_{}.json", "person_keypoints_{}.json"),
     "crowdpose": ("json/crowdpose_{}.json", "annotations/crowdpose_{}.json", "crowdpose_{}.json"),
@@ -44,8 +44,8 @@ class AnnotatedImages:
             more = f" … and {len(missing) - 3:,} more" if len(missing) > 3 else ""
             raise DataError(
                 f"{len(missing):,} of {len(pictures):,} images are missing in {store.title}",
-                missing="\n".join(missing[:3]) + more,
-                fix="fetch them, or give the dataset's folder: data.root=DIR",
+                given="\n".join(missing[:3]) + more,
+                fix="Download them, or set data.root to the folder of the dataset.",
             )
 
     def __len__(self) -> int:
@@ -74,12 +74,12 @@ class AnnotatedImages:
         )
 
     def ground_truth(self, index: int) -> dict[str, Any]:
-        """All that is known of an image."""
+        """Return the ground truth of an image."""
         return self.annotations.ground_truth(self._pictures[index])
 
 
 class ConcatImages:
-    """ConcatImages sources one after another."""
+    """The concatenation of several sources."""
 
     def __init__(self, parts: list[AnnotatedImages]) -> None:
         self._parts = parts
@@ -99,7 +99,7 @@ class ConcatImages:
         return part.example(place, key)
 
     def ground_truth(self, index: int) -> dict[str, Any]:
-        """All that is known of an image."""
+        """Return the ground truth of an image."""
         part, place = self._find(index)
         return part.ground_truth(place)
 
@@ -109,10 +109,10 @@ class ConcatImages:
 
 
 def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages | ConcatImages:
-    """The images of a split. Those without any annotation are left out of training.
+    """Open the images of a split. Training leaves out images without annotations.
 
     Raises:
-        DataError: Files are missing, or are not what they claim to be.
+        DataError: Files are missing or invalid.
     """
     split = (config.train if train else config.eval) or SPLITS[config.name][0 if train else 1]
     names = split.split("+")
@@ -125,9 +125,9 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages | ConcatIm
         known = read_annotations(path, config.skeleton)
         if not train and config.name == "coco" and known.areas is None and len(known.people_ids):
             raise DataError(
-                f"no annotation of split {name} has an area, by which COCO measures how near is near enough",
+                f"no annotation of split {name} has an area, which COCO's evaluation requires",
                 where=f"{path}: annotations",
-                fix="give each annotation the area of its person, in pixels",
+                fix="Add the area of each person, in pixels.",
             )
         counts = np.diff(known.starts)
         pictures = np.flatnonzero(counts > 0).tolist() if train else list(range(len(known)))
@@ -139,7 +139,7 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages | ConcatIm
         raise DataError(
             f"split {split} of {config.name} has no image" + (" with people" if train else ""),
             where="\n".join(str(_annotations(config, name)) for name in names),
-            fix="name another split: data.train=..., data.eval=...",
+            fix="Set data.train or data.eval to another split.",
         )
     return parts[0] if len(parts) == 1 else ConcatImages(parts)
 
@@ -158,8 +158,8 @@ def _annotations(config: DataConfig, name: str) -> Path:
     beside = sorted({file.name for form in ANNOTATIONS[config.name] for file in (root / form).parent.glob("*.json")})
     raise DataError(
         f"there are no annotations of split {name} of {config.name}",
-        given=f"data.root={config.root}" + ("" if root.is_dir() else ", which is no folder"),
-        looked="\n".join(str(root / form.format(name)) for form in ANNOTATIONS[config.name]),
-        found=", ".join(beside[:6]) or None,
-        fix="give the dataset's folder as data.root, and its splits as data.train and data.eval",
+        given=f"data.root={config.root}" + ("" if root.is_dir() else ", which is not a folder"),
+        allowed="\n".join(str(root / form.format(name)) for form in ANNOTATIONS[config.name]),
+        cause=f"there are only {', '.join(beside[:6])}" if beside else None,
+        fix="Set data.root to the folder of the dataset, and data.train and data.eval to its splits.",
     )

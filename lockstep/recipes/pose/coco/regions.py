@@ -1,4 +1,4 @@
-"""Where an image says nothing about keypoints: in crowds, and on people without any."""
+"""Masks of crowds and of people without keypoints, which the loss ignores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_OUTLINES_PX = 10_000_000  # of all regions of an image; each is kept as run
 
 
 def draw_mask(annotations: Annotations, picture: int) -> Pixels | None:
-    """What counts of an image when it is trained on.
+    """Draw the loss mask of an image.
 
     Returns:
         (H, W), 255 where a pixel counts, 0 in crowds and on people without keypoints; None where all of it counts.
@@ -50,7 +50,8 @@ def draw_mask(annotations: Annotations, picture: int) -> Pixels | None:
             raise DataError(
                 f"the region of annotation {annotations.people_ids[row]} does not fit its image",
                 where=f"image {annotations.ids[picture]}, {width}x{height}",
-                reason=error,
+                cause=error,
+                fix="Correct the annotation file.",
             ) from error
     if runs:
         # Joined as runs and decoded once: single images of each region would take several times as long.
