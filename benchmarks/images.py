@@ -43,7 +43,7 @@ from lockstep.data.images import read_rgb
 from lockstep.data.keyed import keys
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
-from lockstep.recipes.classify.data import PictureFiles, open_files
+from lockstep.recipes.classify.data import ImageFiles, open_files
 from lockstep.recipes.classify.listing import list_folder
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -98,7 +98,7 @@ def lockstep(folder: Path, batch: int, **settings: object) -> Callable[[list[int
     return run
 
 
-def samples(folder: Path, **settings: object) -> PictureFiles:
+def samples(folder: Path, **settings: object) -> ImageFiles:
     config = DataConfig(root=folder, **settings)
     listed = list_folder(folder, "data.root")
     return open_files(folder, listed, list(listed), config, train=True)

@@ -32,7 +32,7 @@ import torch
 from lockstep.data.keyed import keys
 from lockstep.recipes.pose.coco.files import open_files
 from lockstep.recipes.pose.config import DataConfig
-from lockstep.recipes.pose.data import TrainPictures
+from lockstep.recipes.pose.data import TrainImages
 from lockstep.recipes.pose.group import Grouping
 from lockstep.recipes.pose.metric import CROWDPOSE_AREA, CROWDPOSE_GROUPS, keypoint_scores
 from lockstep.recipes.pose.skeletons import COCO, CROWDPOSE
@@ -111,7 +111,7 @@ def sample_races(root: Path, scratch: Path) -> list[Race]:
         root = scratch
     config = DataConfig(name="coco", root=root, size_px=SIZE_PX)
     source = open_files(config, train=True)
-    pictures = TrainPictures(source, config)
+    pictures = TrainImages(source, config)
     examples = [source.example(index, 0) for index in range(len(source))]
     files = [str(root / "images" / "train2017" / source.truth(index)["file_name"]) for index in range(len(source))]
     content = json.loads((root / "annotations" / "person_keypoints_train2017.json").read_text())

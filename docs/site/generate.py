@@ -96,7 +96,7 @@ def api_page() -> str:
 
 def settings_pages() -> Iterator[Page]:
     """A page with one table for each recipe, and one that leads to them."""
-    from lockstep.recipes.catalog import presets, recipes
+    from lockstep.recipes.catalog import list_presets, list_recipes
 
     lines = [
         "# Settings\n",
@@ -109,8 +109,8 @@ def settings_pages() -> Iterator[Page]:
         "`lockstep config --schema NAME` prints a JSON Schema for editors.\n",
         "| recipe | presets |\n|---|---|",
     ]
-    for recipe in recipes():
-        names = ", ".join(f"`{preset.name}`" for preset in presets(recipe))
+    for recipe in list_recipes():
+        names = ", ".join(f"`{preset.name}`" for preset in list_presets(recipe))
         lines.append(f"| [{recipe}](settings-{recipe}.md) | {names} |")
         yield f"reference/settings-{recipe}.md", _settings_page(recipe)
     yield "reference/settings.md", "\n".join([*lines, ""])

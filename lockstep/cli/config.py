@@ -51,9 +51,9 @@ def config(
 
 
 def _catalog_lines(width: int) -> Iterator[str]:
-    from lockstep.recipes.catalog import presets, recipes
+    from lockstep.recipes.catalog import list_presets, list_recipes
 
-    pairs = [(recipe, preset) for recipe in recipes() for preset in presets(recipe)]
+    pairs = [(recipe, preset) for recipe in list_recipes() for preset in list_presets(recipe)]
     first = max((len(recipe) for recipe, _ in pairs), default=0)
     second = max((len(preset.name) for _, preset in pairs), default=0)
     last = None

@@ -49,9 +49,9 @@ def plan(
 
 def _why_data(recipe: str) -> str:
     """Explain why a plan reads data, and how to plan without."""
-    from lockstep.recipes.makers import makers
+    from lockstep.recipes.makers import list_makers
 
     why = "the size of the model depends on the data, such as its number of classes"
-    if recipe not in (maker.recipe for maker in makers()):
+    if recipe not in (maker.recipe for maker in list_makers()):
         return why
     return f"{why}\nsynthetic data is enough: lockstep data make {recipe} --out DIR"

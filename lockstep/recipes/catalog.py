@@ -1,4 +1,4 @@
-"""From what a person names (recipe, preset, YAML file or their own Python file) to settings and a recipe.
+"""Finds a recipe and its settings by the name of a recipe, a preset, a YAML file or a Python file.
 
 A recipe is a folder beside this file with `config.py` (class `Config`, no torch), `recipe.py` (`build(config)` returns
 its `Parts`; if it also defines `dataset_info(config)`, `build(config, dataset_info)`) and `presets/*.yaml`. The default
@@ -25,7 +25,7 @@ from lockstep.config.explain import wrapped
 from lockstep.config.load import Layer, leaves, mapping_layer, read_layer, short_path
 from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError
-from lockstep.recipes.recipe_file import check_file, expanded, load_file
+from lockstep.recipes.recipe_file import check_file, expand_user, load_file
 from lockstep.recipes.trust import check_trusted, read_recipe
 
 if TYPE_CHECKING:
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecipeSpec:
-    """Where a run's settings and its recipe come from.
+    """A recipe, and the layers of settings of a run.
 
     Attributes:
-        name: A short name for people and folders: "digits", "my" for my.yaml.
-        recipe: A recipe's name or the absolute path of a recipe file; stands in the config, so that a run folder's
-            config alone is enough to find it again.
-        preset_name: The preset that the settings start from; None: the recipe's own defaults.
+        name: A short name for the console and for run folders: "digits", or "my" for my.yaml.
+        recipe: The name of a recipe or the absolute path of a recipe file. Stored in the config, so that the config of
+            a run folder is enough to find the recipe again.
+        preset_name: The preset below the user's settings. None: the defaults of the recipe.
         layers: The settings, for `config.load`.
-        config_class: The recipe's `Config`.
+        config_class: The `Config` of the recipe.
     """
 
     name: str
@@ -52,17 +52,21 @@ class RecipeSpec:
     config_class: type[RunConfig]
 
     def dataset_info(self, config: RunConfig) -> Mapping[str, Any]:
-        """What the recipe reads from its data and the run stores; empty if the recipe defines no `dataset_info`."""
+        """Read from the dataset what the run stores: classes, alphabet, split.
+
+        Returns:
+            Plain JSON; empty if the recipe defines no `dataset_info`.
+        """
         module = self._module()
-        found: Mapping[str, Any] = module.dataset_info(config) if hasattr(module, "dataset_info") else {}
-        return found
+        info: Mapping[str, Any] = module.dataset_info(config) if hasattr(module, "dataset_info") else {}
+        return info
 
     def build(self, config: RunConfig, dataset_info: Mapping[str, Any] | None = None) -> Parts:
-        """The recipe's parts. Imports the recipe, and torch with it.
+        """Build the parts of the recipe. Imports the recipe, and torch with it.
 
         Args:
             config: The settings.
-            dataset_info: What the run stores. If None, the recipe reads it from its data.
+            dataset_info: What the run stores. None: the recipe reads it from the dataset.
         """
         module = self._module()
         if not hasattr(module, "dataset_info"):
@@ -76,7 +80,7 @@ class RecipeSpec:
             module = load_file(Path(self.recipe), None)
             if hasattr(module, "facts") and not hasattr(module, "dataset_info"):
                 raise ConfigError(
-                    f"{self.recipe} defines facts(config), which is called dataset_info(config) now",
+                    f"{self.recipe} defines facts(config), which is now called dataset_info(config)",
                     fix="Rename the function facts to dataset_info.",
                 )
             return module
@@ -85,11 +89,11 @@ class RecipeSpec:
 
 @dataclass(frozen=True)
 class Preset:
-    """A YAML file in a recipe's folder.
+    """A YAML file in the folder of a recipe.
 
     Attributes:
-        recipe: The recipe's name.
-        name: The file's name without its ending.
+        recipe: The name of the recipe.
+        name: The name of the file without .yaml.
         path: The file.
     """
 
@@ -99,53 +103,54 @@ class Preset:
 
     @property
     def meaning(self) -> str:
-        """The comment on the file's first line."""
+        """The comment on the first line of the file."""
         first, *_ = self.path.read_text(encoding="utf-8").splitlines() or [""]
         return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
-def recipes() -> list[str]:
-    """The names of the recipes that come with Lockstep."""
+def list_recipes() -> list[str]:
+    """List the names of the recipes that come with Lockstep."""
     return sorted(module.name for module in pkgutil.iter_modules(lockstep.recipes.__path__) if module.ispkg)
 
 
-def presets(recipe: str) -> list[Preset]:
-    """A recipe's presets, the default one first."""
+def list_presets(recipe: str) -> list[Preset]:
+    """List the presets of a recipe, the default one first."""
     folders = [Path(folder) / recipe / "presets" for folder in lockstep.recipes.__path__]
-    found = [Preset(recipe, path.stem, path) for folder in folders for path in folder.glob("*.yaml")]
-    return sorted(found, key=lambda preset: (preset.name != recipe, preset.name))
+    presets = [Preset(recipe, path.stem, path) for folder in folders for path in folder.glob("*.yaml")]
+    return sorted(presets, key=lambda preset: (preset.name != recipe, preset.name))
 
 
 def find(name: str) -> RecipeSpec:
-    """Find what a person names.
+    """Find a recipe and its settings by name.
 
     Args:
-        name: A recipe ("mnist"), one of its presets ("mnist/tutorial", or "tutorial" where no other recipe has one of
-            that name), a YAML file with `recipe:` in it, or a Python file with `build(config) -> Parts` in it and,
-            where it has settings of its own, `Config` and `PRESET` (a dict). A Python file named here runs; one that a
-            YAML file names runs only if it is in the user's list of trusted recipes.
+        name: A recipe ("mnist"), one of its presets ("mnist/tutorial", or "tutorial" if only one recipe has a preset
+            of that name), a YAML file that contains `recipe:`, or a Python file that defines
+            `build(config) -> Parts` and, if it has its own settings, `Config` and `PRESET` (a dict). A Python file
+            named here is executed. One that a YAML file names is executed only if it is in the user's list of
+            trusted recipes.
 
     Raises:
-        ConfigError: There is no such recipe, preset or file, or it can't be used.
+        ConfigError: There is no such recipe, preset or file, or it cannot be used.
     """
-    path = expanded(name)
+    path = expand_user(name)
     if path.suffix == ".py":
-        found = _from_file(path)
+        spec = _from_file(path)
     else:
-        found = _from_yaml(path) if path.suffix in (".yaml", ".yml") else _from_package(name)
-    first, *others = found.layers
-    return replace(found, layers=(replace(first, source=name), *others))
+        spec = _from_yaml(path) if path.suffix in (".yaml", ".yml") else _from_package(name)
+    first, *others = spec.layers
+    return replace(spec, layers=(replace(first, source=name), *others))
 
 
-def command_arguments(found: RecipeSpec, diff: Mapping[str, Any]) -> list[str]:
-    """Arguments of `lockstep train` that give the same settings without reading the user's YAML file again.
+def command_arguments(spec: RecipeSpec, diff: Mapping[str, Any]) -> list[str]:
+    """Build arguments of `lockstep train` that have the same effect without reading the user's YAML file again.
 
     Args:
-        found: The recipe.
+        spec: The recipe.
         diff: The settings that differ from its preset, as nested plain values.
     """
-    source = found.recipe if found.preset_name is None else f"{found.recipe}/{found.preset_name}"
-    keys = {setting.path for setting in describe.settings(found.config_class)}
+    source = spec.recipe if spec.preset_name is None else f"{spec.recipe}/{spec.preset_name}"
+    keys = {setting.path for setting in describe.settings(spec.config_class)}
     return [
         source,
         *(f"{'.'.join(path)}={json.dumps(value, ensure_ascii=False)}" for path, value in leaves(diff, keys)),
@@ -153,9 +158,9 @@ def command_arguments(found: RecipeSpec, diff: Mapping[str, Any]) -> list[str]:
 
 
 def _from_package(name: str) -> RecipeSpec:
-    known = recipes()
+    known = list_recipes()
     recipe, slash, preset_name = name.partition("/")
-    everything = [preset for each in known for preset in presets(each)]
+    everything = [preset for each in known for preset in list_presets(each)]
     if slash:
         found = [preset for preset in everything if (preset.recipe, preset.name) == (recipe, preset_name)]
     elif name in known:
@@ -168,7 +173,7 @@ def _from_package(name: str) -> RecipeSpec:
         raise _unknown(name, known, everything)
     if len(found) > 1:
         names = " or ".join(f"{preset.recipe}/{preset.name}" for preset in found)
-        raise ConfigError(f"several recipes have a preset called {name}", fix=f"say which: {names}")
+        raise ConfigError(f"several recipes have a preset called {name}", fix=f"Use {names}.")
     return _package_source(found[0].recipe, found[0])
 
 
@@ -191,31 +196,37 @@ def _from_yaml(path: Path) -> RecipeSpec:
         raise ConfigError(
             f"{short_path(path)} does not name a recipe",
             given=None if named is None else f"{where}: recipe: {named}",
-            fix=f"add a line such as   recipe: {recipes()[0]}",
+            fix=f"Add a line such as   recipe: {list_recipes()[0]}",
         )
     if named.endswith((".yaml", ".yml")):
-        raise ConfigError("recipe can't be another YAML file", given=f"{where}: recipe: {named}")
+        raise ConfigError(
+            f"recipe cannot be the YAML file {named}",
+            given=f"{where}: recipe: {named}",
+            fix="Set recipe to the name of a recipe or to a Python file.",
+        )
     try:
-        # A recipe file is looked for beside the YAML, so that the two can be moved together.
+        # The path of a recipe file is relative to the YAML file, so that the two can be moved together.
         base = (
-            _from_file(path.parent / expanded(named), named_in=where) if named.endswith(".py") else _from_package(named)
+            _from_file(path.parent / expand_user(named), named_in=where)
+            if named.endswith(".py")
+            else _from_package(named)
         )
     except ConfigError as error:
-        raise ConfigError(error.what, **{"given": where, **error.slots}) from error
+        raise ConfigError(error.what, **{"where": where, **error.slots}) from error
     return replace(base, name=name, layers=(*base.layers, _without_recipe(layer)))
 
 
 def _name_of_yaml(path: Path) -> str:
-    """A run folder's settings are called like the run."""
+    """Return the stem; for the config.yaml of a run folder, the name of the run without its number."""
     return re.sub(r"-\d+$", "", path.parent.resolve().name) if path.name == "config.yaml" else path.stem
 
 
 def _from_file(path: Path, *, named_in: str | None = None) -> RecipeSpec:
-    """A recipe file as a source.
+    """Load a recipe file.
 
     Args:
         path: The file.
-        named_in: FILE:LINE that names it, where the command line does not. It then has to be trusted.
+        named_in: FILE:LINE that names it, if the command line does not. The file then has to be trusted.
     """
     check_file(path)
     path = path.resolve()
@@ -227,16 +238,20 @@ def _from_file(path: Path, *, named_in: str | None = None) -> RecipeSpec:
     config_class = getattr(module, "Config", RunConfig)
     if not (isinstance(config_class, type) and issubclass(config_class, RunConfig)):
         raise ConfigError(
-            f"Config in {shown} is not a kind of RunConfig",
-            fix="from lockstep.config.schema import RunConfig; class Config(RunConfig): ...",
+            f"Config in {shown} is not a subclass of RunConfig",
+            fix="Write: from lockstep.config.schema import RunConfig; class Config(RunConfig): ...",
         )
     if not callable(getattr(module, "build", None)):
-        raise ConfigError(f"{shown} is no recipe: it has no build", fix="def build(config): return Parts(...)")
+        raise ConfigError(
+            f"{shown} is not a recipe: it defines no build", fix="Define: def build(config): return Parts(...)"
+        )
     layers = [_recipe_layer(str(path))]
     preset = getattr(module, "PRESET", None)
     if preset is not None:
         if not isinstance(preset, dict):
-            raise ConfigError(f"PRESET in {shown} is not a dict")
+            raise ConfigError(
+                f"PRESET in {shown} is a {type(preset).__name__}, not a dict", fix='Write: PRESET = {"epochs": 10}'
+            )
         layers.append(_without_recipe(mapping_layer(preset, f"{shown}, in PRESET", is_preset=True)))
     name = path.parent.name if path.stem == "recipe" else path.stem
     return RecipeSpec(name, str(path), None, tuple(layers), config_class)
@@ -255,15 +270,17 @@ def _unknown(name: str, known: Iterable[str], everything: Iterable[Preset]) -> C
     full = [f"{preset.recipe}/{preset.name}" for preset in everything]
     names: dict[str, str] = {**{preset.name: preset.name for preset in everything}, **{each: each for each in known}}
     near = difflib.get_close_matches(name, [*names, *full], n=1)
-    path, do = expanded(name), None
+    path = expand_user(name)
+    cause, fix = None, "Use one of these, a YAML file (.yaml) or a recipe file (.py)."
     if (path / "config.yaml").is_file():
-        do = f"{name} is a run folder. To go on with it: --run-dir {shlex.quote(name)} --resume auto"
+        cause, fix = f"{name} is a run folder", f"Resume it with --run-dir {shlex.quote(name)} --resume auto"
     elif (path / "recipe.py").is_file():
-        near = [str(path / "recipe.py")]
+        fix = f"Use {path / 'recipe.py'}."
+    elif near:
+        fix = f"Use {near[0]}."
     return ConfigError(
         f"there is no recipe or preset called {name}",
-        nearest=near[0] if near else None,
-        recipes=wrapped(", ".join(known)),
-        presets=wrapped(", ".join(full)),
-        fix=do or "name one of these, a YAML file (.yaml) or a recipe file (.py)",
+        allowed=f"recipes: {wrapped(', '.join(known))}\npresets: {wrapped(', '.join(full))}",
+        cause=cause,
+        fix=fix,
     )

@@ -1,4 +1,4 @@
-"""Recipes that can make data up: `MakeConfig` in their `config.py`, `make(config, out)` in their `make.py`."""
+"""Recipes that can make synthetic data: `MakeConfig` in their `config.py`, `make(config, out)` in their `make.py`."""
 
 from __future__ import annotations
 
@@ -10,31 +10,35 @@ from typing import Any
 
 from lockstep.config.schema import Settings
 from lockstep.errors import ConfigError
-from lockstep.recipes.catalog import recipes
+from lockstep.recipes.catalog import list_recipes
 
 
 @dataclass(frozen=True)
 class Maker:
-    """How a recipe makes data.
+    """The part of a recipe that makes synthetic data.
 
     Attributes:
-        recipe: The recipe's name.
-        config_class: What can be chosen.
+        recipe: The name of the recipe.
+        config_class: Its settings.
     """
 
     recipe: str
     config_class: type[Settings]
 
     def make(self, config: Any, out: Path) -> str:
-        """Write a data set into an empty folder; what there is to say of it. Imports what that takes."""
-        said: str = importlib.import_module(f"lockstep.recipes.{self.recipe}.make").make(config, out)
-        return said
+        """Write a dataset into an empty folder.
+
+        Returns:
+            A summary for the user.
+        """
+        summary: str = importlib.import_module(f"lockstep.recipes.{self.recipe}.make").make(config, out)
+        return summary
 
 
-def makers() -> list[Maker]:
-    """All recipes that can."""
+def list_makers() -> list[Maker]:
+    """List the makers of all recipes that have one."""
     found = []
-    for recipe in recipes():
+    for recipe in list_recipes():
         module = importlib.import_module(f"lockstep.recipes.{recipe}.config")
         if hasattr(module, "MakeConfig"):
             found.append(Maker(recipe, module.MakeConfig))
@@ -42,15 +46,15 @@ def makers() -> list[Maker]:
 
 
 def find_maker(name: str) -> Maker:
-    """The maker of a recipe; a preset's name counts as its recipe's.
+    """Find the maker of a recipe. The name of a preset counts as that of its recipe.
 
     Raises:
         ConfigError: There is no such recipe, or it makes no data.
     """
     recipe = name.partition("/")[0]
-    by_name = {maker.recipe: maker for maker in makers()}
+    by_name = {maker.recipe: maker for maker in list_makers()}
     if recipe in by_name:
         return by_name[recipe]
     near = difflib.get_close_matches(recipe, by_name, n=1)
-    what = f"recipe {recipe} makes no data" if recipe in recipes() else f"there is no recipe called {recipe}"
-    raise ConfigError(what, nearest=near[0] if near else None, allowed=", ".join(by_name))
+    what = f"recipe {recipe} makes no data" if recipe in list_recipes() else f"there is no recipe called {recipe}"
+    raise ConfigError(what, allowed=", ".join(by_name), fix=f"Use {near[0] if near else next(iter(by_name))}.")

@@ -1,4 +1,4 @@
-"""Files that settings and recipes are read from: whether they can be, and importing a recipe file."""
+"""Checks files with settings and recipes, and imports recipe files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lockstep.recipes.trust import MAX_RECIPE_BYTES, read_recipe
 
 
 def check_file(path: Path) -> None:
-    """Check that a path names a file of settings or a recipe.
+    """Check that a path is a regular file of a plausible size.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: It is not.
     """
     try:
         status = path.stat()
@@ -28,16 +28,17 @@ def check_file(path: Path) -> None:
         raise _no_file(path) from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise ConfigError(
-            f"{short_path(path)!a} can't be read: {getattr(error, 'strerror', None) or error}", fix="name another file"
+            f"{short_path(path)!a} cannot be read: {getattr(error, 'strerror', None) or error}", fix="Use another file."
         ) from None
     if stat.S_ISDIR(status.st_mode):
-        raise ConfigError(f"{short_path(path)} is a folder")
+        raise ConfigError(f"{short_path(path)} is a folder", fix="Use a file in it.")
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"{short_path(path)} is not a regular file", fix="name a file")
+        raise ConfigError(f"{short_path(path)} is not a regular file", fix="Use a regular file.")
     if status.st_size > MAX_RECIPE_BYTES:
         raise ConfigError(
             f"{short_path(path)} has {status.st_size:,} bytes, too many for settings or a recipe",
             allowed=f"at most {MAX_RECIPE_BYTES:,} bytes",
+            fix="Check the path.",
         )
 
 
@@ -46,13 +47,13 @@ def _no_file(path: Path) -> ConfigError:
     near = difflib.get_close_matches(path.name, beside, n=1)
     return ConfigError(
         f"there is no file {short_path(path)}",
-        where=None if path.parent.is_dir() else f"there is no folder {short_path(path.parent)} either",
-        nearest=str(path.parent / near[0]) if near else None,
+        cause=None if path.parent.is_dir() else f"there is no folder {short_path(path.parent)} either",
+        fix=f"Use {path.parent / near[0]}." if near else "Check the path.",
     )
 
 
-def expanded(text: str) -> Path:
-    """A path with ~ replaced by the user's home folder.
+def expand_user(text: str) -> Path:
+    """Replace ~ by the home folder of the user.
 
     Raises:
         ConfigError: There is no such user.
@@ -60,16 +61,19 @@ def expanded(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{text!r} can't be found: there is no such user", fix="write the path out") from None
+        raise ConfigError(f"{text!r} cannot be found: there is no such user", fix="Write the full path.") from None
 
 
 def load_file(path: Path, content: bytes | None) -> ModuleType:
-    """Import a recipe file once, as Python would from its folder, so that it can import what is beside it.
+    """Import a recipe file once, with its folder in sys.path, so that it can import the modules next to it.
 
     Args:
         path: The file.
-        content: Its bytes, which were checked. They are what runs: not the file as it may be a moment later, and not
-            a `.pyc` file beside it. None: read the file, if it was not imported before.
+        content: Its bytes, which were checked. They are executed: neither the file as it may be a moment later, nor
+            a `.pyc` file next to it. None: read the file, if it was not imported before.
+
+    Raises:
+        ConfigError: The file raises an exception or calls sys.exit.
     """
     name = path.stem
     taken = sys.modules.get(name)
@@ -85,22 +89,22 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: its classes are looked up by this name when they are pickled
+    sys.modules[name] = module  # before it is executed: dataclasses and pickle look classes up by this name
     try:
         exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:  # a script may end with sys.exit()
         sys.modules.pop(name, None)
         raise ConfigError(
-            f"{short_path(path)} can't be imported: {type(error).__name__}",
-            given=_line_of(error, path),
-            problem=error.msg if isinstance(error, SyntaxError) else error,
-            fix="LOCKSTEP_DEBUG=1 shows the traceback",
+            f"{short_path(path)} cannot be imported: {type(error).__name__}",
+            where=_line_of(error, path),
+            cause=error.msg if isinstance(error, SyntaxError) else error,
+            fix="Correct the file. Set LOCKSTEP_DEBUG=1 to see the traceback.",
         ) from error
     return module
 
 
 def _line_of(error: BaseException, path: Path) -> str | None:
-    """FILE:LINE of the person's file where the error came up."""
+    """Return FILE:LINE of the recipe file where the error was raised."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{short_path(Path(error.filename))}:{error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

@@ -48,7 +48,7 @@ def test_torchs_ddp_is_left_out_where_a_step_has_not_a_micro_batch_for_each_proc
 def test_steps_of_samples_in_groups_are_measured(tmp_path: Path) -> None:
     """Lines of two widths never share a micro-batch: here no step has all the samples that it could have."""
     lockstep("data", "make", "text", "--num", 90, "--out", tmp_path / "lines", cwd=tmp_path)
-    settings = ["data.train=lines/train.tsv", "data.held_out=0.1", "data.width=[64,160]", "data.on_too_long=skip"]
+    settings = ["data.train=lines/train.tsv", "data.val_fraction=0.1", "data.width=[64,160]", "data.on_too_long=skip"]
     settings += ["global_batch=64", "micro_batch=32"]
     options = ["--procs", "2", "--compare", "exact,ddp", "--steps", 2, "--out", tmp_path / "out"]
     lockstep("scale", "text", *settings, *options, cwd=tmp_path)

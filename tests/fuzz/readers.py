@@ -27,13 +27,13 @@ def picture(path: Path) -> None:
     from lockstep.data.images import Picture, read_rgb
     from lockstep.errors import DataError
     from lockstep.recipes.mnist.data import SCALES
-    from lockstep.recipes.mnist.picture import read_picture
+    from lockstep.recipes.mnist.predict import read_image
 
     read_rgb(path)
     found = Picture(path)
     found.pixels(2 if found.is_scalable else 1, bottom_px=3)
     try:
-        read_picture(path, SCALES["mnist"])
+        read_image(path, SCALES["mnist"])
     except DataError as error:
         if "shows nothing" not in error.what:
             raise
@@ -102,7 +102,7 @@ def packed(path: Path) -> None:
     import lmdb
 
     from lockstep.recipes.text import packed_lmdb
-    from lockstep.recipes.text.pictures import packed_size, read_packed
+    from lockstep.recipes.text.images import packed_size, read_packed
 
     folder = path.parent / "set"
     shutil.rmtree(folder, ignore_errors=True)

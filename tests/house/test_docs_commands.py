@@ -53,10 +53,10 @@ def options() -> dict[str, set[str]]:
 def settings() -> frozenset[str]:
     """The keys of all recipes' settings, and of the example's."""
     from lockstep.config import describe
-    from lockstep.recipes.catalog import find, recipes
+    from lockstep.recipes.catalog import find, list_recipes
 
     own = ["model.width"]
-    keys = [setting.key for name in recipes() for setting in describe.settings(find(name).config_class)]
+    keys = [setting.key for name in list_recipes() for setting in describe.settings(find(name).config_class)]
     return frozenset([*keys, *own])
 
 

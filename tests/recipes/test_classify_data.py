@@ -18,8 +18,8 @@ from lockstep.data.loader import Loader, choose_num_workers
 from lockstep.errors import DataError
 from lockstep.recipes.classify.checking import drop_unreadable
 from lockstep.recipes.classify.config import DataConfig, MakeConfig
-from lockstep.recipes.classify.data import PictureFiles, open_files, preprocess
-from lockstep.recipes.classify.listing import Files, find_pictures, list_folder, list_held_out, split
+from lockstep.recipes.classify.data import ImageFiles, open_files, preprocess
+from lockstep.recipes.classify.listing import Files, find_images, list_folder, list_validation, split
 from lockstep.recipes.classify.make import make
 
 CPU = torch.device("cpu")
@@ -39,12 +39,12 @@ def touch(root: Path, *names: str) -> None:
         (root / name).touch()
 
 
-def opened(root: Path, *, train: bool = True, **settings: Any) -> PictureFiles:
+def opened(root: Path, *, train: bool = True, **settings: Any) -> ImageFiles:
     files = list_folder(root, "data.root")
     return open_files(root, files, list(files), DataConfig(**{"root": root, "size_px": 32, **settings}), train=train)
 
 
-def read(samples: PictureFiles, indices: list[int], epoch: int = 0) -> torch.Tensor:
+def read(samples: ImageFiles, indices: list[int], epoch: int = 0) -> torch.Tensor:
     chosen = np.array(indices)
     return samples.batch(chosen, keys(0, epoch, chosen)).inputs
 
@@ -110,7 +110,7 @@ def test_the_reference_split_can_be_given_as_csv_files(repo: Path, parity_folder
     for part, lines in parts.items():
         (tmp_path / f"{part}.csv").write_text("\n".join(["path,label", *lines]))
     lists = {part: tmp_path / f"{part}.csv" for part in ("train", "val")}
-    found = find_pictures(DataConfig(train=lists["train"], eval=lists["val"], images=root), seed=0)
+    found = find_images(DataConfig(train=lists["train"], eval=lists["val"], images=root), seed=0)
     assert {name: place for place, name in enumerate(found.classes)} == {
         name: int(place) for place, name in recorded["class_indices"].items()
     } or dict(zip(found.classes, range(5), strict=True)) == recorded["class_indices"]
@@ -132,7 +132,7 @@ def test_the_reference_split_can_be_given_as_csv_files(repo: Path, parity_folder
 def test_a_folder_that_does_not_fit_is_explained(tmp_path: Path, files: list[str], text: str) -> None:
     touch(tmp_path, *files)
     with pytest.raises(DataError) as caught:
-        find_pictures(DataConfig(root=tmp_path), seed=0)
+        find_images(DataConfig(root=tmp_path), seed=0)
     assert_says(caught.value, text)
 
 
@@ -144,25 +144,25 @@ def assert_says(error: DataError, text: str) -> None:
 
 def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere can't be read: No such file"):
-        find_pictures(DataConfig(root=tmp_path / "nowhere"), seed=0)
+        find_images(DataConfig(root=tmp_path / "nowhere"), seed=0)
     with pytest.raises(DataError, match="not said where the pictures are"):
-        find_pictures(DataConfig(), seed=0)
+        find_images(DataConfig(), seed=0)
 
 
 def test_a_class_only_in_the_held_out_pictures_is_named(tmp_path: Path) -> None:
     touch(tmp_path, "train/daisy/1.jpg", "train/roses/1.jpg", "eval/daisy/2.jpg", "eval/rosas/2.jpg")
     with pytest.raises(DataError) as caught:
-        find_pictures(DataConfig(train=tmp_path / "train", eval=tmp_path / "eval"), seed=0)
+        find_images(DataConfig(train=tmp_path / "train", eval=tmp_path / "eval"), seed=0)
     assert_says(caught.value, "class rosas is in .*eval, but not among the training pictures\n  nearest  roses")
 
 
 def test_chosen_classes_stand_in_the_order_that_was_given(tmp_path: Path) -> None:
     touch(tmp_path, *(f"{name}/{place}.jpg" for name in "abc" for place in range(3)))
-    found = find_pictures(DataConfig(root=tmp_path, classes=("c", "a")), seed=0)
+    found = find_images(DataConfig(root=tmp_path, classes=("c", "a")), seed=0)
     assert found.classes == list(found.train) == ["c", "a"]
     with pytest.raises(DataError, match="no class d"):
-        find_pictures(DataConfig(root=tmp_path, classes=("a", "d")), seed=0)
-    assert list(list_held_out(tmp_path, ["c", "a"], restrict=True)) == ["c", "a"]
+        find_images(DataConfig(root=tmp_path, classes=("a", "d")), seed=0)
+    assert list(list_validation(tmp_path, ["c", "a"], restrict=True)) == ["c", "a"]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_csv_file_that_does_not_fit_is_named_with_its_line(tmp_path: Path, con
     touch(tmp_path, "a.jpg")
     (tmp_path / "list.csv").write_text(content)
     with pytest.raises(DataError) as caught:
-        find_pictures(DataConfig(train=tmp_path / "list.csv", eval=tmp_path / "list.csv"), seed=0)
+        find_images(DataConfig(train=tmp_path / "list.csv", eval=tmp_path / "list.csv"), seed=0)
     assert_says(caught.value, text)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from lockstep.data.samples import Batch
 from lockstep.metrics.classification import Accuracy
-from lockstep.recipes.classify.recipe import answer
+from lockstep.recipes.classify.recipe import to_prediction
 
 
 def test_the_label_among_the_likeliest_is_counted_exactly_however_samples_are_shared() -> None:
@@ -66,5 +66,5 @@ def test_a_matrix_of_many_classes_is_drawn_small(tmp_path: Path) -> None:
 
 
 def test_an_answer_names_the_five_likeliest() -> None:
-    said = answer(torch.arange(9.0), classes=[f"class {place}" for place in range(9)])
+    said = to_prediction(torch.arange(9.0), classes=[f"class {place}" for place in range(9)])
     assert [entry["class"] for entry in said["top"]] == [f"class {place}" for place in (8, 7, 6, 5, 4)]

@@ -21,7 +21,7 @@ from lockstep.data.samples import Batch
 from lockstep.engine.parts import Parts
 from lockstep.errors import ConfigError
 from lockstep.optim.build import optimizer
-from lockstep.recipes.catalog import presets
+from lockstep.recipes.catalog import list_presets
 from lockstep.recipes.classify.config import Config, MakeConfig, ModelConfig
 from lockstep.recipes.classify.make import make
 from lockstep.recipes.classify.model import build_model
@@ -251,5 +251,5 @@ def test_made_up_pictures_are_trained_on_by_the_command_that_is_named(tmp_path: 
     out = tmp_path / "my shapes"
     said = make(MakeConfig(num_per_class=2, size_px=40), out)
     *_, preset, root = shlex.split(said.partition("train with")[2])
-    assert preset.partition("/")[2] in [each.name for each in presets("classify")]
+    assert preset.partition("/")[2] in [each.name for each in list_presets("classify")]
     assert root == f"data.root={out}"

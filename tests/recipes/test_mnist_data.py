@@ -14,7 +14,7 @@ import torch
 from lockstep.data.keyed import keys
 from lockstep.errors import DataError
 from lockstep.recipes.mnist.config import DataConfig
-from lockstep.recipes.mnist.data import SCALES, Pictures, open_pictures, read_digits, read_mnist
+from lockstep.recipes.mnist.data import SCALES, DigitImages, open_images, read_digits, read_mnist
 from lockstep.recipes.mnist.idx import read_idx
 
 
@@ -171,7 +171,7 @@ def test_digits_hold_out_a_fifth_of_each_class() -> None:
 
 def test_normalised_pictures_have_mean_0_and_deviation_1(mnist_folder: Path) -> None:
     for config in (DataConfig(name="digits"), DataConfig(root=mnist_folder, num_train=20_000)):
-        samples = open_pictures(config, train=True)
+        samples = open_images(config, train=True)
         everything = np.arange(len(samples))
         inputs = samples.batch(everything, everything.astype(np.uint64)).inputs
         assert abs(inputs.mean().item()) < 0.01
@@ -180,7 +180,7 @@ def test_normalised_pictures_have_mean_0_and_deviation_1(mnist_folder: Path) -> 
 
 def test_a_shift_follows_from_the_key_alone() -> None:
     images, labels = read_digits(train=True)
-    samples = Pictures(images, labels, SCALES["digits"], shift_px=2)
+    samples = DigitImages(images, labels, SCALES["digits"], shift_px=2)
     indices = np.arange(100)
     whole = samples.batch(indices, keys(0, 1, indices)).inputs
     order = np.random.default_rng(0).permutation(100)
@@ -192,7 +192,7 @@ def test_a_shift_follows_from_the_key_alone() -> None:
 def test_a_shift_moves_a_picture_by_every_whole_number_of_pixels() -> None:
     image = np.zeros((1, 8, 8), np.uint8)
     image[0, 4, 4] = 16
-    samples = Pictures(image, np.zeros(1, np.uint8), SCALES["digits"], shift_px=1)
+    samples = DigitImages(image, np.zeros(1, np.uint8), SCALES["digits"], shift_px=1)
     indices = np.zeros(500, np.int64)
     inputs = samples.batch(indices, keys(0, 0, np.arange(500))).inputs[:, 0]
     assert set(map(tuple, np.argwhere(inputs.numpy() > 0)[:, 1:].tolist())) == {
@@ -201,7 +201,7 @@ def test_a_shift_moves_a_picture_by_every_whole_number_of_pixels() -> None:
 
 
 def test_held_out_pictures_are_never_shifted() -> None:
-    samples = open_pictures(DataConfig(name="digits", shift_px=2), train=False)
+    samples = open_images(DataConfig(name="digits", shift_px=2), train=False)
     indices = np.arange(360)
     first, second = (samples.batch(indices, keys(0, epoch, indices)).inputs for epoch in (0, 1))
     assert torch.equal(first, second)
@@ -209,5 +209,5 @@ def test_held_out_pictures_are_never_shifted() -> None:
 
 def test_fewer_pictures_can_be_asked_for() -> None:
     config = DataConfig(name="digits", num_train=101, num_eval=7)
-    assert len(open_pictures(config, train=True)) == 101
-    assert len(open_pictures(config, train=False)) == 7
+    assert len(open_images(config, train=True)) == 101
+    assert len(open_images(config, train=False)) == 7

@@ -14,7 +14,7 @@ from lockstep.engine.parts import Parts
 from lockstep.errors import ConfigError, DataError
 from lockstep.recipes.mnist.config import Config
 from lockstep.recipes.mnist.data import SCALES, read_digits
-from lockstep.recipes.mnist.picture import read_picture
+from lockstep.recipes.mnist.predict import read_image
 from lockstep.recipes.mnist.recipe import build
 from tests.recipes.evaluated import evaluated
 
@@ -109,14 +109,14 @@ def test_a_picture_of_the_right_size_is_taken_as_it_is(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(tmp_path / "a.png")
     scale = SCALES["mnist"]
     expected = scale.normalise(torch.from_numpy(pixels))
-    assert torch.allclose(read_picture(tmp_path / "a.png", scale)[0], expected, atol=1e-5)
+    assert torch.allclose(read_image(tmp_path / "a.png", scale)[0], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(28, 28), (300, 200), (90, 400), (9, 12)])
 def test_dark_ink_on_paper_reads_like_light_ink_on_black(tmp_path: Path, size: tuple[int, int]) -> None:
     _draw_seven(size, ink=255, paper=0).save(tmp_path / "light.png")
     _draw_seven(size, ink=0, paper=255).save(tmp_path / "dark.png")
-    light, dark = (read_picture(tmp_path / name, SCALES["mnist"]) for name in ("light.png", "dark.png"))
+    light, dark = (read_image(tmp_path / name, SCALES["mnist"]) for name in ("light.png", "dark.png"))
     assert torch.allclose(light, dark, atol=1e-4)
     assert light.shape == (1, 28, 28)
 
@@ -135,8 +135,8 @@ def test_any_mode_gives_the_ink_where_it_is(tmp_path: Path, mode: str, name: str
         source = drawn.convert("RGB") if mode in ("CMYK", "P") else drawn
         image = source.convert(mode, dither=Image.Dither.NONE)
     image.save(tmp_path / name)
-    reference = read_picture(tmp_path / "reference.png", SCALES["mnist"])
-    picture = read_picture(tmp_path / name, SCALES["mnist"])
+    reference = read_image(tmp_path / "reference.png", SCALES["mnist"])
+    picture = read_image(tmp_path / name, SCALES["mnist"])
     assert (picture - reference).abs().mean() < 0.08
 
 
@@ -146,7 +146,7 @@ def test_ink_on_a_transparent_ground_is_ink_on_paper(tmp_path: Path) -> None:
     clear.putalpha(drawn.point(lambda value: 255 - value))
     clear.save(tmp_path / "clear.png")
     drawn.save(tmp_path / "drawn.png")
-    clear_read, drawn_read = (read_picture(tmp_path / name, SCALES["mnist"]) for name in ("clear.png", "drawn.png"))
+    clear_read, drawn_read = (read_image(tmp_path / name, SCALES["mnist"]) for name in ("clear.png", "drawn.png"))
     assert torch.allclose(clear_read, drawn_read, atol=0.05)
 
 
@@ -154,7 +154,7 @@ def test_ink_fills_the_box_of_the_training_pictures_and_lies_in_the_middle(tmp_p
     image = Image.new("L", (500, 400), 255)
     ImageDraw.Draw(image).ellipse((20, 30, 80, 150), fill=0)
     image.save(tmp_path / "corner.png")
-    ink = read_picture(tmp_path / "corner.png", SCALES["mnist"])[0]
+    ink = read_image(tmp_path / "corner.png", SCALES["mnist"])[0]
     rows, columns = np.nonzero((ink > ink.min()).numpy())
     assert rows.max() - rows.min() + 1 == 20
     assert abs(rows.mean() - 13.5) < 0.6
@@ -164,13 +164,13 @@ def test_ink_fills_the_box_of_the_training_pictures_and_lies_in_the_middle(tmp_p
 def test_a_picture_that_shows_nothing_is_refused(tmp_path: Path) -> None:
     Image.new("L", (40, 40), 255).save(tmp_path / "blank.png")
     with pytest.raises(DataError, match="shows nothing"):
-        read_picture(tmp_path / "blank.png", SCALES["mnist"])
+        read_image(tmp_path / "blank.png", SCALES["mnist"])
 
 
 def test_a_file_that_is_no_picture_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("no picture")
     with pytest.raises(DataError, match="is not an image"):
-        read_picture(tmp_path / "a.png", SCALES["mnist"])
+        read_image(tmp_path / "a.png", SCALES["mnist"])
 
 
 def test_a_cut_off_picture_is_refused(tmp_path: Path) -> None:
@@ -178,9 +178,9 @@ def test_a_cut_off_picture_is_refused(tmp_path: Path) -> None:
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 60)).astype(np.uint8)).save(path)
     path.write_bytes(path.read_bytes()[:900])
     with pytest.raises(DataError, match="is damaged"):
-        read_picture(path, SCALES["mnist"])
+        read_image(path, SCALES["mnist"])
 
 
 def test_a_missing_picture_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.png can't be read: No such file"):
-        read_picture(tmp_path / "a.png", SCALES["mnist"])
+        read_image(tmp_path / "a.png", SCALES["mnist"])

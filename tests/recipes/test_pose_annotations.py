@@ -17,9 +17,9 @@ from lockstep.data.keyed import keys
 from lockstep.errors import DataError
 from lockstep.recipes.pose.coco.files import open_files
 from lockstep.recipes.pose.config import DataConfig
-from lockstep.recipes.pose.data import EvalPictures, TrainPictures
-from lockstep.recipes.pose.figures import describe, draw_figures
+from lockstep.recipes.pose.data import EvalImages, TrainImages
 from lockstep.recipes.pose.skeletons import COCO
+from lockstep.recipes.pose.synthetic import describe, draw_synthetic_image
 from tests.recipes.pose_faults import FAULTS
 
 
@@ -29,7 +29,7 @@ def small(tmp_path: Path) -> Path:
     images, people = [], []
     (tmp_path / "images/val2017").mkdir(parents=True)
     for number in (1, 2):
-        drawing = draw_figures(64, number)
+        drawing = draw_synthetic_image(64, number)
         truth = describe(drawing, number)
         Image.fromarray(drawing.rgb).save(tmp_path / "images/val2017" / truth["file_name"])
         images.append({"id": number, "file_name": truth["file_name"], "width": 64, "height": 64})
@@ -87,10 +87,10 @@ def test_names_may_begin_at_their_folder(small: Path) -> None:
     for image in content["images"]:
         image["file_name"] = f"./{image['file_name']}"
     _annotations(small).write_text(json.dumps(content))
-    folder = EvalPictures(_open(small)).rgb(0)
+    folder = EvalImages(_open(small)).rgb(0)
     shutil.make_archive(str(small / "images/val2017"), "zip", small / "images/val2017")
     shutil.rmtree(small / "images/val2017")
-    assert np.array_equal(EvalPictures(_open(small)).rgb(0), folder)
+    assert np.array_equal(EvalImages(_open(small)).rgb(0), folder)
 
 
 def test_crowdposes_missing_split_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_picture_of_another_size_than_annotated_is_refused(small: Path) -> Non
     path = next((small / "images/val2017").glob("*.jpg"))
     Image.new("RGB", (80, 64)).save(path)
     with pytest.raises(DataError, match=r"80x64, its annotation says 64x64") as error:
-        EvalPictures(_open(small)).rgb(0 if path.stem.endswith("1") else 1)
+        EvalImages(_open(small)).rgb(0 if path.stem.endswith("1") else 1)
     assert str(path) in str(error.value)
     assert "EXIF" not in str(error.value)
 
@@ -126,7 +126,7 @@ def test_a_picture_that_was_annotated_as_exif_turns_it_is_explained(small: Path)
     _annotations(small).write_text(json.dumps(content))
     Image.new("RGB", (64, 48)).save(small / "images/val2017" / content["images"][0]["file_name"])
     with pytest.raises(DataError, match=r"64x48, its annotation says 48x64(.|\n)*as EXIF turns it"):
-        EvalPictures(_open(small)).rgb(0)
+        EvalImages(_open(small)).rgb(0)
 
 
 @pytest.mark.parametrize(("content", "said"), [(b"no picture", "is not an image"), (None, "is damaged")])
@@ -134,14 +134,14 @@ def test_a_damaged_picture_is_named(small: Path, content: bytes | None, said: st
     path = small / "images/val2017/000000000001.jpg"
     path.write_bytes(content or path.read_bytes()[:700])
     with pytest.raises(DataError, match=said):
-        EvalPictures(_open(small)).rgb(0)
+        EvalImages(_open(small)).rgb(0)
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
 def test_grey_and_cmyk_pictures_are_read_as_colours(small: Path, mode: str) -> None:
     path = small / "images/val2017/000000000001.jpg"
     Image.open(path).convert(mode).save(path)
-    assert EvalPictures(_open(small)).rgb(0).shape == (64, 64, 3)
+    assert EvalImages(_open(small)).rgb(0).shape == (64, 64, 3)
 
 
 def test_a_picture_lies_as_it_is_stored_whatever_exif_says(small: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_picture_lies_as_it_is_stored_whatever_exif_says(small: Path) -> None:
     exif[0x0112] = 3  # upside down
     upright.save(path, exif=exif, quality=100)
     stored = np.asarray(Image.open(path))
-    assert np.array_equal(EvalPictures(_open(small)).rgb(0), stored)
+    assert np.array_equal(EvalImages(_open(small)).rgb(0), stored)
 
 
 def test_crowds_and_people_without_keypoints_are_not_trained_on(small: Path) -> None:
@@ -212,5 +212,5 @@ def test_pictures_without_people_are_evaluated_but_not_trained_on(small: Path) -
     config = DataConfig(name="coco", root=small, train="val2017")
     assert len(open_files(config, train=False)) == 2
     assert len(open_files(config, train=True)) == 1
-    alone = TrainPictures(open_files(config, train=True), config.model_copy(update={"size_px": 64}))
+    alone = TrainImages(open_files(config, train=True), config.model_copy(update={"size_px": 64}))
     assert alone.batch(np.array([0]), keys(0, 0, np.array([0]))).inputs.shape == (1, 3, 64, 64)

@@ -17,9 +17,9 @@ from lockstep.recipes.pose.affine import Placement
 from lockstep.recipes.pose.coco.files import open_files
 from lockstep.recipes.pose.coco.store import Zip
 from lockstep.recipes.pose.config import DataConfig
-from lockstep.recipes.pose.data import EvalPictures, Sample, TrainPictures, place_sample
-from lockstep.recipes.pose.figures import Figures, describe, draw_figures
+from lockstep.recipes.pose.data import EvalImages, Sample, TrainImages, place_sample
 from lockstep.recipes.pose.skeletons import COCO, SKELETONS
+from lockstep.recipes.pose.synthetic import SyntheticPeople, describe, draw_synthetic_image
 
 CASES = [(case, index) for case, count in (("crowdpose", 2), ("coco", 4)) for index in range(count)]
 
@@ -48,7 +48,7 @@ def test_a_sample_is_the_official_one(parity_folder: Path, pose_folder: Path, na
 
     config = DataConfig(name=name, root=pose_folder / name)
     source = open_files(config, train=True)
-    assert source.truth(index)["image_id"] == field("image_id")
+    assert source.ground_truth(index)["image_id"] == field("image_id")
     example = source.example(index, 0)
     assert np.allclose(example.rgb.reshape(-1, 3).mean(axis=0), field("picture_rgb_mean"), atol=0.5)
     mask = np.ones(example.rgb.shape[:2]) if example.mask is None else example.mask / 255
@@ -69,7 +69,7 @@ def test_a_sample_is_the_official_one(parity_folder: Path, pose_folder: Path, na
 
 def test_every_map_of_joints_is_as_large_as_a_batch_says(pose_folder: Path) -> None:
     config = DataConfig(name="crowdpose", root=pose_folder / "crowdpose", size_px=128, max_people=6)
-    data = TrainPictures(open_files(config, train=True), config, tag_per_joint=False)
+    data = TrainImages(open_files(config, train=True), config, tag_per_joint=False)
     batch = data.batch(np.arange(2), keys(0, 0, np.arange(2)))
     assert batch.inputs.shape == (2, 3, 128, 128)
     assert [tuple(maps.shape) for maps in batch.targets["heatmaps"]] == [(2, 14, 32, 32), (2, 14, 64, 64)]
@@ -80,7 +80,7 @@ def test_every_map_of_joints_is_as_large_as_a_batch_says(pose_folder: Path) -> N
 
 def test_a_sample_follows_from_its_key_alone(pose_folder: Path) -> None:
     config = DataConfig(name="coco", root=pose_folder / "coco", size_px=128)
-    data = TrainPictures(open_files(config, train=True), config)
+    data = TrainImages(open_files(config, train=True), config)
     order, epoch_keys = np.array([3, 0, 2]), keys(7, 1, np.arange(4))
     together = data.batch(order, epoch_keys[order])
     for row, index in enumerate(order):
@@ -93,7 +93,7 @@ def test_a_sample_follows_from_its_key_alone(pose_folder: Path) -> None:
 
 def test_a_person_twice_as_large_has_a_peak_twice_as_wide() -> None:
     config = DataConfig(size_px=256, scale_aware=True, sigma=2.0)
-    drawing = Figures(256, 1, is_fixed=True).example(0, 0)
+    drawing = SyntheticPeople(256, 1, is_fixed=True).example(0, 0)
     assert len(drawing.sizes)
     straight = Placement((128, 128), 256 / 200)
     spreads = []
@@ -128,8 +128,8 @@ def test_pictures_are_read_from_folders_and_from_the_zips_that_ship(
             with zipfile.ZipFile(place, "w") as archive:
                 for path in sorted((source / pictures).glob("*.jpg")):
                     archive.write(path, f"{Path(pictures).name}/{path.name}")
-        data = EvalPictures(open_files(DataConfig(name=name, root=root), train=False))
-        reference = EvalPictures(open_files(DataConfig(name=name, root=source), train=False))
+        data = EvalImages(open_files(DataConfig(name=name, root=root), train=False))
+        reference = EvalImages(open_files(DataConfig(name=name, root=source), train=False))
         indices = np.arange(len(reference))
         ours, theirs = (each.batch(indices, keys(0, 0, indices)) for each in (data, reference))
         assert ours.targets == theirs.targets
@@ -164,14 +164,14 @@ def test_crowdpose_as_it_ships_is_trained_on_train_and_val(pose_folder: Path, tm
         (tmp_path / f"json/crowdpose_{name}.json").write_text(json.dumps(part))
     source = open_files(DataConfig(name="crowdpose", root=tmp_path), train=True)
     whole = open_files(DataConfig(name="crowdpose", root=pose_folder / "crowdpose"), train=True)
-    assert [source.truth(index) for index in range(2)] == [whole.truth(index) for index in range(2)]
+    assert [source.ground_truth(index) for index in range(2)] == [whole.ground_truth(index) for index in range(2)]
     assert np.array_equal(source.example(1, 0).rgb, whole.example(1, 0).rgb)
 
 
 def test_the_truth_of_an_evaluation_is_the_file(pose_folder: Path) -> None:
     content = json.loads((pose_folder / "coco/annotations/person_keypoints_val2017.json").read_text())
     source = open_files(DataConfig(name="coco", root=pose_folder / "coco"), train=False)
-    truths = [source.truth(index) for index in range(len(source))]
+    truths = [source.ground_truth(index) for index in range(len(source))]
     assert [truth["image_id"] for truth in truths] == [image["id"] for image in content["images"]]
     people = {entry["id"]: entry for truth in truths for entry in truth["annotations"]}
     assert len(people) == len(content["annotations"])
@@ -184,7 +184,7 @@ def test_the_truth_of_an_evaluation_is_the_file(pose_folder: Path) -> None:
 
 
 def test_figures_are_new_in_each_epoch_and_the_same_when_held_out() -> None:
-    fresh, fixed = Figures(96, 10, is_fixed=False), Figures(96, 10, is_fixed=True)
+    fresh, fixed = SyntheticPeople(96, 10, is_fixed=False), SyntheticPeople(96, 10, is_fixed=True)
     assert np.array_equal(fresh.example(3, 11).rgb, fresh.example(4, 11).rgb)
     assert not np.array_equal(fresh.example(3, 11).rgb, fresh.example(3, 12).rgb)
     assert np.array_equal(fixed.example(3, 11).rgb, fixed.example(3, 12).rgb)
@@ -193,7 +193,7 @@ def test_figures_are_new_in_each_epoch_and_the_same_when_held_out() -> None:
 
 def test_figures_are_annotated_as_coco_is() -> None:
     for index in range(40):
-        drawing = draw_figures(128, index)
+        drawing = draw_synthetic_image(128, index)
         truth = describe(drawing, index + 1)
         assert len(truth["annotations"]) == len(drawing.joints)
         for place, person in enumerate(truth["annotations"]):

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from lockstep.data.samples import Batch
-from lockstep.recipes.pose.drawing import colours, draw_people, draw_pictures, draw_prediction
-from lockstep.recipes.pose.infer import Found, answer
+from lockstep.recipes.pose.drawing import colours, draw_evaluation, draw_people, draw_prediction
+from lockstep.recipes.pose.infer import Detections, to_prediction
 from lockstep.recipes.pose.metric import PoseMetric
 from lockstep.recipes.pose.skeletons import COCO
 
@@ -63,7 +63,7 @@ def test_a_file_is_drawn_with_its_answer_and_without_what_is_unsure(tmp_path: Pa
     path = tmp_path / "street.png"
     Image.new("RGB", (300, 200)).save(path)
     people = np.stack([_person(40), _person(200, score=0.02)])
-    facts = answer(Found(people, np.array([0.9, 0.02]), np.zeros((2, 3), np.uint8)))
+    facts = to_prediction(Detections(people, np.array([0.9, 0.02]), np.zeros((2, 3), np.uint8)))
     drawn = _pixels(draw_prediction(path, facts, skeleton=COCO))
     assert drawn.shape == (200, 300, 3)
     assert drawn[:, :150].any()
@@ -73,7 +73,7 @@ def test_a_file_is_drawn_with_its_answer_and_without_what_is_unsure(tmp_path: Pa
 def test_an_image_without_people_says_so_below_it(tmp_path: Path) -> None:
     path = tmp_path / "empty.png"
     Image.new("RGB", (300, 200)).save(path)
-    facts = answer(Found(np.zeros((0, 17, 3)), np.zeros(0), np.zeros((2, 3), np.uint8)))
+    facts = to_prediction(Detections(np.zeros((0, 17, 3)), np.zeros(0), np.zeros((2, 3), np.uint8)))
     drawn = _pixels(draw_prediction(path, facts, skeleton=COCO))
     assert not drawn[:200].any()
     assert (drawn[200:] < 100).any()
@@ -96,9 +96,9 @@ def test_an_evaluation_is_drawn_as_found_there_and_heat(tmp_path: Path) -> None:
     targets = [{"image_id": number, "annotations": people, "crowd_index": None} for number in (7, 8, 9)]
     heat = np.zeros((64, 96), np.uint8)
     heat[32, 48] = 255
-    found = [Found(_person(200)[None], np.ones(1), heat)] * 3
+    found = [Detections(_person(200)[None], np.ones(1), heat)] * 3
     metric.add(found, Batch(None, targets, torch.arange(3)))
-    draw_pictures(metric, Dark(), tmp_path)
+    draw_evaluation(metric, Dark(), tmp_path)
     sheet = _pixels(Image.open(tmp_path / "people.png"))
     assert [path.name for path in tmp_path.iterdir()] == ["people.png"]
     # Panels are 240 px wide, 8 apart, from 20 on: what was found is right in the first, what is there left in the next.
@@ -118,5 +118,5 @@ def test_an_evaluation_is_drawn_as_found_there_and_heat(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_without_sketches_draws_nothing(tmp_path: Path) -> None:
-    draw_pictures(PoseMetric(COCO), Dark(), tmp_path)
+    draw_evaluation(PoseMetric(COCO), Dark(), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -18,7 +18,16 @@ from torch import Tensor, nn
 from lockstep.data.samples import Batch
 from lockstep.recipes.pose.config import Config
 from lockstep.recipes.pose.group import Grouping
-from lockstep.recipes.pose.infer import Found, answer, coco_results, look, make_infer, prepare, read_picture, views_of
+from lockstep.recipes.pose.infer import (
+    Detections,
+    coco_results,
+    forward_views,
+    make_infer,
+    make_views,
+    prepare,
+    read_image,
+    to_prediction,
+)
 from lockstep.recipes.pose.metric import PoseMetric
 from lockstep.recipes.pose.skeletons import COCO, SKELETONS
 
@@ -115,7 +124,7 @@ class Valid:
         )
 
     @cache  # noqa: B019  # one object, as long as the tests
-    def found(self) -> list[Found]:
+    def found(self) -> list[Detections]:
         infer = make_infer(self.config())
         return [infer(self.model(number), prepare(self.rgb(number))[None])[0] for number in self.numbers]
 
@@ -149,12 +158,12 @@ def test_maps_and_people_are_the_references(valid: Valid) -> None:
     for number in [valid.numbers[-1]] if len(valid.facts["scale_factor"]) == 1 else [0]:
         expected = {key.split("/", 1)[1]: valid.arrays[key] for key in valid.arrays if key.startswith(f"{number}/")}
         picture = prepare(valid.rgb(number))
-        views, base = views_of(picture, 512, valid.facts["scale_factor"])
+        views, base = make_views(picture, 512, valid.facts["scale_factor"])
         assert [base.width, base.height] == expected["base_size"].tolist()
         sizes = [[seen.width, seen.height] for seen in views.values()]
         assert sizes == expected["scales"][:, 1:3].tolist()
         project_to = base if valid.facts["project2image"] else None
-        heat, tags = look(valid.model(number), picture, views, project_to, mirrored=valid.skeleton.mirrored)
+        heat, tags = forward_views(valid.model(number), picture, views, project_to, mirrored=valid.skeleton.mirrored)
         assert (1, *heat.shape) == tuple(expected["heat/shape"])
         _same_sample(heat, expected, "heat")
         _same_sample(tags.permute(1, 2, 3, 0), expected, "tags")
@@ -193,7 +202,7 @@ def test_pictures_are_sampled_as_the_reference_samples_them(parity_folder: Path,
     valid = _valid(parity_folder, pose_folder, name)
     for number in valid.numbers:
         picture = prepare(valid.rgb(number))
-        views, _ = views_of(picture, 512, [1])
+        views, _ = make_views(picture, 512, [1])
         pixels = views[1].sample(picture).permute(1, 2, 0).numpy()[3::16, 5::16].astype(int)
         # Decoders of JPEG differ by a level or two.
         assert (np.abs(pixels - valid.arrays[f"{number}/resized_rgb"]) <= 2).mean() >= 0.99
@@ -257,7 +266,7 @@ def test_an_answer_is_plain_json_in_cocos_form() -> None:
     found = make_infer(_config({"data": {"size_px": 64}}))(
         Flat(17, 17), prepare(np.zeros((64, 64, 3), np.uint8))[None]
     )[0]
-    people = json.loads(json.dumps(answer(found)))["people"]
+    people = json.loads(json.dumps(to_prediction(found)))["people"]
     assert len(people) == 1
     assert len(people[0]["keypoints"]) == 51
     assert people[0]["category_id"] == 1
@@ -268,11 +277,11 @@ def test_an_answer_is_plain_json_in_cocos_form() -> None:
 )
 def test_a_persons_picture_is_known_by_its_number(tmp_path: Path, name: str, number: int | str) -> None:
     Image.new("RGB", (70, 64)).save(tmp_path / name)
-    picture = read_picture(tmp_path / name)
+    picture = read_image(tmp_path / name)
     # As predict does it: a batch of one, plain values in a list.
     batch = {"rgb": picture["rgb"][None], "image_id": [picture["image_id"]]}
     found = make_infer(_config({"data": {"size_px": 64}}))(Flat(17, 17), batch)
-    assert answer(found[0])["people"][0]["image_id"] == number
+    assert to_prediction(found[0])["people"][0]["image_id"] == number
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pycocotools.cocoeval import COCOeval as PeersEvaluation
 
 from lockstep.data.samples import Batch
 from lockstep.errors import DataError
-from lockstep.recipes.pose.infer import Found, coco_results
+from lockstep.recipes.pose.infer import Detections, coco_results
 from lockstep.recipes.pose.metric import COCO_NAMES, PoseMetric, keypoint_scores, run_evaluation
 from lockstep.recipes.pose.skeletons import COCO, CROWDPOSE, SKELETONS, Skeleton
 
@@ -103,7 +103,7 @@ def test_the_spread_of_joints_is_the_official_one(official: Official) -> None:
     assert official.skeleton.sigmas == pytest.approx(official.facts["sigmas"], abs=1e-12)
 
 
-def made_up(seed: int, skeleton: Skeleton, num_pictures: int) -> tuple[list[dict[str, Any]], list[Found]]:
+def made_up(seed: int, skeleton: Skeleton, num_pictures: int) -> tuple[list[dict[str, Any]], list[Detections]]:
     """Pictures with people, crowds, people without joints, and guesses near them, beside them and with tied scores."""
     random = np.random.default_rng(seed)
     targets, found = [], []
@@ -127,7 +127,7 @@ def made_up(seed: int, skeleton: Skeleton, num_pictures: int) -> tuple[list[dict
         targets.append({"image_id": number, "crowd_index": float(random.random()), "annotations": people})
         joints = np.array(guesses).reshape(-1, skeleton.num_joints, 3)
         scores = random.integers(1, 5, len(joints)) / 8
-        found.append(Found(joints, scores, np.zeros((2, 2), np.uint8)))
+        found.append(Detections(joints, scores, np.zeros((2, 2), np.uint8)))
     return targets, found
 
 

@@ -17,7 +17,7 @@ from lockstep.engine.parts import Parts
 from lockstep.recipes.catalog import find
 from lockstep.recipes.pose.coco.files import open_files
 from lockstep.recipes.pose.config import Config, DataConfig, MakeConfig
-from lockstep.recipes.pose.data import TrainPictures
+from lockstep.recipes.pose.data import TrainImages
 from lockstep.recipes.pose.make import make
 from lockstep.recipes.pose.recipe import build
 
@@ -102,13 +102,13 @@ def test_the_data_that_is_made_is_read_as_coco(tmp_path: Path) -> None:
     config = DataConfig(name="coco", root=tmp_path, size_px=64)
     source = open_files(config, train=True)
     assert len(source) == 24
-    people = [person for index in range(24) for person in source.truth(index)["annotations"]]
+    people = [person for index in range(24) for person in source.ground_truth(index)["annotations"]]
     assert any(person["iscrowd"] for person in people)
     assert any(not person["iscrowd"] and not person["num_keypoints"] for person in people)
     hidden = [example.mask for example in (source.example(index, 0) for index in range(24)) if example.mask is not None]
     assert hidden
     assert all(0 < (mask == 0).mean() < 0.5 for mask in hidden)
-    batch = TrainPictures(source, config).batch(np.arange(4), keys(0, 0, np.arange(4)))
+    batch = TrainImages(source, config).batch(np.arange(4), keys(0, 0, np.arange(4)))
     assert torch.isfinite(batch.inputs).all()
     again = tmp_path / "once more"
     said = make(MakeConfig(num_train=24, num_eval=3, size_px=96), again)

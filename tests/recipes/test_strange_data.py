@@ -18,10 +18,10 @@ from PIL import Image
 from lockstep.data.images import read_rgb
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
-from lockstep.recipes.classify.data import PictureFiles, preprocess
+from lockstep.recipes.classify.data import ImageFiles, preprocess
 from lockstep.recipes.classify.listing import MAX_CLASSES, list_folder, read_csv
 from lockstep.recipes.mnist.idx import read_idx
-from lockstep.recipes.pose.infer import read_picture
+from lockstep.recipes.pose.infer import read_image
 from lockstep.recipes.text import packed_lmdb
 from lockstep.recipes.text.alphabet import MAX_CHARACTERS, Alphabet
 from lockstep.recipes.text.config import DataConfig as TextData
@@ -55,7 +55,7 @@ def test_a_picture_of_one_pixel_by_a_million_is_classified_and_not_looked_at_for
     # All of it, with the shorter side brought to 256, would take 196 GB.
     assert preprocess(path, DataConfig()).shape == (3, 224, 224)
     with pytest.raises(DataError, match="too long to look for people in"):
-        read_picture(path)
+        read_image(path)
 
 
 @pytest.mark.parametrize("size", [(640, 40), (500, 333)])
@@ -63,10 +63,10 @@ def test_of_a_picture_up_to_sixteen_times_as_long_as_wide_all_is_resized(tmp_pat
     pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     from lockstep.data.crop import centre_square, resized
-    from lockstep.recipes.classify.data import middle
+    from lockstep.recipes.classify.data import crop_centre
 
     whole = resized(pixels, None, 256, int(256 * size[0] / size[1]))
-    assert torch.equal(middle(pixels, DataConfig()), centre_square(whole, 224))
+    assert torch.equal(crop_centre(pixels, DataConfig()), centre_square(whole, 224))
 
 
 def _with_head(form: str) -> bytes:
@@ -92,7 +92,7 @@ def test_a_picture_that_changes_while_decoded_pictures_are_kept_is_named(tmp_pat
     path = tmp_path / "a.png"
     Image.new("RGB", (400, 300)).save(path)
     kept = DecodedPictures(tmp_path / "kept", 10**7)
-    samples = PictureFiles([path], torch.zeros(1, dtype=torch.int64), DataConfig(), train=True, decoded=kept)
+    samples = ImageFiles([path], torch.zeros(1, dtype=torch.int64), DataConfig(), train=True, decoded=kept)
     place, key = np.array([0]), np.array([7], dtype=np.uint64)
     samples.batch(place, key)
     Image.new("RGB", (5, 4)).save(path)
@@ -123,7 +123,7 @@ def test_more_classes_than_can_be_counted_are_refused(tmp_path: Path) -> None:
 def test_label_files_of_gigantic_lines_or_very_many_are_refused(tmp_path: Path, content: bytes, what: str) -> None:
     (tmp_path / "labels.txt").write_bytes(content)
     with pytest.raises(DataError, match=what):
-        read_labels(tmp_path / "labels.txt", TextData(train="labels.txt", held_out=0.5), None)
+        read_labels(tmp_path / "labels.txt", TextData(train="labels.txt", val_fraction=0.5), None)
 
 
 def test_an_alphabet_of_all_of_unicode_is_refused() -> None:
@@ -154,7 +154,7 @@ def _set(folder: Path, num: int) -> Path:
 def _read_all(folder: Path) -> int:
     try:
         texts = packed_lmdb.read_texts(folder)
-        return sum(len(packed_lmdb.read_picture(folder, number)) for number in range(1, len(texts) + 1))
+        return sum(len(packed_lmdb.read_image(folder, number)) for number in range(1, len(texts) + 1))
     finally:
         packed_lmdb._close_all()
 

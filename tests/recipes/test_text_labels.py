@@ -18,7 +18,7 @@ from lockstep.data.loader import Loader
 from lockstep.errors import DataError, LockstepError
 from lockstep.recipes.text.alphabet import Alphabet, read_alphabet
 from lockstep.recipes.text.config import Config, DataConfig
-from lockstep.recipes.text.data import truths
+from lockstep.recipes.text.data import ground_truths
 from lockstep.recipes.text.files import choose, find_alphabet
 from lockstep.recipes.text.labels import Labels, read_labels
 from lockstep.recipes.text.recipe import build, dataset_info
@@ -197,7 +197,7 @@ def test_repeats_at_the_border_of_two_lines_need_no_step(tmp_path: Path) -> None
 
 def test_a_share_of_the_lines_is_held_out_evenly(tmp_path: Path) -> None:
     write_lines(tmp_path, {f"{number:02d}.png": "a" for number in range(20)})
-    config = settings_of(tmp_path, eval=None, held_out=0.2)
+    config = settings_of(tmp_path, eval=None, val_fraction=0.2)
     train, held_out = (choose(config, Alphabet("a"), train=train).places.tolist() for train in (True, False))
     assert held_out == [4, 9, 14, 19]
     assert sorted(train + held_out) == list(range(20))
@@ -245,7 +245,7 @@ def test_an_lmdb_set_is_read_as_the_field_packs_it(tmp_path: Path) -> None:
     )
     found = dataset_info(config)
     batch = build(config, found).train_data().batch(np.array([1, 0]), keys(0, 0, np.array([1, 0])))
-    assert truths(batch, Alphabet(found["alphabet"])) == ["你", "hé"]
+    assert ground_truths(batch, Alphabet(found["alphabet"])) == ["你", "hé"]
     assert batch.inputs.shape == (2, 1, 32, 160)
 
     # Loader workers are forked from a process that has read from the set, as its pictures' sizes were asked for.

@@ -10,14 +10,14 @@ import pytest
 
 from lockstep.errors import DataError
 from lockstep.recipes.text.config import LATIN, StyleConfig
-from lockstep.recipes.text.fonts import Font, check_fonts, find_fonts, hold_out
-from lockstep.recipes.text.lines import LineMaker
+from lockstep.recipes.text.fonts import Font, check_fonts, find_fonts, split_fonts
+from lockstep.recipes.text.lines import LineRenderer
 from lockstep.report.fonts import covered
 
 
-def maker(fonts: list[Font], **more: Any) -> LineMaker:
+def maker(fonts: list[Font], **more: Any) -> LineRenderer:
     given = {"min_length": 2, "max_length": 5, "style": StyleConfig(), "width_px": 64, **more}
-    return LineMaker(fonts=fonts, characters=LATIN, **given)
+    return LineRenderer(fonts=fonts, characters=LATIN, **given)
 
 
 def test_a_made_up_line_follows_from_its_key_alone(fonts: list[Font]) -> None:
@@ -52,13 +52,13 @@ def test_a_line_shows_its_text(fonts: list[Font]) -> None:
 
 def test_fonts_of_a_family_are_on_one_side(fonts: list[Font]) -> None:
     many = [Font(f"{family}{number}", f"family {family}", "") for family in range(10) for number in range(3)]
-    seen, unseen = hold_out(many, 0.2)
+    seen, unseen = split_fonts(many, 0.2)
     assert len({font.family for font in unseen}) == 2
     assert not {font.family for font in seen} & {font.family for font in unseen}
     assert sorted(seen + unseen, key=str) == sorted(many, key=str)
-    assert hold_out(many, 0) == (many, [])
-    assert [len(side) for side in hold_out(many[:3], 0.2)] == [2, 1]
-    assert hold_out(many[:1], 0.2) == (many[:1], [])
+    assert split_fonts(many, 0) == (many, [])
+    assert [len(side) for side in split_fonts(many[:3], 0.2)] == [2, 1]
+    assert split_fonts(many[:1], 0.2) == (many[:1], [])
 
 
 def test_a_folder_without_fonts_is_said(tmp_path: Path) -> None:

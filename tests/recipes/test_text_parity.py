@@ -16,7 +16,7 @@ import torch
 from lockstep.data.keyed import keys
 from lockstep.recipes.text.alphabet import Alphabet, read_alphabet, read_chars
 from lockstep.recipes.text.config import Config
-from lockstep.recipes.text.data import truths
+from lockstep.recipes.text.data import ground_truths
 from lockstep.recipes.text.loss import ctc_loss
 from lockstep.recipes.text.model import Reader, crnn
 from lockstep.recipes.text.recipe import build, dataset_info
@@ -275,7 +275,7 @@ def test_samples_are_the_reference_s(case: str, folder: str, labels: str) -> Non
     samples = build(config, found).train_data()
     pick = arrays[f"{case}/pick"]
     batch = samples.batch(pick, keys(0, 0, pick))
-    assert truths(batch, Alphabet(found["alphabet"])) == [text for _, text in known["labels"]]
+    assert ground_truths(batch, Alphabet(found["alphabet"])) == [text for _, text in known["labels"]]
     pixels = ((batch.inputs * config.data.std + config.data.mean) * 255).numpy()
     close = np.abs(pixels - arrays[f"{case}/pixels"]) <= 2
     assert close.mean() >= 0.99

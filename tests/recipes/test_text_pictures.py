@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from lockstep.errors import DataError
-from lockstep.recipes.text.pictures import packed_size, read_grey, read_packed, size_of
+from lockstep.recipes.text.images import packed_size, read_grey, read_packed, size_of
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (20, 50), dtype=np.uint8)
 LINE = Image.fromarray(PIXELS)

@@ -16,7 +16,7 @@ from lockstep.engine.parts import Parts
 from lockstep.errors import ConfigError, DataError
 from lockstep.recipes.text.alphabet import Alphabet
 from lockstep.recipes.text.config import LATIN, Config, MakeConfig, ModelConfig
-from lockstep.recipes.text.data import truths
+from lockstep.recipes.text.data import ground_truths
 from lockstep.recipes.text.fonts import Font
 from lockstep.recipes.text.make import make
 from lockstep.recipes.text.model import build_model, crnn
@@ -47,14 +47,14 @@ def test_made_up_lines_have_two_halves_held_out_and_new_lines_each_epoch(fonts: 
     train, held_out = parts.train_data(), parts.eval_data()
     indices = np.arange(20)
     alphabet = Alphabet(found["alphabet"])
-    first, second = (truths(train.batch(indices, keys(0, epoch, indices)), alphabet) for epoch in (0, 1))
+    first, second = (ground_truths(train.batch(indices, keys(0, epoch, indices)), alphabet) for epoch in (0, 1))
     assert first != second
     batch = held_out.batch(indices, keys(0, 0, indices))
     assert batch.inputs.shape == (20, 1, 32, 64)
     if found["unseen"]:
         assert batch.targets["maker"].tolist() == [0] * 10 + [1] * 10
     # Training in epoch 0 with seed 0 has the same keys, and other lines all the same.
-    assert sum(a == b for a, b in zip(first, truths(batch, alphabet), strict=True)) <= 2
+    assert sum(a == b for a, b in zip(first, ground_truths(batch, alphabet), strict=True)) <= 2
 
 
 def train(parts: Parts, num_epochs: int, lr: float) -> None:
@@ -206,7 +206,7 @@ def test_a_made_data_set_can_be_trained_on(tmp_path: Path, fonts: list[Font]) ->
     assert len(samples) == 11
     same = np.flatnonzero(samples.groups == samples.groups[0])
     batch = samples.batch(same, keys(0, 0, same))
-    assert all(1 <= len(text) <= 4 for text in truths(batch, Alphabet(LATIN)))
+    assert all(1 <= len(text) <= 4 for text in ground_truths(batch, Alphabet(LATIN)))
     assert (tmp_path / "train" / "000" / "0000000.png").is_file()
 
 

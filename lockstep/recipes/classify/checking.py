@@ -1,4 +1,4 @@
-"""Finds the pictures that can't be read, before training begins."""
+"""Finds unreadable images before training starts, for data.on_error=skip."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from lockstep.recipes.classify.listing import Files, folder_of
 def drop_unreadable(
     files: Files, base: Path, least: int = 1, images: Path | None = None
 ) -> tuple[Files, dict[str, str]]:
-    """Read every picture whole, and leave out those that can't be.
+    """Decode every image, and leave out those that cannot be decoded.
 
     Args:
-        files: By class, relative to the base.
+        files: Files by class, relative to the base.
         base: A folder, or a CSV file in it.
-        least: How many of each class have to be left, of those that have so many.
-        images: What a CSV file's paths are relative to, if not its own folder.
+        least: Readable images that each class needs, if it has that many files.
+        images: Folder that the paths of a CSV file are relative to. None: its own folder.
 
     Returns:
-        The files that can be read, and why each of the others can't.
+        The readable files, and the problem of each unreadable one.
 
     Raises:
-        DataError: Of a class too few are left, or nothing at all is.
+        DataError: A class has too few readable images, or no image is readable.
     """
     folder = folder_of(base, images)
     names = [file for found in files.values() for file in found]
-    # Decoding lets other threads run.
+    # Threads are enough: decoding releases the GIL.
     with ThreadPoolExecutor(num_cores()) as pool:
         faults = dict(zip(names, pool.map(_fault, [folder / name for name in names], chunksize=16), strict=True))
     kept = {name: [file for file in found if faults[file] is None] for name, found in files.items()}
@@ -40,13 +40,16 @@ def drop_unreadable(
             fault = next(file for file in files[name] if faults[file] is not None)
             many = "only one" if found else "no"
             raise DataError(
-                f"{many} picture of class {name} can be read",
-                allowed=f"{least} or more" if least > 1 else None,
-                first=faults[fault],
+                f"{many} image of class {name} can be read",
                 where=folder / fault,
+                allowed=f"{least} or more" if least > 1 else None,
+                cause=faults[fault],
+                fix="Add readable images to the class, or delete it.",
             )
     if names and not any(kept.values()):
-        raise DataError(f"no picture of {base} can be read", first=faults[names[0]])
+        raise DataError(
+            f"no image of {base} can be read", cause=faults[names[0]], fix="Replace the images by readable ones."
+        )
     return kept, {file: fault for file, fault in faults.items() if fault is not None}
 
 
@@ -59,8 +62,8 @@ def _fault(path: Path) -> str | None:
 
 
 def skipped_row(skipped: Sequence[str]) -> str:
-    """For the head of a run: what was left out; empty if nothing."""
+    """Describe the images left out, for the header of a run; empty if there are none."""
     if not skipped:
         return ""
     shown = ", ".join(list(skipped)[:3]) + (" …" if len(skipped) > 3 else "")
-    return f"{len(skipped):,} picture{'s' if len(skipped) > 1 else ''} that can't be read: {shown}"
+    return f"{len(skipped):,} unreadable image{'s' if len(skipped) > 1 else ''}: {shown}"

@@ -1,10 +1,10 @@
-"""The settings of the classify recipe, beside those that all recipes share."""
+"""Settings of the classify recipe, in addition to the shared settings."""
 
 from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,7 +14,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
-# Those of torchvision.
+# Of torchvision.
 RESNETS = (
     "resnet18",
     "resnet34",
@@ -30,93 +30,101 @@ RESNETS = (
 
 
 class DataConfig(Settings):
-    """Which pictures, and what is done to them before the model sees them."""
+    """The dataset and the augmentation."""
 
     root: Path | None = Field(
         default=None,
-        description="folder with a folder of pictures for each class; a share of each class is held out, unless eval "
-        "is given",
+        description="Folder with one subfolder of images per class. Without data.eval, data.val_fraction of each class "
+        "is the validation split.",
     )
     train: Path | None = Field(
-        default=None, description="instead of root: class folders to train on, or a CSV file of path,label"
+        default=None, description="Training images, instead of data.root: class folders, or a CSV file of path,label."
     )
     eval: Path | None = Field(
-        default=None, description="with root or train: class folders that are held out, or such a CSV file"
+        default=None,
+        description="Validation images, with data.root or data.train: class folders, or a CSV file of path,label.",
     )
     images: Path | None = Field(
-        default=None, description="folder of the pictures that CSV files name; null: the folder of each CSV file"
+        default=None, description="Folder that paths in CSV files are relative to. null: the folder of each CSV file."
     )
-    eval_share: float = Field(default=0.2, gt=0, lt=1, description="share of each class that is held out of root")
+    val_fraction: float = Field(
+        default=0.2, gt=0, lt=1, description="Fraction of each class in data.root that is used for validation."
+    )
     classes: tuple[str, ...] | None = Field(
-        default=None, description="the classes, in the model's order; null: all that are found, by name"
+        default=None, description="Classes, in the order of the model's outputs. null: all classes, sorted by name."
     )
     on_error: Literal["stop", "skip"] = Field(
         default="stop",
-        description="on a picture that can't be read: stop; or skip: all are read before training, and those left out",
+        description="Unreadable images. stop: end the run; skip: read every image before training and leave these out.",
     )
-    size_px: int = Field(default=224, ge=8, le=4096, description="side of the square that the model sees")
+    size_px: int = Field(default=224, ge=8, le=4096, description="Side of the model's square input, in pixels.")
     eval_resize_px: Annotated[int, Field(ge=8, le=8192)] | None = Field(
-        default=None, description="length of the shorter side before the middle is cut out; null: size_px * 256 / 224"
+        default=None,
+        description="Shorter side before the center crop in evaluation, in pixels. null: size_px * 256 / 224.",
     )
     crop_area: tuple[Share, Share] = Field(
-        default=(0.08, 1.0), description="least and largest share of a picture's area that training sees at a time"
+        default=(0.08, 1.0),
+        description="Minimum and maximum area of a random training crop, as a fraction of the image.",
     )
     crop_ratio: tuple[Positive, Positive] = Field(
-        default=(0.75, 1.3333), description="least and largest width / height of that part"
+        default=(0.75, 1.3333), description="Minimum and maximum width / height of a random training crop."
     )
-    flip: Share = Field(default=0.5, description="probability that a training picture is mirrored left to right")
+    flip: Share = Field(default=0.5, description="Probability of a horizontal flip of a training image.")
     mean: tuple[Share, Share, Share] = Field(
-        default=(0.485, 0.456, 0.406), description="taken off red, green and blue, with full brightness as 1"
+        default=(0.485, 0.456, 0.406), description="Mean of red, green and blue for normalization, in 0 to 1."
     )
     std: tuple[PositiveShare, PositiveShare, PositiveShare] = Field(
-        default=(0.229, 0.224, 0.225), description="by which they are divided then"
+        default=(0.229, 0.224, 0.225), description="Standard deviation of red, green and blue for normalization."
     )
     scaled_decode: bool = Field(
-        default=True, description="read JPEG files at 1/2, 1/4 or 1/8 of their size where that is still enough"
+        default=True,
+        description="Decode JPEG files at 1/2, 1/4 or 1/8 of their size where the crop allows it, which is faster.",
     )
     cache: Path | None = Field(
-        default=None, description="folder for decoded pictures, filled while training; changes no result; null: none"
+        default=None,
+        description="Folder for decoded images, filled during training. Does not change results. null: none.",
     )
-    cache_gb: float = Field(default=10.0, gt=0, description="the most that folder may hold, gigabytes")
+    cache_gb: float = Field(default=10.0, gt=0, description="Maximum size of data.cache, in gigabytes.")
 
     @model_validator(mode="after")
     def _settings_fit_together(self) -> DataConfig:
         if self.root is not None and self.train is not None:
-            raise ValueError("root and train both say what is trained on: give one of them")
+            raise ValueError("root and train cannot be combined: both name the training images. Set one of them")
         if self.train is not None and self.eval is None:
-            raise ValueError("train needs eval, which says what is held out; a share is held out of root only")
+            raise ValueError("train requires eval: val_fraction applies to root only")
         if self.eval is not None and self.train is None and self.root is None:
-            raise ValueError("eval needs train or root, which say what is trained on")
+            raise ValueError("eval requires train or root, which name the training images")
         for name in ("crop_area", "crop_ratio"):
             low, high = getattr(self, name)
             if low > high:
-                raise ValueError(f"{name} must be the least, then the largest")
+                raise ValueError(f"{name} must be the minimum, then the maximum")
         if self.crop_area[1] == 0:
             raise ValueError("crop_area must be above 0")
         if self.eval_resize_px is not None and self.eval_resize_px < self.size_px:
-            raise ValueError(f"eval_resize_px ({self.eval_resize_px}) is less than size_px ({self.size_px})")
+            raise ValueError(f"eval_resize_px ({self.eval_resize_px}) must be at least size_px ({self.size_px})")
         if self.classes is not None and len(set(self.classes)) != len(self.classes):
-            raise ValueError("classes names one twice")
+            raise ValueError("classes has a duplicate")
         return self
 
 
 class ModelConfig(Settings):
-    """Which network, and what it starts from."""
+    """The network and its initial weights."""
 
     name: str = Field(
         default="resnet34",
-        description=f"torchvision's {', '.join(RESNETS)}; or timm/NAME where timm is installed",
+        description=f"Network: {', '.join(RESNETS)}; or timm/NAME if timm is installed.",
     )
     weights: Path | None = Field(
         default=None,
-        description="file to start from: .pth, .pt, .pth.tar or .safetensors; the head may be of other size",
+        description="Pretrained weights: .pth, .pt, .pth.tar or .safetensors. The head may have another size.",
     )
     freeze: Literal["backbone"] | tuple[str, ...] = Field(
         default=(),
-        description="what stays as it is: backbone (all but the head), or patterns such as [conv1, layer1.*]",
+        description="Parameters that are not trained: backbone (all but the head), or patterns: [conv1, layer1.*].",
     )
     zero_init_residual: bool = Field(
-        default=False, description="start with each residual branch at zero, which helps large batches (ResNets)"
+        default=False,
+        description="Start with each residual branch at zero, which helps large batches (ResNets).",
     )
 
     @field_validator("name")
@@ -129,22 +137,26 @@ class ModelConfig(Settings):
 
 
 class LossConfig(Settings):
-    """What is minimised."""
+    """The loss."""
 
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="share of the target spread over all classes")
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=1, description="Fraction of the target probability that is spread over all classes."
+    )
 
 
 class Config(RunConfig):
     """All settings of a run of the classify recipe."""
 
-    data: DataConfig = Field(default=DataConfig(), description="which pictures")
-    model: ModelConfig = Field(default=ModelConfig(), description="which network")
-    loss: LossConfig = Field(default=LossConfig(), description="what is minimised")
+    RENAMED: ClassVar[dict[str, str]] = {"data.eval_share": "data.val_fraction"}
+
+    data: DataConfig = Field(default=DataConfig(), description="Dataset and augmentation.")
+    model: ModelConfig = Field(default=ModelConfig(), description="Network and initial weights.")
+    loss: LossConfig = Field(default=LossConfig(), description="Loss.")
 
 
 class MakeConfig(Settings):
-    """A made-up data set."""
+    """A synthetic dataset."""
 
-    num_per_class: int = Field(default=100, ge=2, description="pictures of each of the five classes")
-    size_px: int = Field(default=160, ge=24, le=2048, description="length of a picture's longer side")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="chooses the pictures")
+    num_per_class: int = Field(default=100, ge=2, description="Images of each of the five classes.")
+    size_px: int = Field(default=160, ge=24, le=2048, description="Longer side of an image, in pixels.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the random images.")

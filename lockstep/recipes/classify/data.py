@@ -1,6 +1,6 @@
-"""Picture files as samples.
+"""Samples from image files.
 
-Legend: N pictures, H and W their height and width, S the side of the square that the model sees.
+Legend: N images, H and W their height and width, S the side of the model's square input.
 """
 
 from __future__ import annotations
@@ -23,34 +23,39 @@ from lockstep.data.names import first_outside, outside
 from lockstep.data.samples import Batch, Samples
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
-from lockstep.recipes.classify.listing import IMAGES_CURE, Files, folder_of
+from lockstep.recipes.classify.listing import IMAGES_FIX, Files, folder_of
 
-# Of a sample's random numbers, the first says whether it is mirrored; the part that is taken uses those after it.
+# Columns of a sample's random numbers: the first decides on the flip, the others on the crop.
 _FLIP, _CROP = 0, 1
-# Pixels that are to be left for each of the result's, along a side, for a picture to be read smaller than it is.
+# Decoded pixels per pixel of the result, along a side, that a scaled decode must leave.
 _TRAIN_MARGIN, _EVAL_MARGIN = 1.0, 2.0
-_CURES = "put a whole picture in its place,\nor begin anew with data.on_error=skip: such pictures are left out"
+_FIX = "Replace the image by a readable one,\nor start a new run with data.on_error=skip to leave such images out."
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a picture file says of itself before it is decoded."""
+    """The header of an image file.
+
+    Attributes:
+        size: (width, height), pixels.
+        is_scalable: Whether it can be decoded at 1/2, 1/4 or 1/8 of its size.
+    """
 
     size: tuple[int, int]
     is_scalable: bool
 
 
-class PictureFiles(Samples):
-    """Pictures in files with their labels: a random part of each to train on, or the middle to evaluate on.
+class ImageFiles(Samples):
+    """Image files with labels: random crops for training, center crops for evaluation.
 
-    Batches come as bytes, (N, S, S, 3); `finish` makes numbers of them on the device.
+    Batches are bytes, (N, S, S, 3). `finish` converts them to float32 on the device.
 
     Args:
         files: N paths.
         labels: (N,) int64, their classes.
-        config: What is done to them.
-        train: Whether to take random parts.
-        decoded: Where decoded pictures are kept, if anywhere.
+        config: Size, augmentation and normalization.
+        train: Whether to take random crops.
+        decoded: Cache of decoded images, if any.
     """
 
     is_costly = True
@@ -74,51 +79,51 @@ class PictureFiles(Samples):
         return len(self.files)
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """Read, cut and resize: inputs (N, S, S, 3) bytes, targets (N,) int64.
+        """Decode, crop and resize a batch: inputs (N, S, S, 3) bytes, targets (N,) int64.
 
         Raises:
-            DataError: A picture can't be read.
+            DataError: An image cannot be read.
         """
         size_px = self._config.size_px
         images = torch.empty(len(indices), size_px, size_px, 3, dtype=torch.uint8)
         try:
             if self._train:
-                self._read_random_parts(images, indices, keys)
+                self._read_random_crops(images, indices, keys)
             else:
-                for place, index in enumerate(indices.tolist()):
-                    images[place] = self._middle(index)
+                for row, index in enumerate(indices.tolist()):
+                    images[row] = self._center_crop(index)
         except DataError as error:
             if self._config.on_error == "stop":
-                raise DataError(error.what, **{**error.slots, "fix": _CURES}) from error
+                raise DataError(error.what, **{**error.slots, "fix": _FIX}) from error
             raise
-        places = torch.from_numpy(indices)
-        return Batch(images, self._labels.index_select(0, places), places)
+        index_tensor = torch.from_numpy(indices)
+        return Batch(images, self._labels.index_select(0, index_tensor), index_tensor)
 
     def finish(self, batch: Batch) -> Batch:
-        """On the device: inputs become (N, 3, S, S) float32, normalised, with the channels last in memory."""
+        """Normalize on the device: inputs become (N, 3, S, S) float32 in channels-last memory format."""
         return dataclasses.replace(batch, inputs=self._normalise(batch.inputs))
 
-    def _read_random_parts(self, images: Tensor, indices: IntArray, keys: KeyArray) -> None:
+    def _read_random_crops(self, images: Tensor, indices: IntArray, keys: KeyArray) -> None:
         boxes = RandomBoxes(keys, area=self._config.crop_area, ratio=self._config.crop_ratio, first_column=_CROP)
         flips = (uniform(keys, _FLIP) < self._config.flip).tolist()
-        for place, index in enumerate(indices.tolist()):
-            pixels, box = self._random_part(index, boxes, place)
-            resize_into(images[place], pixels, box, mirrored=flips[place])
+        for row, index in enumerate(indices.tolist()):
+            pixels, box = self._random_crop(index, boxes, row)
+            resize_into(images[row], pixels, box, mirrored=flips[row])
 
-    def _random_part(self, index: int, boxes: RandomBoxes, place: int) -> tuple[ByteArray, Box]:
-        head, picture = self._look(index)
-        box = boxes.box(place, head.size)
+    def _random_crop(self, index: int, boxes: RandomBoxes, row: int) -> tuple[ByteArray, Box]:
+        head, picture = self._open(index)
+        box = boxes.box(row, head.size)
         scale = self._scale(head, min(box.width, box.height), self._config.size_px, _TRAIN_MARGIN)
         box = box.at(scale)
         return self._pixels(index, picture, scale, bottom_px=box.top + box.height), box
 
-    def _middle(self, index: int) -> Tensor:
-        head, picture = self._look(index)
+    def _center_crop(self, index: int) -> Tensor:
+        head, picture = self._open(index)
         scale = self._scale(head, min(head.size), resize_px(self._config), _EVAL_MARGIN)
-        return middle(self._pixels(index, picture, scale), self._config)
+        return crop_centre(self._pixels(index, picture, scale), self._config)
 
-    def _look(self, index: int) -> tuple[Head, Picture | None]:
-        """A picture's head; the file is opened, unless this process has seen it and its pixels may be kept."""
+    def _open(self, index: int) -> tuple[Head, Picture | None]:
+        """Return the header of an image, and the opened file unless the header and maybe the pixels are cached."""
         head = self._heads.get(index)
         if head is not None:
             return head, None
@@ -144,92 +149,93 @@ class PictureFiles(Samples):
             pixels = (picture or Picture(path)).pixels(scale)
             if pixels.shape[1::-1] != size:
                 raise DataError(
-                    f"the picture {path} has another size than when this run first read it",
+                    f"the size of image {path} changed during the run",
                     given=f"{pixels.shape[1]}x{pixels.shape[0]}",
                     allowed=f"{size[0]}x{size[1]}",
-                    fix="put the picture back, and change no data while a run reads it",
+                    fix="Restore the image. Do not change the dataset during a run.",
                 )
             self._decoded.keep(path, scale, pixels)
         return pixels
 
 
 class Normalise:
-    """Bytes to numbers: (byte / 255 - mean) / std for each of red, green and blue."""
+    """Normalization of bytes: (byte / 255 - mean) / std for each of red, green and blue."""
 
     def __init__(self, config: DataConfig) -> None:
-        # Rows of the whole picture, three colours in turn: with only three values to repeat, torch would go through the
-        # picture three values at a time, which takes eight times as long.
+        # Repeated to a whole row of pixels: broadcasting three values, torch would process the image three values at
+        # a time, which takes eight times as long.
         mean, std = (
             torch.tensor(values, dtype=torch.float64).repeat(config.size_px) for values in (config.mean, config.std)
         )
         self._factor, self._offset = (1 / (255 * std)).float(), (-mean / std).float()
 
     def __call__(self, images: Tensor) -> Tensor:
-        """(N, S, S, 3) bytes -> (N, 3, S, S) float32, channels last in memory."""
+        """Normalize (N, S, S, 3) bytes to (N, 3, S, S) float32 in channels-last memory format."""
         if self._factor.device != images.device:
             self._factor, self._offset = self._factor.to(images.device), self._offset.to(images.device)
         rows = images.flatten(2)
         if images.device.type != "cpu":
             values = torch.addcmul(self._offset, rows.float(), self._factor)
         else:
-            # numpy's memory: it asks for large pages, which torch doesn't, and a batch needs thousands of small ones.
+            # Allocated by numpy, which asks for huge pages; torch does not, and a batch needs thousands of small ones.
             values = torch.from_numpy(np.empty(rows.shape, dtype=np.float32))
-            # Picture by picture: one stays in the cache for both passes, a batch doesn't.
+            # One image at a time, which stays in the CPU cache for both passes. A batch does not.
             for taken, made in zip(rows, values, strict=True):
                 torch.addcmul(self._offset, made.copy_(taken), self._factor, out=made)
         return values.view(images.shape).permute(0, 3, 1, 2)
 
 
 def resize_px(config: DataConfig) -> int:
-    """The shorter side's length from which evaluation cuts the middle."""
+    """Return the shorter side before the center crop in evaluation, in pixels."""
     return config.eval_resize_px or round(config.size_px * 256 / 224)
 
 
-def middle(pixels: ByteArray, config: DataConfig) -> Tensor:
-    """What evaluation sees of a whole picture, (H, W, 3) bytes: (S, S, 3) bytes."""
+def crop_centre(pixels: ByteArray, config: DataConfig) -> Tensor:
+    """Resize and center-crop (H, W, 3) bytes to (S, S, 3) bytes, as evaluation does."""
     return centre_square(resized_shorter(pixels, resize_px(config), config.size_px), config.size_px)
 
 
 def preprocess(path: Path, config: DataConfig) -> Tensor:
-    """A person's own picture as evaluation sees it: (3, S, S) float32.
+    """Read an image file as evaluation does: (3, S, S) float32, normalized.
 
     Raises:
-        DataError: The file is no picture, or damaged.
+        DataError: The file is not an image, or is damaged.
     """
     picture = Picture(path)
     scale = 1
     if picture.is_scalable and config.scaled_decode:
         scale = fitting_scale(min(picture.size), resize_px(config), margin=_EVAL_MARGIN)
-    return Normalise(config)(middle(picture.pixels(scale), config).unsqueeze(0))[0]
+    return Normalise(config)(crop_centre(picture.pixels(scale), config).unsqueeze(0))[0]
 
 
-def open_files(base: Path, files: Files, classes: Sequence[str], config: DataConfig, *, train: bool) -> PictureFiles:
-    """Samples over files that were listed; none of them is opened yet.
+def open_files(base: Path, files: Files, classes: Sequence[str], config: DataConfig, *, train: bool) -> ImageFiles:
+    """Make a dataset of listed files, without opening them.
 
     Args:
-        base: What their paths are relative to.
-        files: By class.
-        classes: In the model's order.
-        config: What is done to them.
-        train: Whether to train on them.
+        base: Folder that the paths are relative to, or a CSV file in it.
+        files: Files by class.
+        classes: Classes in the order of the model's outputs.
+        config: Size, augmentation and normalization.
+        train: Whether to take random crops.
 
     Raises:
-        DataError: One that was listed when the run began is not there.
+        DataError: A file that was listed at the start of the run is missing.
     """
     base = folder_of(base, config.images)
     name = first_outside((file for found in files.values() for file in found), base, base)
     if name is not None:
-        raise outside(name, base, where=None, fix=IMAGES_CURE)
+        raise outside(name, base, where=None, fix=IMAGES_FIX)
     paths = [base / file for name in classes for file in files.get(name, [])]
     missing = next((path for path in paths if not os.path.exists(path)), None)
     if missing is not None:
         is_link = missing.is_symlink()
         raise DataError(
-            f"the picture {missing} is not there",
-            link=f"it leads to {os.readlink(missing)}" if is_link else None,
-            cause=None if is_link else "it was there when the run began, or the data lies elsewhere now",
-            fix="put it back, or give the place where the pictures are: data.root=DIR",
+            f"the image {missing} is missing",
+            cause=f"it is a link to {os.readlink(missing)}"
+            if is_link
+            else "it was deleted after the start of the run, or the dataset was moved",
+            fix="Restore it, or set data.root to the folder of the images.",
         )
     labels = torch.tensor([label for label, name in enumerate(classes) for _ in files.get(name, [])], dtype=torch.int64)
     decoded = None if config.cache is None else DecodedPictures(config.cache, int(config.cache_gb * 1e9))
-    return PictureFiles(paths, labels, config, train=train, decoded=decoded)
+    return ImageFiles(paths, labels, config, train=train, decoded=decoded)

@@ -1,4 +1,4 @@
-"""Pictures of training samples and of an evaluation, for the run folder; and a picture with the answer to it."""
+"""Draws training samples, an evaluation and a prediction for the run folder."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from lockstep.metrics.classification import Accuracy
 from lockstep.report.fonts import font_for
 from lockstep.report.pictures import draw_confusion, draw_sheet
 
-# A matrix of more classes is too large to look at.
+# A larger confusion matrix is not readable as a picture.
 _MAX_CLASSES = 40
 
 
-def draw_pictures(metric: Accuracy, samples: Samples, folder: Path, *, classes: Sequence[str]) -> None:
-    """Draw the confusion matrix and the pictures with the largest loss; write all counts as a table.
+def draw_evaluation(metric: Accuracy, samples: Samples, folder: Path, *, classes: Sequence[str]) -> None:
+    """Draw the confusion matrix and the images with the largest loss, and write all counts to confusion.csv.
 
     Args:
-        metric: What was counted over all of them.
-        samples: The evaluated pictures.
-        folder: Where the PNGs and confusion.csv go.
-        classes: Their names.
+        metric: The merged metric of the evaluation.
+        samples: The validation images.
+        folder: Folder for the PNG files and confusion.csv.
+        classes: Names of the classes.
     """
     state = metric.state()
     counts, rows = state["confusion"], state["worst"]
@@ -49,9 +49,9 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, classes: Sequence[str]
     """Draw training samples after cropping and flipping, each with its class.
 
     Args:
-        batches: What the data set gave: inputs (N, S, S, 3) bytes.
-        path: Where the PNG goes.
-        classes: Their names.
+        batches: Batches as the dataset returned them: inputs (N, S, S, 3) bytes.
+        path: The PNG file to write.
+        classes: Names of the classes.
     """
     tiles = [tile for batch in batches for tile in batch.inputs.numpy()]
     captions = [classes[label] for batch in batches for label in batch.targets.tolist()]
@@ -69,30 +69,30 @@ def _write_counts(counts: Sequence[Sequence[int]], classes: Sequence[str], path:
 def _most_confused(
     counts: Sequence[Sequence[int]], classes: Sequence[str]
 ) -> tuple[Sequence[Sequence[int]], Sequence[str]]:
-    """The matrix itself; of one that is too large, the classes with the most mistakes, and all others as one."""
+    """Return the matrix, or if it is too large, the classes with the most mistakes and all others as one class."""
     if len(classes) <= _MAX_CLASSES:
         return counts, classes
     matrix = np.array(counts)
     mistakes = matrix.sum(0) + matrix.sum(1) - 2 * matrix.diagonal()
     shown = np.sort(np.argsort(-mistakes, kind="stable")[: _MAX_CLASSES - 1])
-    place = np.full(len(classes), len(shown))
-    place[shown] = np.arange(len(shown))
+    row = np.full(len(classes), len(shown))
+    row[shown] = np.arange(len(shown))
     small = np.zeros((_MAX_CLASSES, _MAX_CLASSES), dtype=np.int64)
-    np.add.at(small, (place[:, None], place[None, :]), matrix)
+    np.add.at(small, (row[:, None], row[None, :]), matrix)
     return small.tolist(), [*(classes[label] for label in shown), f"{len(classes) - len(shown)} others"]
 
 
-def draw_prediction(path: Path, answer: Mapping[str, Any]) -> Image.Image:
-    """A person's picture with the likeliest classes below it, each with a bar as long as it is likely.
+def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
+    """Draw an image with the most likely classes below it, each with a bar for its probability.
 
     Args:
-        path: The file.
-        answer: What the recipe's `answer` gave for it.
+        path: The image file.
+        prediction: What `to_prediction` returned for it.
     """
     picture = Image.fromarray(read_rgb(path))
     picture.thumbnail((720, 720))
     width, line_px, margin_px = max(picture.width, 360), 26, 12
-    top = answer["top"]
+    top = prediction["top"]
     font = font_for("".join(entry["class"] for entry in top), 15)
     canvas = Image.new("RGB", (width, picture.height + line_px * len(top) + 2 * margin_px), "white")
     canvas.paste(picture, ((width - picture.width) // 2, 0))

@@ -1,4 +1,4 @@
-"""The picture files below a class folder, by name."""
+"""Lists the image files below a class folder, by their names."""
 
 from __future__ import annotations
 
@@ -10,48 +10,55 @@ from lockstep.errors import DataError
 
 ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
-# Of the system, not of the disk: they hold processes and devices, and do not end.
+# Virtual file systems of the kernel, which have no images and may not end.
 _NO_FILES = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
 
 def walk(root: Path, name: str) -> list[str]:
-    """The pictures in a folder below the root and in folders further down, relative to the root; links are followed.
+    """List the images in a folder below the root, recursively. Links are followed.
+
+    Returns:
+        Paths relative to the root.
 
     Raises:
-        DataError: A link leads to a folder that the root is in, or to the system's own.
+        DataError: A link points to a parent folder of the root, or to a folder of the system.
     """
-    found, seen = [], set()
+    names, seen = [], set()
     whole = Path(os.path.realpath(root))
     for folder, inner, files in os.walk(root / name, followlinks=True):
-        facts = os.stat(folder)
-        if (facts.st_dev, facts.st_ino) in seen:  # a link leads back to where we were
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:  # a link back to a folder that was listed
             inner.clear()
             continue
-        seen.add((facts.st_dev, facts.st_ino))
+        seen.add((status.st_dev, status.st_ino))
         if os.path.islink(folder):
             _check_link(folder, whole)
-        inner.sort()  # of several ways to a folder, always the same one is taken
+        inner.sort()  # if several paths lead to a folder, always the same one is used
         inside = Path(folder).relative_to(root).as_posix()
-        found += [f"{inside}/{file}" for file in files if is_picture(file)]
-    return found
+        names += [f"{inside}/{file}" for file in files if is_image(file)]
+    return names
 
 
 def _check_link(link: str, root: Path) -> None:
     target = Path(os.path.realpath(link))
     if target in root.parents or any(target.is_relative_to(folder) for folder in _NO_FILES):
-        raise DataError(f"the link {link} leads to {target}, which is no folder of pictures", fix="remove the link")
+        raise DataError(f"the link {link} points to {target}, not to a folder of images", fix="Remove the link.")
 
 
-def is_picture(name: str) -> bool:
-    """Whether a file of this name is taken for a picture."""
+def is_image(name: str) -> bool:
+    """Whether a file of this name counts as an image."""
     return name.lower().endswith(ENDINGS) and not name.startswith(".")
 
 
 def check_names(root: Path, names: Iterable[str]) -> None:
-    """Refuse names that are not text: a run keeps them, and prints them."""
+    """Refuse file names that are not UTF-8, because a run stores and prints them.
+
+    Raises:
+        DataError: A name is not UTF-8.
+    """
     for name in names:
         try:
             name.encode()
         except UnicodeEncodeError:
             shown = os.fsencode(name).decode("utf-8", "backslashreplace")
-            raise DataError(f"a name in {root} is not UTF-8: {shown}", fix="rename it") from None
+            raise DataError(f"a name in {root} is not UTF-8: {shown}", fix="Rename it.") from None

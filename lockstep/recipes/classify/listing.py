@@ -1,6 +1,6 @@
-"""Which pictures there are, of which class, and which of them are held out.
+"""Lists the images of a dataset, their classes and the validation split.
 
-What is found is plain JSON, is kept with the run, and is the same whatever order the file system gives names in.
+A listing is plain JSON and is stored in the run folder. It does not depend on the order of names in the file system.
 """
 
 from __future__ import annotations
@@ -18,102 +18,113 @@ from lockstep.config.plain_file import read_plain
 from lockstep.data.names import first_outside, outside
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
-from lockstep.recipes.classify.folders import ENDINGS, check_names, is_picture, walk
+from lockstep.recipes.classify.folders import ENDINGS, check_names, is_image, walk
 
-# What people call the parts of a split to train and to evaluate on; of several, the first is taken.
+# Common names of the folders of a training and a validation split. The first that exists is used.
 _HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
 
-_CSV_COLUMNS = "a picture's path, a comma, its class;\na first line that names columns is path,label"
+_CSV_COLUMNS = "the path of an image, a comma, its class;\na header line, if any, is path,label"
 
 _MAX_CSV_BYTES = 1 << 30
-# An evaluation counts which class is taken for which: the square of the number of classes, 8 bytes each.
+# The confusion matrix has 8 bytes for each pair of classes.
 MAX_CLASSES = 12_000
-IMAGES_CURE = "correct the line, or give a folder that all pictures are in as data.images"
+IMAGES_FIX = "Correct the line, or set data.images to a folder that contains all images."
 
 # Class -> files, relative to the folder in which they were listed.
 Files = dict[str, list[str]]
 
-# Files, the folder or CSV file that names them, how many of each class are needed -> those of them that can be used.
+# (files, the folder or CSV file that names them, images needed per class) -> the usable files.
 Choose = Callable[[Files, Path, int], Files]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The pictures of a data set.
+    """The images of a dataset.
 
     Attributes:
-        classes: Their names, in the model's order.
-        train: To train on.
-        held_out: To evaluate on.
+        classes: Names of the classes, in the order of the model's outputs.
+        train: Training images.
+        validation: Validation images.
     """
 
     classes: list[str]
     train: Files
-    held_out: Files
+    validation: Files
 
 
 def take_all(files: Files, path: Path, least: int) -> Files:
-    """Take files for good without looking into them."""
+    """Return all files without reading them."""
     return files
 
 
-def find_pictures(config: DataConfig, seed: int, choose: Choose = take_all) -> Listing:
-    """List the pictures that the settings name.
+def find_images(config: DataConfig, seed: int, choose: Choose = take_all) -> Listing:
+    """List the images of the settings and split them.
 
     Args:
         config: The settings.
-        seed: Says which pictures are held out, where that is not said by the settings.
-        choose: What to take of them, before any are held out.
+        seed: Selects the validation images, if the settings do not name them.
+        choose: Selects the usable files before the split.
 
     Raises:
-        DataError: There is nothing, or it does not fit together; the path, and the line of a CSV file, are named.
+        DataError: There are no images, or the splits do not match. Shows the path, and the line of a CSV file.
     """
     path = config.root or config.train
     if path is None:
         raise DataError(
-            "it is not said where the pictures are",
-            fix="data.root=DIR, with a folder of pictures for each class\n"
-            "or data.train=DIR data.eval=DIR, or CSV files of path,label\n"
-            "to try without: lockstep data make classify --out DIR",
+            "no dataset is set: data.root and data.train are null",
+            fix="Set data.root=DIR, a folder with one subfolder of images per class,\n"
+            "or set data.train and data.eval to such folders or to CSV files of path,label.\n"
+            "To try without a dataset, run: lockstep data make classify --out DIR",
         )
     listed = list_folder(path, "data.root") if config.train is None else list_either(path, "data.train", config.images)
-    found = _chosen(listed, config.classes, path)
+    files = _select(listed, config.classes, path)
     if config.eval is None:
-        train, held_out = split(choose(found, path, 2), config.eval_share, seed)
-        return Listing(list(found), train, held_out)
-    held_out = list_held_out(config.eval, list(found), config.images, restrict=config.classes is not None)
-    return Listing(list(found), choose(found, path, 1), choose(held_out, config.eval, 0))
+        train, validation = split(choose(files, path, 2), config.val_fraction, seed)
+        return Listing(list(files), train, validation)
+    validation = list_validation(config.eval, list(files), config.images, restrict=config.classes is not None)
+    return Listing(list(files), choose(files, path, 1), choose(validation, config.eval, 0))
 
 
-def list_held_out(path: Path, classes: Sequence[str], images: Path | None = None, *, restrict: bool = False) -> Files:
-    """The held-out pictures of a person's own split.
+def list_validation(path: Path, classes: Sequence[str], images: Path | None = None, *, restrict: bool = False) -> Files:
+    """List the validation images of data.eval.
 
     Args:
         path: Class folders or a CSV file.
-        classes: Those of the training pictures.
-        images: What a CSV file's paths are relative to, if not its own folder.
-        restrict: Leave other classes out, instead of complaining.
+        classes: Classes of the training images.
+        images: Folder that the paths of a CSV file are relative to. None: its own folder.
+        restrict: Leave other classes out instead of raising an error.
+
+    Raises:
+        DataError: A class is not among the training images.
     """
-    held_out = list_either(path, "data.eval", images)
-    unknown = [name for name in held_out if name not in classes]
+    validation = list_either(path, "data.eval", images)
+    unknown = [name for name in validation if name not in classes]
     if unknown and not restrict:
         near = difflib.get_close_matches(unknown[0], classes, n=1)
         raise DataError(
-            f"class {unknown[0]} is in {path}, but not among the training pictures",
-            nearest=near[0] if near else None,
-            others=", ".join(unknown[1:6]),
-            classes=", ".join(classes[:12]) + (" …" if len(classes) > 12 else ""),
+            f"class {unknown[0]} is in {path}, but not among the training images",
+            given=f"classes without training images: {', '.join(unknown[:6])}" if len(unknown) > 1 else None,
+            allowed=", ".join(classes[:12]) + (" …" if len(classes) > 12 else ""),
+            fix=f"Rename the class to {near[0]}."
+            if near
+            else "Add training images of this class, or set data.classes.",
         )
-    return {name: held_out[name] for name in classes if name in held_out}
+    return {name: validation[name] for name in classes if name in validation}
 
 
 def list_either(path: Path, setting: str, images: Path | None = None) -> Files:
-    """Class folders, or a CSV file."""
+    """List class folders or a CSV file, whichever the path is.
+
+    Args:
+        path: Class folders or a CSV file.
+        setting: The setting that names it, for errors.
+        images: Folder that the paths of a CSV file are relative to. None: its own folder.
+    """
     return read_csv(path.expanduser(), images) if path.expanduser().is_file() else list_folder(path, setting)
 
 
 def folder_of(path: Path, images: Path | None = None) -> Path:
-    """What listed files are relative to: the folder of classes; of a CSV file `images`, or its own folder."""
+    """Return the folder that listed files are relative to: that of the classes, `images`, or that of the CSV file."""
     path = path.expanduser().absolute()
     if not path.is_file():
         return path
@@ -121,7 +132,11 @@ def folder_of(path: Path, images: Path | None = None) -> Path:
 
 
 def list_folder(folder: Path, setting: str) -> Files:
-    """The pictures in a folder's class folders, also in folders further down; classes and files by name.
+    """List the images in class folders and their subfolders, sorted by name.
+
+    Args:
+        folder: The folder that contains the class folders.
+        setting: The setting that names it, for errors.
 
     Raises:
         DataError: There are no class folders, or one is empty.
@@ -131,25 +146,28 @@ def list_folder(folder: Path, setting: str) -> Files:
         raise DataError(
             f"{root} is a file, not a folder of class folders",
             given=f"{setting}={folder}",
-            fix="unpack it, if it is an archive\nlists of path,label: data.train=train.csv data.eval=eval.csv",
+            fix="Unpack it, if it is an archive. For CSV files, set data.train=train.csv data.eval=eval.csv.",
         )
     try:
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
         raise DataError(
-            f"the folder {root} can't be read: {error.strerror or error}", given=f"{setting}={folder}"
+            f"the folder {root} cannot be read: {error.strerror or error}",
+            given=f"{setting}={folder}",
+            fix=f"Set {setting} to a readable folder.",
         ) from error
     if not names:
-        num_pictures = sum(is_picture(name) for name in os.listdir(root))
+        num_images = sum(is_image(name) for name in os.listdir(root))
         raise DataError(
-            f"{root} holds no class folders",
-            found=f"{num_pictures:,} pictures, but no folder says what they are" if num_pictures else "no folders",
+            f"{root} contains no class folders",
+            given=f"{num_images:,} images outside of class folders" if num_images else "no folders",
             allowed=f"{root}/daisy/a.jpg, {root}/tulips/b.jpg and so on: a folder for each class",
+            fix="Move the images of each class into a folder named after the class.",
         )
     if {name.lower() for name in names} <= {half for halves in _HALVES for half in halves}:
         raise DataError(
-            f"the folders in {root} look like parts of a split, not like classes: {', '.join(names)}",
-            fix=_settings_of_halves(root, names),
+            f"the folders in {root} look like a split, not like classes: {', '.join(names)}",
+            fix=_split_settings(root, names),
         )
     check_names(root, names)
     _check_classes(root, names)
@@ -159,20 +177,20 @@ def list_folder(folder: Path, setting: str) -> Files:
         check_names(root, files[name])
         if not files[name]:
             raise DataError(
-                f"the class folder {root / name} holds no pictures",
+                f"the class folder {root / name} contains no images",
                 allowed=f"files that end in {', '.join(ENDINGS)}",
-                fix="put pictures into it, or take it away",
+                fix="Add images to it, or delete it.",
             )
     return files
 
 
 def read_csv(path: Path, images: Path | None = None) -> Files:
-    """Pictures named by a CSV file of path,label, with or without that as its first line.
+    """List the images of a CSV file of path,label, with or without a header line.
 
-    Paths are relative to `images`, or else to the CSV file's folder, and do not lead out of it.
+    Paths are relative to `images`, or else to the folder of the CSV file, and must stay inside of it.
 
     Raises:
-        DataError: A line has another form, or names a file that isn't there.
+        DataError: A line has another form, or names a missing file.
     """
     files: Files = {}
     folder = folder_of(path, images)
@@ -187,57 +205,73 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
                     f"{where} is not of the form path,label",
                     given=",".join(row) or "an empty line",
                     allowed=_CSV_COLUMNS,
+                    fix="Correct the line.",
                 )
             name, label = (cell.strip() for cell in row)
             if (".." in name or name.startswith(os.sep)) and first_outside([name], folder, folder) is not None:
-                raise outside(name, folder, where=where, fix=IMAGES_CURE)
+                raise outside(name, folder, where=where, fix=IMAGES_FIX)
             if not os.path.isfile(os.path.join(folder, name)):
                 raise DataError(
-                    f"{where} names a picture that is not there: {folder / name[:200]}",
+                    f"{where} names a missing image: {folder / name[:200]}",
                     allowed=_CSV_COLUMNS if reader.line_num == 1 else None,
+                    fix="Correct the path, or set data.images to the folder that paths are relative to.",
                 )
             files.setdefault(label, []).append(name)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no text in UTF-8", allowed="a folder, or a CSV file of path,label") from error
+        raise DataError(
+            f"{path} is not UTF-8 text", allowed="a folder, or a CSV file of path,label", fix="Save it as UTF-8."
+        ) from error
     except (OSError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} can't be read: {reason}", allowed="a CSV file of path,label") from error
+        raise DataError(
+            f"{path} cannot be read: {reason}", allowed="a CSV file of path,label", fix="Use a readable CSV file."
+        ) from error
     if not files:
-        raise DataError(f"{path} names no pictures", allowed="lines such as daisy/a.jpg,daisy")
+        raise DataError(
+            f"{path} names no images", allowed="lines such as daisy/a.jpg,daisy", fix="Add a line for each image."
+        )
     _check_classes(path, files)
     return {label: sorted(files[label]) for label in sorted(files)}
 
 
 def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[Files, Files]:
-    """Hold a share of each class out, rounded down but at least one picture.
+    """Split each class: a fraction for validation, rounded down but at least one image.
 
-    Which ones follows from the seed and each file's own name, so that files that come or go move few others.
+    The split depends on the seed and the name of each file, so that added or deleted files move few others.
+
+    Args:
+        files: Files by class.
+        share: Fraction of each class for validation.
+        seed: The seed of the run.
+
+    Returns:
+        Training files and validation files.
 
     Raises:
-        DataError: A class has only one picture.
+        DataError: A class has only one image.
     """
     train: Files = {}
-    held_out: Files = {}
+    validation: Files = {}
     for name, found in files.items():
         if len(found) < 2:
             raise DataError(
-                f"class {name} has only one picture, so there is none to hold out", fix="add pictures, or take it away"
+                f"class {name} has only one image, so it cannot be split", fix="Add images, or delete the class."
             )
-        num_held_out = max(1, int(len(found) * share))
+        num_validation = max(1, int(len(found) * share))
         ranked = sorted(found, key=lambda file: hashlib.blake2b(f"{seed}\n{file}".encode(), digest_size=8).digest())
-        chosen = set(ranked[:num_held_out])
+        chosen = set(ranked[:num_validation])
         train[name] = [file for file in found if file not in chosen]
-        held_out[name] = [file for file in found if file in chosen]
-    return train, held_out
+        validation[name] = [file for file in found if file in chosen]
+    return train, validation
 
 
-def num_in_both(listing: Listing, config: DataConfig) -> int:
-    """How many held-out pictures are trained on too: the same files, in a split of a person's own."""
+def count_shared(listing: Listing, config: DataConfig) -> int:
+    """Count the validation images that are training images too, in a split of the user."""
     base = config.root or config.train
     if config.eval is None or base is None:
         return 0
     trained = set(_whole_paths(folder_of(base, config.images), listing.train))
-    return sum(path in trained for path in _whole_paths(folder_of(config.eval, config.images), listing.held_out))
+    return sum(path in trained for path in _whole_paths(folder_of(config.eval, config.images), listing.validation))
 
 
 def _whole_paths(folder: Path, files: Files) -> Iterator[str]:
@@ -245,32 +279,42 @@ def _whole_paths(folder: Path, files: Files) -> Iterator[str]:
     return (os.path.normpath(os.path.join(base, file)) for found in files.values() for file in found)
 
 
-def _chosen(files: Files, classes: Sequence[str] | None, path: Path) -> Files:
-    """The classes that were asked for, in that order."""
+def _select(files: Files, classes: Sequence[str] | None, path: Path) -> Files:
+    """Select the classes of data.classes, in that order."""
     if classes is not None:
         missing = [name for name in classes if name not in files]
         if missing:
             near = difflib.get_close_matches(missing[0], files, n=1)
             raise DataError(
-                f"there is no class {missing[0]} in {path}", given="data.classes", nearest=near[0] if near else None
+                f"there is no class {missing[0]} in {path}",
+                given="data.classes",
+                fix=f"Use {near[0]}." if near else "Remove it from data.classes.",
             )
         files = {name: files[name] for name in classes}
     if len(files) < 2:
-        raise DataError(f"{path} holds only one class: {', '.join(files)}", allowed="two or more")
+        raise DataError(
+            f"{path} has only one class: {', '.join(files)}", allowed="two or more", fix="Add images of another class."
+        )
     return files
 
 
-def _settings_of_halves(root: Path, names: Sequence[str]) -> str | None:
-    """The settings that name the folders of a split; None where one of the two is missing."""
+def _split_settings(root: Path, names: Sequence[str]) -> str:
+    """Return a fix with the settings that name the folders of a split."""
     known = {name.lower(): name for name in names}
-    train, held_out = (next((known[half] for half in halves if half in known), None) for halves in _HALVES)
-    return None if train is None or held_out is None else f"data.train={root / train} data.eval={root / held_out}"
+    train, validation = (next((known[half] for half in halves if half in known), None) for halves in _HALVES)
+    if train is None or validation is None:
+        return f"Set data.root to one of these folders, such as {root / names[0]}."
+    return f"Set data.train={root / train} data.eval={root / validation}"
 
 
-def _check_classes(place: Path, names: Collection[str]) -> None:
-    """Refuse too many classes, and names of several lines: tables and pictures have one for a class."""
+def _check_classes(path: Path, names: Collection[str]) -> None:
+    """Refuse too many classes, and names of several lines, which would break tables and pictures."""
     if len(names) > MAX_CLASSES:
-        raise DataError(f"{place} has {len(names):,} classes", allowed=f"up to {MAX_CLASSES:,}")
+        raise DataError(
+            f"{path} has {len(names):,} classes",
+            allowed=f"at most {MAX_CLASSES:,}",
+            fix="Check that labels are classes, not unique names.",
+        )
     for name in names:
         if name.splitlines() != [name]:
-            raise DataError(f"the name of a class in {place} has a line break in it: {name!r}", fix="rename it")
+            raise DataError(f"a class name in {path} has a line break: {name!r}", fix="Rename it.")

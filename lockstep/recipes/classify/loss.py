@@ -1,4 +1,4 @@
-"""What training minimises: cross-entropy."""
+"""The training loss: cross-entropy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep.data.samples import Batch
 
 
 def cross_entropy(logits: Tensor, batch: Batch, *, label_smoothing: float) -> Mapping[str, Tensor]:
-    """(N, C) logits and (N,) labels -> their cross-entropy in nats, the mean over the N samples.
+    """Compute the mean cross-entropy in nats of (N, C) logits and (N,) labels.
 
     Label smoothing as in Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", CVPR 2016,
     section 7: the target is (1 - smoothing) for the label and smoothing / C more for each of the C classes.

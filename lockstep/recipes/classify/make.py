@@ -1,4 +1,4 @@
-"""A made-up data set: class folders of JPEG pictures of shapes, of any size and place and in strong colours."""
+"""A synthetic dataset: class folders of JPEG images of shapes with random sizes, positions and strong colours."""
 
 from __future__ import annotations
 
@@ -16,35 +16,45 @@ Points = list[tuple[float, float]]
 
 
 def make(config: MakeConfig, out: Path) -> str:
-    """Write the data set into an empty folder.
+    """Write the dataset into an empty folder.
+
+    Args:
+        config: Number and size of the images.
+        out: An empty folder.
 
     Returns:
-        What there is now, for a person.
+        A summary for the user, with the command that trains on it.
     """
     for number, (name, outline) in enumerate(SHAPES.items()):
         folder = out / name
         folder.mkdir(parents=True)
-        for place in range(config.num_per_class):
-            random = np.random.default_rng([config.seed, number, place])
-            draw_shape(outline, config.size_px, random).save(folder / f"{place:04}.jpg", quality=88)
+        for index in range(config.num_per_class):
+            random = np.random.default_rng([config.seed, number, index])
+            draw_shape(outline, config.size_px, random).save(folder / f"{index:04}.jpg", quality=88)
     total = len(SHAPES) * config.num_per_class
     command = shlex.join(["lockstep", "train", "classify/shapes", f"data.root={out}"])
-    return f"{total:,} pictures of {len(SHAPES)} shapes; train with   {command}"
+    return f"{total:,} images of {len(SHAPES)} shapes; train with   {command}"
 
 
 def draw_shape(outline: Callable[[float], Points], size_px: int, random: np.random.Generator) -> Image.Image:
-    """One picture: RGB, its longer side of `size_px`."""
+    """Draw one RGB image with a shape.
+
+    Args:
+        outline: Turn in radians -> points of the shape in the unit circle.
+        size_px: Longer side of the image.
+        random: Source of all random numbers.
+    """
     shorter = int(size_px * random.uniform(0.7, 1.0))
     width, height = (size_px, shorter) if random.random() < 0.5 else (shorter, size_px)
-    image = Image.fromarray(_ground(width, height, random))
+    image = Image.fromarray(_background(width, height, random))
     radius = min(width, height) * random.uniform(0.3, 0.46)
     centre = (random.uniform(radius, width - radius), random.uniform(radius, height - radius))
     points = [(centre[0] + radius * x, centre[1] + radius * y) for x, y in outline(random.uniform(-0.2, 0.2))]
-    # Drawn four times as large and made smaller: smooth edges.
+    # Drawn four times as large and reduced, for smooth edges.
     mask = Image.new("L", (4 * width, 4 * height))
     ImageDraw.Draw(mask).polygon([(4 * x, 4 * y) for x, y in points], fill=255)
     mask = mask.resize((width, height), Image.Resampling.BOX)
-    # A strong colour before a dull ground: each of its parts is either small or large.
+    # A strong colour on a dull background: each channel is either low or high.
     colour = tuple(
         int(low + 195 * high) for low, high in zip(random.integers(0, 61, 3), random.integers(0, 2, 3), strict=True)
     )
@@ -53,19 +63,21 @@ def draw_shape(outline: Callable[[float], Points], size_px: int, random: np.rand
     return Image.fromarray(np.clip(np.asarray(image) + noise, 0, 255).astype(np.uint8))
 
 
-def _ground(width: int, height: int, random: np.random.Generator) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """A few large soft spots of dull colours: (height, width, 3) bytes."""
+def _background(
+    width: int, height: int, random: np.random.Generator
+) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """Draw (height, width, 3) bytes: a few large soft spots of dull colours."""
     spots = Image.fromarray(random.integers(105, 151, (3, 3, 3), dtype=np.uint8))
     return np.asarray(spots.resize((width, height), Image.Resampling.BICUBIC))
 
 
 def _polygon(num_corners: int, turn: float, inner: float | None = None) -> Points:
-    """A regular polygon in the unit circle, or with an inner radius a star."""
+    """Return the points of a regular polygon in the unit circle, or with an inner radius of a star."""
     num_points = num_corners if inner is None else 2 * num_corners
     points = []
-    for place in range(num_points):
-        angle = turn - math.pi / 2 + 2 * math.pi * place / num_points
-        radius = 1.0 if inner is None or place % 2 == 0 else inner
+    for index in range(num_points):
+        angle = turn - math.pi / 2 + 2 * math.pi * index / num_points
+        radius = 1.0 if inner is None or index % 2 == 0 else inner
         points.append((radius * math.cos(angle), radius * math.sin(angle)))
     return points
 

@@ -1,6 +1,6 @@
-"""The networks: torchvision's ResNets, and timm's where it is installed.
+"""Networks: ResNets of torchvision, and the networks of timm if it is installed.
 
-Legend: N pictures, H and W their height and width, C classes.
+Legend: N images, H and W their height and width, C classes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from lockstep.recipes.classify.config import ModelConfig
 
 
 def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
-    """The network that the settings ask for, freshly initialised, on the CPU: (N, 3, H, W) -> (N, C) logits.
+    """Build and initialize a network on the CPU: (N, 3, H, W) -> (N, C) logits.
+
+    Args:
+        config: The network, and which parameters are frozen.
+        num_classes: C.
 
     Raises:
-        ConfigError: timm has no network of that name, or what shall be frozen is no part of it.
+        ConfigError: timm has no network of that name, or a pattern of model.freeze matches nothing.
     """
     name = config.name
     if name.startswith("timm/"):
@@ -34,47 +38,48 @@ def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
 
 
 def backbone_of(model: nn.Module) -> list[str]:
-    """The names of all parameters but the head's.
+    """Return the names of all parameters except those of the head.
 
     Raises:
-        ConfigError: The network does not say what its head is.
+        ConfigError: The head of the network is unknown.
     """
-    head = getattr(model, "default_cfg", {}).get("classifier", "fc")  # timm's networks tell; ResNets call it fc
+    head = getattr(model, "default_cfg", {}).get("classifier", "fc")  # timm declares it; in ResNets it is fc
     heads: Sequence[str] = (head,) if isinstance(head, str) else head
     names = [name for name, _ in model.named_parameters()]
     backbone = [name for name in names if not any(name.startswith(f"{each}.") for each in heads)]
     if len(backbone) == len(names):
         raise ConfigError(
-            "this network does not say what its head is, so freeze=backbone can't tell",
-            fix="give patterns of what shall stay as it is: model.freeze=[stem.*, stages.*]",
+            f"model.freeze=backbone is not possible: the head of this {type(model).__name__} is unknown",
+            fix="Set patterns of the parameters to freeze, such as model.freeze=[stem.*, stages.*].",
         )
     return backbone
 
 
 def _from_timm(name: str, num_classes: int) -> nn.Module:
     try:
-        import timm  # not a dependency: only who names one of its networks needs it
+        import timm  # an optional dependency
     except ImportError:
         raise ConfigError(
-            f"timm/{name} needs timm, which is not installed", fix="pip install timm, or a ResNet: model.name=resnet34"
+            f"model.name=timm/{name} requires timm, which is not installed",
+            fix="Run pip install timm, or set model.name=resnet34.",
         ) from None
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=1)
         raise ConfigError(
             f"timm has no network called {name}",
             given=f"model.name=timm/{name}",
-            nearest=f"timm/{near[0]}" if near else None,
+            fix=f"Use timm/{near[0]}." if near else "See timm.list_models() for the names.",
         )
     model: nn.Module = timm.create_model(name, pretrained=False, num_classes=num_classes)
     return model
 
 
 def frozen_row(model: nn.Module, *, weights: Path | None) -> str:
-    """For the head of a run: how much stays as it is; empty if nothing.
+    """Describe the frozen parameters, for the header of a run; empty if there are none.
 
     Args:
-        model: Some of its parameters may be frozen.
-        weights: The file that it starts from, if any.
+        model: The network.
+        weights: The file of pretrained weights, if any.
     """
     total = sum(parameter.numel() for parameter in model.parameters())
     frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
@@ -90,5 +95,5 @@ def frozen_row(model: nn.Module, *, weights: Path | None) -> str:
     if still:
         lines.append(f"{still} of {len(norms)} batch norms keep their statistics")
     if weights is None:
-        lines.append("what is frozen stays random: there is no model.weights")
+        lines.append("warning: frozen parameters stay random, because model.weights is null")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The classify recipe: from settings to what the engine trains."""
+"""The classify recipe: the parts that the engine trains, from the settings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lockstep.engine.parts import Parts
 from lockstep.metrics.classification import Accuracy
 from lockstep.recipes.classify.checking import drop_unreadable, skipped_row
 from lockstep.recipes.classify.config import Config
-from lockstep.recipes.classify.data import PictureFiles, open_files, preprocess
-from lockstep.recipes.classify.drawing import draw_pictures, draw_prediction, draw_samples
-from lockstep.recipes.classify.listing import Files, find_pictures, list_held_out, num_in_both, take_all
+from lockstep.recipes.classify.data import ImageFiles, open_files, preprocess
+from lockstep.recipes.classify.drawing import draw_evaluation, draw_prediction, draw_samples
+from lockstep.recipes.classify.listing import Files, count_shared, find_images, list_validation, take_all
 from lockstep.recipes.classify.loss import cross_entropy
 from lockstep.recipes.classify.model import build_model, frozen_row
 from lockstep.storage.pretrained import load_pretrained
@@ -24,10 +24,10 @@ NUM_TOP = 5
 
 
 def dataset_info(config: Config) -> Mapping[str, Any]:
-    """The classes, which pictures are trained on and which are held out, and which were left out as damaged.
+    """List the classes, the training and validation images, and the damaged images left out.
 
     Raises:
-        DataError: The pictures can't be found, or don't fit together.
+        DataError: The images cannot be found, or the splits do not match.
     """
     data = config.data
     skipped: dict[str, str] = {}
@@ -37,32 +37,31 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
         skipped.update(faults)
         return kept
 
-    found = find_pictures(data, config.seed, choose if data.on_error == "skip" else take_all)
+    found = find_images(data, config.seed, choose if data.on_error == "skip" else take_all)
     return {
         "classes": found.classes,
         "held_out_from": None if data.eval is None else _whole(data.eval),
         "skipped": skipped,
-        "num_in_both": num_in_both(found, data),
+        "num_in_both": count_shared(found, data),
         "train": found.train,
-        "held_out": found.held_out,
+        "held_out": found.validation,
     }
 
 
 def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
-    """Join data, model, loss and metric. Opens no picture.
+    """Build the parts from the settings. Opens no image.
 
     Raises:
-        ConfigError: The settings ask for a network that there is not.
+        ConfigError: There is no such network.
     """
     classes: list[str] = dataset_info["classes"]
     model = build_model(config.model, len(classes))
-    place = config.data.root or config.data.train
     rows = {
-        "data": f"{len(classes):,} classes in {place}",
+        "data": f"{len(classes):,} classes in {config.data.root or config.data.train}",
         "model": config.model.name,
         "frozen": frozen_row(model, weights=config.model.weights),
         "skipped": skipped_row(list(dataset_info["skipped"])),
-        "held out": _in_both_row(dataset_info),
+        "validation": _shared_row(dataset_info),
     }
     return Parts(
         model=model,
@@ -73,8 +72,8 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         monitor=("top1", "max"),
         init_weights=None if config.model.weights is None else partial(load_pretrained, path=config.model.weights),
         preprocess=partial(preprocess, config=config.data),
-        postprocess=partial(answer, classes=classes),
-        draw=partial(draw_pictures, classes=classes),
+        postprocess=partial(to_prediction, classes=classes),
+        draw=partial(draw_evaluation, classes=classes),
         draw_samples=partial(draw_samples, classes=classes),
         draw_prediction=draw_prediction,
         input_shape=(3, config.data.size_px, config.data.size_px),
@@ -83,30 +82,30 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     )
 
 
-def answer(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:
-    """(C,) logits of one picture -> the class, its probability, and the five likeliest classes in order."""
+def to_prediction(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:
+    """Make a prediction from (C,) logits: the class, its probability, and the five most likely classes."""
     probabilities = logits.detach().flatten().double().softmax(dim=0)
-    values, places = probabilities.topk(min(NUM_TOP, len(classes)))
+    values, labels = probabilities.topk(min(NUM_TOP, len(classes)))
     top = [
-        {"class": classes[place], "probability": round(value, 6)}
-        for place, value in zip(places.tolist(), values.tolist(), strict=True)
+        {"class": classes[label], "probability": round(value, 6)}
+        for label, value in zip(labels.tolist(), values.tolist(), strict=True)
     ]
     return {**top[0], "top": top}
 
 
-def _in_both_row(dataset_info: Mapping[str, Any]) -> str:
-    """For the head of a run: whether it is measured on what it trains on; empty if not."""
-    num_in_both = dataset_info.get("num_in_both", 0)  # runs from before it was counted don't have it
+def _shared_row(dataset_info: Mapping[str, Any]) -> str:
+    """Warn of validation images that are training images too, for the header of a run; empty if there are none."""
+    num_shared = dataset_info.get("num_in_both", 0)  # missing in old run folders
     total = sum(map(len, dataset_info["held_out"].values()))
-    return f"{num_in_both:,} of {total:,} are trained on too, so figures flatter" if num_in_both else ""
+    return f"warning: {num_shared:,} of {total:,} images are training images too" if num_shared else ""
 
 
-def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> PictureFiles:
+def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> ImageFiles:
     files: Files = dataset_info["train" if train else "held_out"]
     other = config.data.eval
     if not train and other is not None and _whole(other) != dataset_info["held_out_from"]:
-        # The run's model is asked about other pictures than those that were held out from it.
-        files = list_held_out(
+        # The user evaluates on other images than the validation split of the run.
+        files = list_validation(
             other, dataset_info["classes"], config.data.images, restrict=config.data.classes is not None
         )
         if config.data.on_error == "skip":

@@ -1,4 +1,4 @@
-"""The settings of the mnist recipe, beside those that all recipes share."""
+"""Settings of the mnist recipe, in addition to the shared settings."""
 
 from __future__ import annotations
 
@@ -13,39 +13,41 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class DataConfig(Settings):
-    """Which pictures of digits."""
+    """The dataset."""
 
     name: Literal["mnist", "digits"] = Field(
         default="mnist",
-        description="mnist: 60,000 + 10,000 pictures of 28x28; digits: 1,437 + 360 of 8x8 that come with scikit-learn",
+        description="Dataset. mnist: 60,000 + 10,000 images of 28x28; digits: 1,437 + 360 images of 8x8, included in "
+        "scikit-learn.",
     )
     root: Path = Field(
         default=Path("~/.cache/lockstep/mnist"),
-        description="folder with MNIST's four IDX files, plain, .gz or .xz; downloaded to it if they are not there",
+        description="Folder with the four IDX files of MNIST: plain, .gz or .xz.",
     )
-    download: bool = Field(default=True, description="fetch MNIST when root does not hold it")
+    download: bool = Field(default=True, description="Download MNIST into data.root if files are missing.")
     shift_px: int = Field(
-        default=0, ge=0, le=4, description="training pictures move at random by up to so many pixels each way"
+        default=0, ge=0, le=4, description="Largest random shift of a training image in x and y, in pixels."
     )
-    num_train: Count | None = Field(default=None, description="use only the first N training pictures; null: all")
-    num_eval: Count | None = Field(default=None, description="use only the first N held-out pictures; null: all")
+    num_train: Count | None = Field(default=None, description="Use the first N training images. null: all.")
+    num_eval: Count | None = Field(default=None, description="Use the first N validation images. null: all.")
 
 
 class ModelConfig(Settings):
-    """Which network."""
+    """The network."""
 
     name: Literal["cnn", "tutorial"] = Field(
         default="cnn",
-        description="cnn: five convolutions with batch norm; tutorial: the 21,840-parameter net of many tutorials",
+        description="Network. cnn: five convolutions with batch norm; tutorial: the 21,840-parameter network of many "
+        "tutorials.",
     )
     width: int = Field(
-        default=16, ge=1, description="channels of the first convolution; the last has 4 times as many (cnn)"
+        default=16, ge=1, description="Channels of the first convolution of cnn; the last has 4 times as many."
     )
-    dropout: float = Field(default=0.1, ge=0, lt=1, description="share of features dropped before the classifier (cnn)")
+    dropout: float = Field(default=0.1, ge=0, lt=1, description="Dropout probability before the classifier of cnn.")
 
 
 class Config(RunConfig):
     """All settings of a run of the mnist recipe."""
 
-    data: DataConfig = Field(default=DataConfig(), description="which pictures of digits")
-    model: ModelConfig = Field(default=ModelConfig(), description="which network")
+    data: DataConfig = Field(default=DataConfig(), description="Dataset.")
+    model: ModelConfig = Field(default=ModelConfig(), description="Network.")

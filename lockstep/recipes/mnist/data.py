@@ -1,6 +1,6 @@
-"""Pictures of digits, held in memory: MNIST, and the UCI digits that come with scikit-learn.
+"""Images of digits, held in memory: MNIST, and the UCI digits that come with scikit-learn.
 
-Legend: N pictures, H and W their height and width.
+Legend: N images, H and W their height and width.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from lockstep.recipes.mnist.idx import ENDINGS, ByteArray, read_idx
 
 @dataclass(frozen=True)
 class Scale:
-    """How bytes become the numbers that the model sees: (byte / white - mean) / std.
+    """The size and normalization of a dataset: (byte / white - mean) / std.
 
     Attributes:
-        size_px: Height and width of a picture.
-        box_px: Height and width within which the ink of a digit lies.
-        white: The byte that stands for full ink.
-        mean: Of all training pixels, with full ink as 1.
-        std: The same pixels' standard deviation.
+        size_px: Height and width of an image.
+        box_px: Height and width of the box that the ink of a digit fills.
+        white: The byte value of full ink.
+        mean: Mean of all training pixels; full ink is 1.
+        std: Standard deviation of all training pixels.
     """
 
     size_px: int
@@ -39,7 +39,7 @@ class Scale:
     std: float
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Bytes of any shape -> float32 of the same shape and layout in memory."""
+        """Normalize bytes of any shape to float32 of the same shape and memory format."""
         return pixels.to(torch.float32).sub_(self.white * self.mean).mul_(1 / (self.white * self.std))
 
 
@@ -59,22 +59,21 @@ MD5 = {
 }
 
 
-class Pictures(Samples):
-    """Grey pictures with their labels, gathered a whole batch at a time.
+class DigitImages(Samples):
+    """Gray images with labels, in memory. A batch is gathered, shifted and normalized at once.
 
     Args:
         images: (N, H, W) bytes, white ink on black.
-        labels: (N,) bytes, the class of each picture.
-        scale: How bytes become numbers.
-        shift_px: Each picture moves by a random whole number of pixels in -shift_px ... shift_px, both ways; what
-            comes in at the edge is black.
+        labels: (N,) bytes, the class of each image.
+        scale: Size and normalization.
+        shift_px: Maximum random shift in x and y, in whole pixels. New pixels at the border are black.
     """
 
     def __init__(self, images: ByteArray, labels: ByteArray, scale: Scale, *, shift_px: int = 0) -> None:
         border = (shift_px, shift_px)
         height, width = images.shape[1:]
         padded = torch.from_numpy(np.pad(images, ((0, 0), border, border)))
-        # (N, 2 * shift + 1, 2 * shift + 1, H, W): every shift of every picture, as a view that copies nothing.
+        # (N, 2 * shift + 1, 2 * shift + 1, H, W): every shift of every image, as a view without a copy.
         self._windows = padded.unfold(1, height, 1).unfold(2, width, 1)
         self._labels = torch.from_numpy(labels.astype(np.int64))
         self._scale = scale
@@ -84,27 +83,27 @@ class Pictures(Samples):
         return len(self._labels)
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """Gather, shift and normalise: inputs (N, 1, H, W) float32, targets (N,) int64."""
-        places = torch.from_numpy(indices)
+        """Load a batch: inputs (N, 1, H, W) float32, targets (N,) int64."""
+        index = torch.from_numpy(indices)
         if self._shift_px:
-            num_places = 2 * self._shift_px + 1
-            down, right = (torch.from_numpy((uniform(keys, axis) * num_places).astype(np.int64)) for axis in (0, 1))
-            pixels = self._windows[places, down, right]
+            num_shifts = 2 * self._shift_px + 1
+            down, right = (torch.from_numpy((uniform(keys, axis) * num_shifts).astype(np.int64)) for axis in (0, 1))
+            pixels = self._windows[index, down, right]
         else:
-            pixels = self._windows[:, 0, 0].index_select(0, places)
+            pixels = self._windows[:, 0, 0].index_select(0, index)
         images = self._scale.normalise(pixels)
-        return Batch(images.unsqueeze(1), self._labels.index_select(0, places), places)
+        return Batch(images.unsqueeze(1), self._labels.index_select(0, index), index)
 
 
-def open_pictures(config: DataConfig, *, train: bool) -> Pictures:
-    """Open the training or the held-out pictures.
+def open_images(config: DataConfig, *, train: bool) -> DigitImages:
+    """Open the training or the validation images.
 
     Raises:
-        DataError: MNIST's files are missing and can't be fetched, or are not what they claim to be.
+        DataError: The files of MNIST are missing and cannot be downloaded, or are damaged.
     """
     images, labels = read_digits(train=train) if config.name == "digits" else read_mnist(config, train=train)
     limit = config.num_train if train else config.num_eval
-    return Pictures(
+    return DigitImages(
         images[:limit],
         labels[:limit],
         SCALES[config.name],
@@ -113,25 +112,31 @@ def open_pictures(config: DataConfig, *, train: bool) -> Pictures:
 
 
 def read_digits(*, train: bool) -> tuple[ByteArray, ByteArray]:
-    """The UCI digits: (1437, 8, 8) and (1437,) to train with, (360, 8, 8) and (360,) held out.
+    """Read the UCI digits that come with scikit-learn.
 
-    Every fifth picture of the set sorted by class is held out, so each class is, to within one picture, held out by a
-    fifth. Both parts keep the order of the set.
+    The validation split is every fifth image of the dataset sorted by class, so it has a fifth of each class, to
+    within one image. Both splits keep the order of the dataset.
+
+    Returns:
+        Images (1437, 8, 8) and labels (1437,) for training, or (360, 8, 8) and (360,) for validation.
     """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    held_out = np.zeros(len(bunch.target), dtype=bool)
-    held_out[np.argsort(bunch.target, kind="stable")[::5]] = True
-    chosen = ~held_out if train else held_out
-    return bunch.images[chosen].astype(np.uint8), bunch.target[chosen].astype(np.uint8)
+    is_validation = np.zeros(len(bunch.target), dtype=bool)
+    is_validation[np.argsort(bunch.target, kind="stable")[::5]] = True
+    selected = ~is_validation if train else is_validation
+    return bunch.images[selected].astype(np.uint8), bunch.target[selected].astype(np.uint8)
 
 
 def read_mnist(config: DataConfig, *, train: bool) -> tuple[ByteArray, ByteArray]:
-    """MNIST: (60000, 28, 28) and (60000,) to train with, (10000, 28, 28) and (10000,) held out.
+    """Read MNIST from its IDX files; download them if they are missing.
+
+    Returns:
+        Images (60000, 28, 28) and labels (60000,) for training, or (10000, 28, 28) and (10000,) for validation.
 
     Raises:
-        DataError: A file is missing and can't be fetched, or damaged; pictures and labels don't fit together.
+        DataError: A file is missing and cannot be downloaded, or is damaged; images and labels do not match.
     """
     part = "train" if train else "t10k"
     images_path = _find(config, f"{part}-images-idx3-ubyte")
@@ -139,50 +144,54 @@ def read_mnist(config: DataConfig, *, train: bool) -> tuple[ByteArray, ByteArray
     images, labels = read_idx(images_path, num_dims=3), read_idx(labels_path, num_dims=1)
     if len(images) != len(labels):
         raise DataError(
-            f"{len(images):,} pictures, but {len(labels):,} labels",
-            pictures=images_path,
-            labels=labels_path,
-            fix="take both files from one source",
+            f"MNIST has {len(images):,} images, but {len(labels):,} labels",
+            where=f"{images_path}\n{labels_path}",
+            fix="Take both files from one source.",
         )
+    again = "Delete the file and download it again."
     if len(images) == 0:
-        raise DataError(f"{images_path} holds no pictures")
+        raise DataError(f"{images_path} contains no images", fix=again)
     if images.shape[1:] != (28, 28):
         height, width = images.shape[1:]
-        raise DataError(f"{images_path} holds pictures of {width}x{height}", allowed="28x28")
+        raise DataError(f"{images_path} contains images of {width}x{height}", allowed="28x28", fix=again)
     if labels.max() > 9:
-        place = int(np.argmax(labels > 9))
-        raise DataError(f"{labels_path} holds label {labels[place]} at place {place}", allowed="0 to 9")
+        index = int(np.argmax(labels > 9))
+        raise DataError(f"{labels_path} contains label {labels[index]} at index {index}", allowed="0 to 9", fix=again)
     return images, labels
 
 
 def _find(config: DataConfig, name: str) -> Path:
-    """The file of this name in the data folder, in whichever form; fetched where there is none."""
+    """Find a file in the data folder, plain or packed; download it if there is none."""
     root = config.root.expanduser()
     folders = (root, root / "MNIST" / "raw")
     for folder in folders:
         for ending in ENDINGS:
             path = folder / (name + ending)
             try:
-                # stat, not exists: a folder that may not be entered is not the same as a file that isn't there.
+                # stat, not exists: exists() is also False in a folder that may not be entered.
                 path.stat()
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
                 raise DataError(
-                    f"the data folder {folder} can't be read: {error.strerror}",
+                    f"the data folder {folder} cannot be read: {error.strerror}",
                     given=f"data.root={config.root}",
-                    fix="give yourself the right to read and enter it, or another data.root",
+                    fix="Make the folder readable, or set another data.root.",
                 ) from error
             return path
     if root.exists() and not root.is_dir():
-        raise DataError(f"the data folder {root} is a file", given=f"data.root={config.root}")
+        raise DataError(
+            f"the data folder {root} is a file",
+            given=f"data.root={config.root}",
+            fix="Set data.root to a folder.",
+        )
     if not config.download:
         raise DataError(
-            f"{root} holds no {name}",
+            f"{root} contains no {name}",
             given=f"data.root={config.root} and data.download=false",
             allowed=f"{name}, {name}.gz or {name}.xz there or in {folders[1]}",
-            fix="give the folder of MNIST's four files as data.root, or data.download=true",
+            fix="Set data.root to the folder with the four files of MNIST, or set data.download=true.",
         )
     download = Download(urls=tuple(f"{mirror}{name}.gz" for mirror in MIRRORS), path=root / f"{name}.gz", md5=MD5[name])
-    fetch(download, otherwise="Download the four IDX files of MNIST yourself, and set data.root=FOLDER.")
+    fetch(download, otherwise="Download the four IDX files of MNIST yourself and set data.root to their folder.")
     return download.path

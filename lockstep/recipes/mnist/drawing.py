@@ -1,4 +1,4 @@
-"""Pictures of training samples and of an evaluation, for the run folder."""
+"""Images of training samples and of an evaluation, for the run folder."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from lockstep.recipes.mnist.data import Scale
 from lockstep.report.pictures import draw_confusion, draw_sheet
 
 
-def draw_pictures(metric: Accuracy, samples: Samples, folder: Path, *, scale: Scale) -> None:
-    """Draw the confusion matrix and the pictures with the largest loss.
+def draw_evaluation(metric: Accuracy, samples: Samples, folder: Path, *, scale: Scale) -> None:
+    """Draw the confusion matrix and the validation images with the largest loss.
 
     Args:
-        metric: What was counted over all of them.
-        samples: The evaluated pictures.
-        folder: Where the PNGs go.
-        scale: How bytes became numbers.
+        metric: The merged metric of the evaluation.
+        samples: The validation images.
+        folder: Folder for the PNG files.
+        scale: Size and normalization.
     """
     state = metric.state()
     counts, rows = state["confusion"], state["worst"]
-    draw_confusion(counts, [str(place) for place in range(len(counts))], folder / "confusion.png")
+    draw_confusion(counts, [str(digit) for digit in range(len(counts))], folder / "confusion.png")
     indices = np.array([index for _, index, _, _ in rows], dtype=np.int64)
     tiles = _tiles(samples.batch(indices, np.zeros(len(indices), dtype=np.uint64)).inputs, scale)
     captions = [
@@ -40,9 +40,9 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, scale: Scale) -> None:
     """Draw training samples as the model sees them, each with its label.
 
     Args:
-        batches: What the data set gave.
-        path: Where the PNG goes.
-        scale: How bytes became numbers.
+        batches: Batches as the dataset returned them.
+        path: The PNG file to write.
+        scale: Size and normalization.
     """
     tiles = [tile for batch in batches for tile in _tiles(batch.inputs, scale)]
     captions = [str(label) for batch in batches for label in batch.targets.tolist()]
@@ -50,5 +50,5 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, scale: Scale) -> None:
 
 
 def _tiles(inputs: Tensor, scale: Scale) -> list[npt.NDArray[np.uint8]]:
-    """(N, 1, H, W) numbers -> N times (H, W) bytes."""
+    """Undo the normalization: (N, 1, H, W) float32 -> N arrays (H, W) of bytes."""
     return list(np.clip((inputs[:, 0].numpy() * scale.std + scale.mean) * 255, 0, 255).round().astype(np.uint8))

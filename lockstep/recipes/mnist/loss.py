@@ -1,4 +1,4 @@
-"""What training minimises: cross-entropy."""
+"""The training loss: cross-entropy."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from lockstep.data.samples import Batch
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Mapping[str, Tensor]:
-    """(N, 10) logits and (N,) labels -> their cross-entropy in nats, the mean over the N samples."""
+    """Compute the mean cross-entropy in nats of (N, 10) logits and (N,) labels."""
     return {"cross_entropy": F.cross_entropy(logits, batch.targets)}

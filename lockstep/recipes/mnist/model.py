@@ -1,6 +1,6 @@
-"""Two networks for small grey pictures.
+"""Two networks for small gray images.
 
-Legend: N pictures, H and W their height and width, 10 classes.
+Legend: N images, H and W their height and width, 10 classes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ NUM_CLASSES = 10
 
 
 class Cnn(nn.Module):
-    """Five convolutions with batch norm, two poolings, the mean over the picture, dropout and a linear classifier.
+    """Five convolutions with batch norm, two poolings, the mean over the image, dropout and a linear classifier.
 
     70,586 parameters at width 16.
 
     Args:
         width: Channels of the first convolution; the others have 2, 2, 4 and 4 times as many.
-        dropout: Share of features that are dropped before the classifier.
+        dropout: Dropout probability before the classifier.
     """
 
     def __init__(self, width: int, dropout: float) -> None:
@@ -37,23 +37,22 @@ class Cnn(nn.Module):
         self.classifier = nn.Linear(4 * width, NUM_CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 1, H, W) normalised pictures of any size -> (N, 10) logits."""
-        # The mean is written out: adaptive pooling's gradient has no fixed order on GPUs.
+        """Compute (N, 10) logits of (N, 1, H, W) normalized images of any size."""
+        # mean() instead of adaptive pooling, whose gradient on GPUs adds up in no fixed order.
         features = self.features(images).mean(dim=(2, 3))
         logits: Tensor = self.classifier(self.dropout(features))
         return logits
 
 
 def _convolution(channels_in: int, channels_out: int, *, kernel: int, pool: bool = False) -> list[nn.Module]:
-    # No bias: the batch norm that follows would take it off again. Pooling comes first of all that follows, so that
-    # batch norm has a quarter of the work.
+    # No bias: batch norm would subtract it again. Pooling before batch norm, which then has a quarter of the work.
     convolution = nn.Conv2d(channels_in, channels_out, kernel, padding=kernel // 2, bias=False)
     pooling = [nn.MaxPool2d(2)] if pool else []
     return [convolution, *pooling, nn.BatchNorm2d(channels_out), nn.ReLU(inplace=True)]
 
 
 class TutorialNet(nn.Module):
-    """The network of the hand-written MNIST job that people copy from tutorials; 21,840 parameters, 28x28 only."""
+    """The network of the hand-written MNIST job of many tutorials: 21,840 parameters, 28x28 only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,10 +63,10 @@ class TutorialNet(nn.Module):
         self.fc2 = nn.Linear(50, NUM_CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 1, 28, 28) normalised pictures -> (N, 10) logits."""
+        """Compute (N, 10) logits of (N, 1, 28, 28) normalized images."""
         x = F.relu(F.max_pool2d(self.conv1(images), 2))
         x = F.relu(F.max_pool2d(self.conv2_drop(self.conv2(x)), 2))
-        # reshape, not view: the features may lie channels-last in memory.
+        # reshape, not view: the features may be in channels-last memory format.
         x = F.relu(self.fc1(x.reshape(-1, 320)))
         x = F.dropout(x, training=self.training)
         logits: Tensor = self.fc2(x)
@@ -75,16 +74,16 @@ class TutorialNet(nn.Module):
 
 
 def build_model(config: Config) -> nn.Module:
-    """The network that the settings ask for, on the CPU.
+    """Build the network of the settings, on the CPU.
 
     Raises:
-        ConfigError: The tutorials' network and the 8x8 digits: it takes 28x28 only.
+        ConfigError: model.name=tutorial with the 8x8 digits; it takes 28x28 only.
     """
     if config.model.name == "tutorial":
         if config.data.name != "mnist":
             raise ConfigError(
-                "model.name tutorial takes pictures of 28x28, and data.name digits gives 8x8",
-                allowed="model.name=cnn, or data.name=mnist",
+                "model.name=tutorial takes images of 28x28, but data.name=digits has 8x8",
+                fix="Set model.name=cnn or data.name=mnist.",
             )
         return TutorialNet()
     return Cnn(config.model.width, config.model.dropout)

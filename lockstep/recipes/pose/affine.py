@@ -1,7 +1,7 @@
-"""One affine map that a picture, its mask and its joints go through together.
+"""The affine transform of an image, its mask and its joints.
 
-Points are (x, y) with the centre of the first pixel at (0, 0), as OpenCV has it. Source of the map: the HigherHRNet
-authors' implementation; a square of 200 * scale pixels around a centre fills the result.
+Points are (x, y) with the centre of the first pixel at (0, 0), as in OpenCV. The transform is that of the HigherHRNet
+authors' implementation: a square of 200 * scale pixels around a centre fills the result.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ UNIT_PX = 200.0
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a picture comes to lie in a square.
+    """A transform from an image to a square.
 
     Attributes:
-        centre: (x, y) of the picture that comes to lie in the middle of the square.
-        scale: The square shows 200 * scale pixels of the picture, each way.
-        rotation_deg: The picture is turned by this, counter-clockwise as one sees it.
-        is_mirrored: Whether left and right are swapped, after all else.
+        centre: (x, y) of the point of the image in the middle of the square.
+        scale: The square shows 200 * scale pixels of the image, in both directions.
+        rotation_deg: Counter-clockwise rotation of the image.
+        is_mirrored: Whether left and right are swapped, after the rotation.
     """
 
     centre: tuple[float, float]
@@ -40,7 +40,7 @@ class Placement:
     is_mirrored: bool = False
 
     def matrix(self, size_px: int) -> Floats:
-        """(2, 3): points of the picture -> points of a square of this size, before it is mirrored."""
+        """Return the (2, 3) matrix from image points to points of a square of this size, before the flip."""
         factor = size_px / (UNIT_PX * self.scale)
         turn = -math.radians(self.rotation_deg)
         linear = factor * np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
@@ -48,7 +48,7 @@ class Placement:
         return np.column_stack([linear, offset])
 
     def points(self, points: Floats, size_px: int) -> Floats:
-        """(..., 2) points of the picture -> where they lie in a square of this size."""
+        """Transform (..., 2) points of the image to points of a square of this size."""
         matrix = self.matrix(size_px)
         placed = points @ matrix[:, :2].T + matrix[:, 2]
         if self.is_mirrored:
@@ -56,21 +56,26 @@ class Placement:
         return placed
 
     def joints(self, joints: Floats, size_px: int, skeleton: Skeleton) -> Floats:
-        """(P, K, 3 or more) joints (x, y, visible ...) of the picture -> those of a square of this size.
+        """Transform (P, K, 3 or more) joints (x, y, visible ...) of the image to a square of this size.
 
-        In a mirrored picture a left knee is a right knee.
+        In a mirrored image, left and right joints are swapped.
+
+        Args:
+            joints: (P, K, 3 or more).
+            size_px: Side of the square.
+            skeleton: The joints of the dataset.
         """
         placed = joints.copy()
         placed[..., :2] = self.points(joints[..., :2], size_px)
         return placed[:, list(skeleton.mirrored)] if self.is_mirrored else placed
 
     def warp(self, pixels: Pixels, size_px: int) -> Pixels:
-        """(H, W) or (H, W, 3) -> (size_px, size_px ...), bilinear; black outside of the picture."""
+        """Transform (H, W) or (H, W, 3) bytes to (size_px, size_px ...), bilinear; black outside of the image."""
         matrix = self.matrix(size_px)
         if self.is_mirrored:
             matrix[0] *= -1
             matrix[0, 2] += size_px - 1
-        # OpenCV takes half the time for four channels that it takes for three, with the same bits.
+        # OpenCV needs half the time for four channels that it needs for three, with equal results.
         has_colours = pixels.ndim == 3
         source = cv2.cvtColor(pixels, cv2.COLOR_RGB2RGBA) if has_colours else pixels
         warped: Any = cv2.warpAffine(source, matrix, (size_px, size_px))
@@ -78,13 +83,13 @@ class Placement:
 
 
 def draw_placement(width: int, height: int, key: int, config: DataConfig) -> Placement:
-    """A random placement of a picture, that follows from a key.
+    """Draw a random placement as a function of a key.
 
     Args:
-        width: The picture's, pixels.
-        height: The picture's, pixels.
-        key: The sample's.
-        config: How far it may be turned, scaled and moved, and how often it is mirrored.
+        width: Width of the image, pixels.
+        height: Height of the image, pixels.
+        key: Key of the sample.
+        config: Ranges of rotation, scale and shift, and the probability of a flip.
     """
     keys = np.array([key], dtype=np.uint64)
     scaled, turned, right, down, mirrored = (float(uniform(keys, column)[0]) for column in range(5))

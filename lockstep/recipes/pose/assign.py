@@ -1,9 +1,9 @@
-"""Which joint is whose: peaks joined to people by their tags.
+"""Groups peaks into people by their tags.
 
-Associative embedding (Newell, Huang, Deng 2017) as HigherHRNet's implementation groups it: joint after joint, the peaks
-of one joint are assigned to the people found so far such that the sum of tag distances is smallest.
+Associative embedding (Newell, Huang, Deng 2017) as in HigherHRNet's implementation: joint by joint, the peaks of one
+joint are assigned to the people so far, with the smallest sum of tag distances.
 
-Legend: P people, K joints, N peaks of one joint, T tags of a peak (2 with the mirrored picture's), M people looked at.
+Legend: P people, K joints, N peaks of one joint, T tags of a peak (2 with flip testing), M people so far.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 
 FloatArray = npt.NDArray[np.floating]
 X, Y, SCORE, TAGS = 0, 1, 2, 3
-# What a pair that lasts is worth: less than any two scores differ by, more than sums of costs are rounded by.
+# _TIE is the bonus of a pair below the threshold: less than the difference of two scores, more than rounding errors.
 _FAR, _TIE = 1e10, 1e-9
 
 
@@ -29,25 +29,24 @@ def match(
     use_score: bool = True,
     ignore_too_much: bool = False,
 ) -> npt.NDArray[np.float32]:
-    """Join peaks to people.
+    """Group peaks into people.
 
     Args:
-        peaks: For each of K joints (N, 3 + T): x, y, score, tags; best score first.
-        order: The joints in the order in which they are taken.
-        max_people: A peak is compared with so many people at most, those found first. It is no limit on how many are
-            found.
-        tag_threshold: A peak whose tags lie so far from a person's mean tags, or farther, begins a person of its own.
-        use_score: Round distances to whole numbers and let the better score decide among equal ones.
-        ignore_too_much: Once `max_people` people are found, take no further joints.
+        peaks: For each of K joints (N, 3 + T): x, y, score, tags; sorted by descending score.
+        order: The joints in the order in which they are processed.
+        max_people: Each peak is compared with the first `max_people` people. The result can have more people.
+        tag_threshold: A peak with at least this distance from the mean tags of every person starts a new person.
+        use_score: Round distances to whole numbers, and break ties by the higher score.
+        ignore_too_much: Once there are `max_people` people, ignore further joints.
 
     Returns:
-        (P, K, 3 + T) float32 in the order in which the people were found; a missing joint is all zeros.
+        (P, K, 3 + T) float32, in the order in which the people were started; missing joints are all zeros.
     """
     num_joints, num_columns = len(peaks), peaks[0].shape[1] if len(peaks) else TAGS + 1
     capacity = sum(map(len, peaks))
     people = np.zeros((capacity, num_joints, num_columns), np.float32)
     sums, counts = np.zeros((capacity, num_columns - TAGS), np.float32), np.zeros(capacity, np.float32)
-    # As in the reference, a person is known by the value of the first tag: an equal one is the same person.
+    # As in the reference, a person is identified by the value of the first tag: an equal one is the same person.
     numbers: dict[float, int] = {}
     for joint in order:
         found = peaks[joint]
@@ -76,30 +75,40 @@ def match(
 
 
 def tag_distances(found: FloatArray, means: FloatArray) -> FloatArray:
-    """(N, 3 + T) peaks and (M, T) mean tags -> (N, M) distances."""
+    """Compute (N, M) distances between the tags of (N, 3 + T) peaks and (M, T) mean tags."""
     difference = found[:, None, TAGS:].astype(np.float64) - means[None]
     return np.asarray(np.sqrt((difference * difference).sum(axis=2)))
 
 
 def assignment_cost(distances: FloatArray, found: FloatArray, *, use_score: bool) -> FloatArray:
-    """(N, M): what it costs to give a peak to a person."""
+    """Compute the (N, M) cost of assigning a peak to a person.
+
+    Args:
+        distances: (N, M) tag distances.
+        found: (N, 3 + T) peaks.
+        use_score: Round distances, and break ties by the higher score.
+    """
     cost = distances
     if use_score:
         cost = np.rint(distances) * 100 - found[:, SCORE : SCORE + 1].astype(np.float64)
-    # A network that has gone wrong may give tags that are no numbers; its peaks then belong to nobody.
+    # A diverged network may return NaN tags. Their peaks are then near to no person.
     return np.nan_to_num(cost, nan=_FAR, posinf=_FAR)
 
 
 def assign(cost: FloatArray, is_near: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Pairs (peak, person) of smallest total cost; with more peaks than people some peaks stay alone.
+    """Solve the assignment problem: pairs (peak, person) of the smallest total cost.
 
-    Rounded distances tie often: with people's tags on a line, to hand every peak on to the next person costs no more
-    than to leave all in place and send one far away, but begins many people instead of one. The reference's choice
-    hangs on the version of its solver. Of the cheapest, ours is one with the most pairs that last.
+    Rounded distances often tie. If the tags of people lie on a line, shifting every peak to the next person costs the
+    same as keeping all peaks and sending one far away, but it starts many new people instead of one. In the reference,
+    the solution among equal ones depends on the version of the solver. Here it is one with the most pairs below the
+    tag threshold.
 
     Args:
         cost: (N, M).
-        is_near: (N, M) whether a pair is near enough to last.
+        is_near: (N, M), whether the distance of a pair is below the tag threshold.
+
+    Returns:
+        Pairs; with more peaks than people, some peaks have no pair.
     """
     rows, columns = linear_sum_assignment(cost - _TIE * is_near)
     return list(zip(rows.tolist(), columns.tolist(), strict=True))

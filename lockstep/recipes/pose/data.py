@@ -1,6 +1,6 @@
-"""Pictures of people as the training and the evaluation take them.
+"""Datasets of images of people, for training and evaluation.
 
-Legend: N pictures, H and W a picture's height and width, P people, K joints, S the training square's side.
+Legend: N images, H and W height and width of an image, P people, K joints, S the side of the training square.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from lockstep.recipes.pose.config import DataConfig
 from lockstep.recipes.pose.normalise import MEAN, STD
 from lockstep.recipes.pose.targets import Maps, draw_heatmaps, index_joints
 
-STRIDES = (4, 2)  # of the network's two outputs
-BASE_PX = 256.0  # a person of this size has the spread that the settings give (scale_aware)
+STRIDES = (4, 2)  # of the two outputs of the network
+BASE_PX = 256.0  # size of a person with sigma = data.sigma (scale_aware)
 HALF = 127
 _MEAN, _STD = (np.array(values, dtype=np.float32) * np.float32(255) for values in (MEAN, STD))
 
 
 @dataclass(frozen=True)
 class Example:
-    """A picture and the people in it.
+    """An image and the people in it.
 
     Attributes:
         rgb: (H, W, 3).
         joints: (P, K, 3): x, y in pixels, visible.
         sizes: (P,) the longer side of each person's box, pixels.
-        mask: (H, W), 255 where the picture counts, 0 where not; None: all of it counts.
+        mask: (H, W), 255 where the loss counts, 0 elsewhere. None: it counts everywhere.
     """
 
     rgb: Pixels
@@ -43,27 +43,27 @@ class Example:
 
 
 class Source(Protocol):
-    """Pictures with people."""
+    """A source of images with annotated people."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of images."""
 
     def example(self, index: int, key: int) -> Example:
-        """One of them; the key is the only source of random numbers, where there are any."""
+        """Load an image; the key is the only source of random numbers, if there are any."""
 
-    def truth(self, index: int) -> dict[str, Any]:
-        """What an evaluation wants: image_id, file_name, width, height, crowd_index, annotations as COCO has them."""
+    def ground_truth(self, index: int) -> dict[str, Any]:
+        """Return image_id, file_name, width, height, crowd_index, and annotations in COCO's format."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture as the network is trained on it; of maps and masks the one at 1/4 first.
+    """The input and the targets of one training image; of maps and masks the one at 1/4 first.
 
     Attributes:
         image: (S, S, 3) float32, normalised.
         heatmaps: (K, S/4, S/4) and (K, S/2, S/2).
         masks: (S/4, S/4) and (S/2, S/2) float32, 1 where the loss counts.
-        index: (max_people, K, 2), see `index_joints`.
+        index: (max_people, K, 2); `index_joints` describes it.
     """
 
     image: Maps
@@ -72,14 +72,14 @@ class Sample:
     index: IntArray
 
 
-class TrainPictures:
-    """Pictures turned, scaled, moved and mirrored at random, with what the network should say of them.
+class TrainImages:
+    """Training images with random rotation, scale, shift and flip, and their targets.
 
     Args:
-        source: The pictures.
-        config: How they are placed and drawn.
-        tag_per_joint: Each joint has a map of tags of its own.
-        channels_last: Layout of the batches in memory.
+        source: The images.
+        config: The augmentation and the size of the heatmap peaks.
+        tag_per_joint: Whether the network has a tag map per joint.
+        channels_last: Whether batches are in channels-last memory format.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class TrainPictures:
         return getattr(self.source, "files", None)
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """Read, place and draw.
+        """Load, transform and draw a batch.
 
         Returns:
             inputs (N, 3, S, S) float32; targets: `heatmaps` [(N, K, S/4, S/4), (N, K, S/2, S/2)], `masks`
@@ -109,8 +109,8 @@ class TrainPictures:
         heatmaps = [np.zeros((count, num_joints, size // step, size // step), np.float32) for step in STRIDES]
         masks = [np.empty((count, size // step, size // step), np.float32) for step in STRIDES]
         index = np.empty((count, self._config.max_people, num_joints, 2), np.int64)
-        for row, (place, key) in enumerate(zip(indices.tolist(), keys.tolist(), strict=True)):
-            example = self.source.example(place, key)
+        for row, (sample_index, key) in enumerate(zip(indices.tolist(), keys.tolist(), strict=True)):
+            example = self.source.example(sample_index, key)
             height, width = example.rgb.shape[:2]
             place_sample(
                 example,
@@ -131,19 +131,19 @@ class TrainPictures:
 def place_sample(
     example: Example, placement: Placement, config: DataConfig, out: Sample, *, tag_per_joint: bool = True
 ) -> None:
-    """Bring a picture and all that belongs to it into the training square.
+    """Transform an image and its annotations into the training square.
 
     Args:
-        example: The picture.
-        placement: Where it comes to lie.
-        config: Sizes and spreads.
-        out: Where the result goes: heat maps zero, the rest as it is.
-        tag_per_joint: Each joint has a map of tags of its own.
+        example: The image.
+        placement: The transform.
+        config: Sizes of the square and of the heatmap peaks.
+        out: Written by this function. Its heatmaps must be zero.
+        tag_per_joint: Whether the network has a tag map per joint.
     """
     height, width = example.rgb.shape[:2]
     size = config.size_px
     warped = placement.warp(example.rgb, size)
-    # Row by row of S * 3 numbers: so short a last dimension as 3 would be slow.
+    # As rows of S * 3 numbers: numpy is slow with a last dimension of 3.
     np.subtract(warped.reshape(size, -1), np.tile(_MEAN, size), out=out.image.reshape(size, -1))
     np.divide(out.image.reshape(size, -1), np.tile(_STD, size), out=out.image.reshape(size, -1))
 
@@ -154,7 +154,7 @@ def place_sample(
         sigmas = config.sigma * example.sizes / BASE_PX / (placement.scale * UNIT_PX / side)
     for stage, stride in enumerate(STRIDES):
         map_px = size // stride
-        # Below half counts as nothing, outside of the picture too.
+        # Interpolated values up to a half, and pixels outside of the image, count as masked.
         np.greater(placement.warp(mask, map_px), HALF, out=out.masks[stage], casting="unsafe")
         joints = placement.joints(example.joints, map_px, config.skeleton)
         draw_heatmaps(joints, sigmas, map_px, out=out.heatmaps[stage])
@@ -162,11 +162,11 @@ def place_sample(
             out.index[...] = index_joints(joints, map_px, config.max_people, tag_per_joint=tag_per_joint)
 
 
-class EvalPictures:
-    """Pictures as they are, each of its own size, with all that is known of them.
+class EvalImages:
+    """Validation images at their own sizes, with their annotations.
 
     Args:
-        source: The pictures.
+        source: The images.
     """
 
     def __init__(self, source: Source) -> None:
@@ -181,15 +181,15 @@ class EvalPictures:
         return getattr(self.source, "files", None)
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """Read.
+        """Load a batch.
 
         Returns:
-            inputs: N tensors (3, H, W) uint8; targets: N dicts, see `Source.truth`.
+            inputs: N tensors (3, H, W) uint8; targets: N dicts of `Source.ground_truth`.
         """
         images = [torch.from_numpy(self.rgb(index)).permute(2, 0, 1) for index in indices.tolist()]
-        return Batch(images, [self.source.truth(index) for index in indices.tolist()], torch.from_numpy(indices))
+        return Batch(images, [self.source.ground_truth(index) for index in indices.tolist()], torch.from_numpy(indices))
 
     def rgb(self, index: int) -> Pixels:
-        """(H, W, 3), a picture as it is."""
+        """Return (H, W, 3) bytes of an image."""
         rgb = self.source.example(index, 0).rgb
         return rgb if rgb.flags.writeable else rgb.copy()

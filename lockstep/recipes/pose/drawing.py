@@ -1,4 +1,4 @@
-"""People drawn on pictures: one colour a person, every line on a dark one, so that it shows on any ground."""
+"""Draws people on images: one colour per person, with dark outlines that are visible on every background."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from lockstep.report.pictures import draw_sheet
 Colour = tuple[int, int, int]
 Points = npt.NDArray[np.float64]
 
-# Joints found less surely than this are not drawn: refining puts every joint somewhere. So are people of whom hardly a
-# joint is left. The JSON has all of them.
+# Joints with a lower score are not drawn, because refinement puts every joint somewhere. People with too few other
+# joints are not drawn either. The JSON has all of them.
 MIN_JOINT_SCORE = 0.1
 MIN_JOINTS = 3
 
@@ -32,24 +32,24 @@ _PANEL_PX, _GAP_PX, _MARGIN_PX, _TEXT_PX = 240, 8, 20, 18
 
 
 class Pictures(Protocol):
-    """Samples that can show a picture."""
+    """A dataset that can return the original images."""
 
     def rgb(self, index: int) -> npt.NDArray[np.uint8]:
-        """(H, W, 3) bytes of one sample."""
+        """Return (H, W, 3) bytes of an image."""
 
 
 def draw_people(image: Image.Image, people: Sequence[Points], skeleton: Skeleton) -> Image.Image:
-    """Draw skeletons on a picture.
+    """Draw skeletons on an image.
 
     Args:
         image: RGB.
-        people: (K, 3) for each person: x, y in pixels of the picture, and the joint's score; 0: not to be drawn.
+        people: (K, 3) for each person: x, y in pixels of the image, and the score of the joint; 0: not drawn.
         skeleton: Which joints are connected.
 
     Returns:
         A changed copy.
     """
-    # Drawn twice as large and made smaller again: Pillow's own lines have steps.
+    # Drawn twice as large and reduced, because Pillow's lines are not antialiased.
     fine = 2 if max(image.size) <= 2000 else 1
     canvas = image.convert("RGB").resize((image.width * fine, image.height * fine), Image.Resampling.BICUBIC)
     draw = ImageDraw.Draw(canvas)
@@ -59,7 +59,7 @@ def draw_people(image: Image.Image, people: Sequence[Points], skeleton: Skeleton
             continue
         spots = (person[:, :2] + 0.5) * fine
         extent = float(np.ptp(spots[seen], axis=0).max())
-        # Thin on small people, so that they can be seen below it.
+        # Thin lines on small people, to keep them visible.
         width = min(max(3.0 * fine, extent / 40), max(canvas.size) / 110)
         limbs = [(tuple(spots[a]), tuple(spots[b])) for a, b in skeleton.limbs if seen[a] and seen[b]]
         for extra, ink in ((max(1.5 * fine, width * 0.5), _DARK), (0, colour)):
@@ -72,38 +72,43 @@ def draw_people(image: Image.Image, people: Sequence[Points], skeleton: Skeleton
 
 
 def colours(num_people: int) -> list[Colour]:
-    """One bright colour for each person, neighbours far apart."""
-    # By the golden ratio's part of a circle each hue falls into the largest gap that those before it left.
-    hues = [(0.07 + place * 0.618034) % 1 for place in range(num_people)]
+    """Return one bright colour per person; successive hues are far apart."""
+    # Steps of the golden ratio: each hue falls into the largest gap between those before it.
+    hues = [(0.07 + number * 0.618034) % 1 for number in range(num_people)]
     return [_bright(hue) for hue in hues]
 
 
 def _bright(hue: float) -> Colour:
-    """A full colour, the paler the darker it looks: blue and red more than yellow and green."""
+    """Return a saturated colour of a hue; dark hues such as blue are lightened more than yellow and green."""
     red, green, blue = colorsys.hls_to_rgb(hue, 0.55, 1.0)
     luma = 0.299 * red + 0.587 * green + 0.114 * blue
     red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, 0.5 + 0.28 * (1 - luma), 1.0))
     return red, green, blue
 
 
-def draw_prediction(path: Path, answer: Mapping[str, Any], *, skeleton: Skeleton) -> Image.Image:
-    """A person's picture with what was found in it, as `infer.answer` says it.
+def draw_prediction(path: Path, prediction: Mapping[str, Any], *, skeleton: Skeleton) -> Image.Image:
+    """Draw a prediction on its image.
+
+    Args:
+        path: The image file.
+        prediction: What `infer.to_prediction` returned for it.
+        skeleton: Which joints are connected.
 
     Raises:
-        DataError: The picture can't be read.
+        DataError: The image cannot be read.
     """
-    people = [np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in answer["people"]]
+    people = [np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in prediction["people"]]
     image, shown = Image.fromarray(read_rgb(path)), _sure(people)
     return draw_people(image, shown, skeleton) if shown else _with_caption(image, "no people")
 
 
-def draw_pictures(metric: PoseMetric, samples: Pictures, folder: Path) -> None:
+def draw_evaluation(metric: PoseMetric, samples: Pictures, folder: Path) -> None:
     """Draw the first images of an evaluation into `people.png`: prediction, ground truth and heatmaps.
 
     Args:
         metric: The merged metric of the evaluation.
-        samples: What was evaluated.
-        folder: Where the picture goes.
+        samples: The validation images.
+        folder: Folder for the picture.
     """
     shown = sorted((p for p in metric.pictures if p["sketch"] is not None), key=lambda p: int(p["index"]))
     rows = []
@@ -121,21 +126,21 @@ def draw_pictures(metric: PoseMetric, samples: Pictures, folder: Path) -> None:
 
 
 def _with_caption(image: Image.Image, caption: str) -> Image.Image:
-    """The image with a line of text below it: an image without predictions would look as if none had been made."""
+    """Add a line of text below an image, because an image without people would look unprocessed."""
     size_px = max(14, image.height // 40)
     canvas = Image.new("RGB", (max(image.width, 10 * size_px), image.height + 2 * size_px), _PAPER)
     canvas.paste(image, (0, 0))
-    place = (size_px // 2, image.height + size_px)
-    ImageDraw.Draw(canvas).text(place, caption, _INK, ImageFont.load_default(size_px), anchor="lm")
+    corner = (size_px // 2, image.height + size_px)
+    ImageDraw.Draw(canvas).text(corner, caption, _INK, ImageFont.load_default(size_px), anchor="lm")
     return canvas
 
 
 def draw_samples(batches: Sequence[Batch], path: Path, *, skeleton: Skeleton) -> None:
-    """Draw training images after augmentation with the joints that the loss sees; what it leaves out is dark.
+    """Draw training images after augmentation, with the joints that the loss uses; masked areas are dark.
 
     Args:
-        batches: What the data set gave.
-        path: Where the PNG goes.
+        batches: Batches as the dataset returned them.
+        path: The PNG file to write.
         skeleton: Which joints are connected.
     """
     tiles, captions = [], []
@@ -151,18 +156,18 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, skeleton: Skeleton) ->
 
 
 def _joints(person: npt.NDArray[np.int64], maps: npt.NDArray[np.float32]) -> Points:
-    """A person's places on the maps, (K, 2) of `index_joints`, and the maps, (K, R, R) -> (K, 3) for `draw_people`."""
+    """Convert a person's (K, 2) index of `index_joints` to (K, 3) for `draw_people`, by the (K, R, R) heatmaps."""
     num_joints, size_px, _ = maps.shape
     y, x = np.divmod(person[person[:, 1] > 0, 0] % size_px**2, size_px)
     joints = np.zeros((num_joints, 3))
-    joints[maps[:, y, x].argmax(axis=0)] = np.column_stack([x, y, np.ones(len(x))])  # the joint whose peak is there
+    joints[maps[:, y, x].argmax(axis=0)] = np.column_stack([x, y, np.ones(len(x))])  # the joint with the highest map
     return joints
 
 
 def _tile(
     image: npt.NDArray[np.float32], mask: npt.NDArray[np.float32], people: Sequence[Points], skeleton: Skeleton
 ) -> npt.NDArray[np.uint8]:
-    """A normalised image, (S, S, 3), with people on its map of 1/4, as bytes of the sheet's size."""
+    """Draw people, in pixels of the map at 1/4, on a normalized image (S, S, 3); bytes of the tile size."""
     light = (0.35 + 0.65 * mask.repeat(STRIDES[0], axis=0).repeat(STRIDES[0], axis=1))[..., None]
     rgb = (image * np.array(STD, np.float32) + np.array(MEAN, np.float32)) * 255 * light
     small = Image.fromarray(rgb.clip(0, 255).round().astype(np.uint8)).resize((_PANEL_PX, _PANEL_PX))
@@ -172,29 +177,29 @@ def _tile(
 
 
 def _sure(people: Sequence[Points]) -> list[Points]:
-    """People without their unsure joints, and without those who have too few others."""
+    """Remove joints with a low score, and then people with too few joints."""
     sure = [np.where(person[:, 2:] >= MIN_JOINT_SCORE, person, 0.0) for person in people]
     return [person for person in sure if np.count_nonzero(person[:, 2]) >= MIN_JOINTS]
 
 
 def _row(
-    image: Image.Image, found: list[Points], there: list[Points], heat: npt.NDArray[np.uint8], skeleton: Skeleton
+    image: Image.Image, predicted: list[Points], truth: list[Points], heat: npt.NDArray[np.uint8], skeleton: Skeleton
 ) -> tuple[Image.Image, Image.Image, Image.Image, str]:
-    """One picture's panels and caption."""
+    """Draw the three panels of an image, and its caption."""
     factor = _PANEL_PX / max(image.size)
     size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
     small = image.resize(size, Image.Resampling.LANCZOS)
     shrunk = [
-        [np.column_stack([(p[:, :2] + 0.5) * factor - 0.5, p[:, 2]]) for p in people] for people in (found, there)
+        [np.column_stack([(p[:, :2] + 0.5) * factor - 0.5, p[:, 2]]) for p in people] for people in (predicted, truth)
     ]
     drawn = [draw_people(small, people, skeleton) for people in shrunk]
-    there_shown = [person for person in there if (person[:, 2] > 0).any()]
-    caption = f"{len(found)} predicted, {len(there_shown)} ground truth"
+    truth_shown = [person for person in truth if (person[:, 2] > 0).any()]
+    caption = f"{len(predicted)} predicted, {len(truth_shown)} ground truth"
     return drawn[0], drawn[1], _warm(small, heat), caption
 
 
 def _warm(image: Image.Image, heat: npt.NDArray[np.uint8]) -> Image.Image:
-    """The picture in dim grey, with the heat glowing over it."""
+    """Draw the heatmap in warm colours over the image in dark gray."""
     glow = np.asarray(Image.fromarray(heat).resize(image.size, Image.Resampling.BILINEAR), np.float32)[..., None] / 255
     dim = np.asarray(image.convert("L"), np.float32)[..., None] * 0.45
     hot = np.concatenate([np.minimum(1, 3 * glow), np.clip(3 * glow - 1, 0, 1), np.clip(3 * glow - 2, 0, 1)], axis=2)
@@ -202,7 +207,7 @@ def _warm(image: Image.Image, heat: npt.NDArray[np.uint8]) -> Image.Image:
 
 
 def _sheet(rows: Sequence[tuple[Image.Image, Image.Image, Image.Image, str]]) -> Image.Image:
-    """Pictures below one another, two side by side."""
+    """Arrange the rows in one or two columns."""
     font, small = ImageFont.load_default(_TEXT_PX), ImageFont.load_default(_TEXT_PX - 2)
     num_columns = min(2, len(rows))
     row_px = max(panel.height for row in rows for panel in row[:3]) + _TEXT_PX + 14
@@ -213,13 +218,13 @@ def _sheet(rows: Sequence[tuple[Image.Image, Image.Image, Image.Image, str]]) ->
     sheet = Image.new("RGB", (width, top + num_rows * row_px + _MARGIN_PX - 14), _PAPER)
     draw = ImageDraw.Draw(sheet)
     for column in range(num_columns):
-        for place, title in enumerate(("prediction", "ground truth", "heatmaps")):
-            x = _MARGIN_PX + column * (column_px + _MARGIN_PX) + place * (_PANEL_PX + _GAP_PX)
+        for number, title in enumerate(("prediction", "ground truth", "heatmaps")):
+            x = _MARGIN_PX + column * (column_px + _MARGIN_PX) + number * (_PANEL_PX + _GAP_PX)
             draw.text((x, _MARGIN_PX - 4), title, _INK, font)
     for number, (*panels, caption) in enumerate(rows):
         row, column = divmod(number, num_columns)
         left, y = _MARGIN_PX + column * (column_px + _MARGIN_PX), top + row * row_px
-        for place, panel in enumerate(panels):
-            sheet.paste(panel, (left + place * (_PANEL_PX + _GAP_PX), y))
+        for panel_number, panel in enumerate(panels):
+            sheet.paste(panel, (left + panel_number * (_PANEL_PX + _GAP_PX), y))
         draw.text((left, y + max(panel.height for panel in panels) + 3), caption, _FAINT, small)
     return sheet

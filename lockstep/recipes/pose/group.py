@@ -1,10 +1,13 @@
-"""From heat maps and tag maps to people: suppression, top-k, grouping, adjusting, refining.
+"""From heatmaps and tag maps to people: non-maximum suppression, top-k, grouping, adjustment, refinement.
 
-The same people as HigherHRNet's implementation (`HeatmapParser.parse`) finds, by other means: peaks are looked for only
+The results equal those of HigherHRNet's implementation (`HeatmapParser.parse`), but faster: peaks are searched only
 among the pixels above the threshold instead of by pooling whole maps, and all people and joints are adjusted at once.
-Maps may lie on any device; what is found comes back as numpy arrays.
+Maps may be on any device. Results are numpy arrays.
 
-Legend: P people, K joints, H and W of the maps in pixels, T tag maps (2 with the mirrored picture's).
+    heatmaps -> find_peaks -> top_k -> match (assign.py) -> adjust -> refine -> people
+    tag maps -----------------^         ^                             ^
+
+Legend: P people, K joints, H and W of the maps in pixels, T tag maps (2 with flip testing).
 """
 
 from __future__ import annotations
@@ -22,25 +25,25 @@ from lockstep.recipes.pose.assign import SCORE, TAGS, X, Y, match
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-# How many numbers are worked on at once while joints are looked for: what a CPU's cache or a GPU likes.
+# Numbers processed at once in the search for missing joints: they fit into the CPU cache, or fill a GPU.
 _CHUNK_CPU, _CHUNK_GPU = 1 << 18, 1 << 24
 _HOT = 0.05
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """How maps become people.
+    """Parameters of the grouping of peaks into people.
 
     Attributes:
-        order: The K joints in the order in which they are grouped, the surest first.
-        max_people: Peaks kept of each joint, the highest; and people that a peak is compared with.
-        detection_threshold: A peak is higher than this; not negative.
-        tag_threshold: Tags of one person lie nearer to their mean than this.
-        use_detection_value: Round tag distances and let a peak's height decide among equal ones.
-        ignore_too_much: Stop taking in joints when `max_people` people are found.
-        nms_kernel: Side of the window in which a peak is the highest pixel; odd.
-        adjust: Move joints a quarter pixel towards the higher neighbour.
-        refine: Look for a person's missing joints wherever the tags fit.
+        order: The K joints in the order in which they are grouped, the most reliable first.
+        max_people: Number of highest peaks kept per joint; and number of people that a peak is compared with.
+        detection_threshold: Minimum height of a peak; not negative.
+        tag_threshold: Maximum distance of a tag from the mean tag of its person.
+        use_detection_value: Round tag distances, and break ties by the height of the peak.
+        ignore_too_much: Ignore further joints once there are `max_people` people.
+        nms_kernel: Window of non-maximum suppression, pixels; odd.
+        adjust: Whether to move joints a quarter pixel towards the higher neighbor.
+        refine: Whether to search for the missing joints of each person by its tags.
     """
 
     order: Sequence[int]
@@ -54,16 +57,16 @@ class Grouping:
     refine: bool = True
 
     def people(self, heat: Tensor, tags: Tensor) -> tuple[FloatArray, FloatArray]:
-        """Find everybody.
+        """Find all people.
 
         Args:
-            heat: (K, H, W) float heat maps.
+            heat: (K, H, W) float heatmaps.
             tags: (T, K, H, W) tags, or (T, 1, H, W) shared by all joints.
 
         Returns:
-            (P, K, 3 + T) x, y, score, tags in pixels of the maps (a pixel's centre is at +0.5 after adjusting or
-            refining, its corner otherwise, as in the reference), missing joints all zero; and (P,) scores, each the
-            mean over all K joints before refining.
+            (P, K, 3 + T) x, y, score, tags in pixels of the maps; missing joints are all zeros. As in the reference,
+            the centre of a pixel is at +0.5 after adjustment or refinement, and at +0 otherwise. And (P,) scores, the
+            mean over all K joints before refinement.
         """
         heat, tags = heat.float().contiguous(), tags.float().contiguous()
         people = match(
@@ -80,15 +83,15 @@ class Grouping:
 
 
 def find_peaks(heat: Tensor, threshold: float, kernel: int) -> Tensor:
-    """Pixels above `threshold` (>= 0) that no pixel in the window around them exceeds.
+    """Find the pixels above `threshold` (>= 0) that are the maximum of the window around them.
 
     Args:
         heat: (K, H, W), contiguous.
-        threshold: Height that a peak has to exceed.
+        threshold: Minimum height of a peak, exclusive.
         kernel: Side of the window, odd.
 
     Returns:
-        Places in the flattened maps, rising. Equal neighbours are all kept.
+        Indices into the flattened maps, ascending. Equal neighbors are all kept.
     """
     _, height, width = heat.shape
     flat, reach = heat.view(-1), kernel // 2
@@ -96,9 +99,9 @@ def find_peaks(heat: Tensor, threshold: float, kernel: int) -> Tensor:
     y, x = places // width % height, places % width
     values = flat[places]
     window = [(dy, dx) for dy in range(-reach, reach + 1) for dx in range(-reach, reach + 1) if dy or dx]
-    # Nearest first: after the four direct neighbours hardly a pixel is left.
+    # Nearest offsets first: after the four direct neighbors, few pixels are left.
     for dy, dx in sorted(window, key=lambda step: step[0] ** 2 + step[1] ** 2):
-        # Beyond the border the border itself is looked at: it is in the window too.
+        # Clamped to the border, whose pixels are in the window anyway.
         down = (y + dy).clamp_(0, height - 1) - y if dy else 0
         right = (x + dx).clamp_(0, width - 1) - x if dx else 0
         highest = values >= flat[places + down * width + right]
@@ -107,16 +110,16 @@ def find_peaks(heat: Tensor, threshold: float, kernel: int) -> Tensor:
 
 
 def top_k(heat: Tensor, tags: Tensor, places: Tensor, max_people: int) -> list[FloatArray]:
-    """The highest peaks of each joint.
+    """Select the highest peaks of each joint.
 
     Args:
         heat: (K, H, W), contiguous.
         tags: (T, K or 1, H, W), contiguous.
-        places: Peaks, as places in the flattened heat maps.
-        max_people: How many to keep for each joint.
+        places: Peaks, as indices into the flattened heatmaps.
+        max_people: Number of peaks to keep per joint.
 
     Returns:
-        K arrays (N, 3 + T): x, y, score, tags; the highest first, equal ones in reading order.
+        K arrays (N, 3 + T): x, y, score, tags; by descending score, ties in row-major order.
     """
     num_joints, height, width = heat.shape
     area = height * width
@@ -135,10 +138,10 @@ def top_k(heat: Tensor, tags: Tensor, places: Tensor, max_people: int) -> list[F
 
 
 def adjust(people: FloatArray, heat: Tensor) -> FloatArray:
-    """Move each joint by a quarter pixel towards the higher neighbour (equal ones: left, up), and to pixel centres.
+    """Move each joint to the pixel centre and a quarter pixel towards the higher neighbor (ties: left, up).
 
     Args:
-        people: (P, K, 3 + T), x and y whole.
+        people: (P, K, 3 + T), x and y are whole numbers.
         heat: (K, H, W).
 
     Returns:
@@ -152,15 +155,17 @@ def adjust(people: FloatArray, heat: Tensor) -> FloatArray:
 
 
 def refine(people: FloatArray, heat: Tensor, tags: Tensor) -> FloatArray:
-    """Fill a person's missing joints: where the heat map less the rounded tag distance is highest, if there is heat.
+    """Add the missing joints of each person where the heatmap minus the rounded tag distance is highest.
+
+    A joint is added only where its heatmap is above 0.
 
     Args:
-        people: (P, K, 3 + T); x and y as `match` or `adjust` give them.
+        people: (P, K, 3 + T), from `match` or `adjust`.
         heat: (K, H, W).
         tags: (T, K or 1, H, W).
 
     Returns:
-        A changed copy; the tags of filled joints stay zero.
+        A changed copy; the tags of added joints stay zero.
     """
     num_joints, height, width = heat.shape
     found = people[:, :, SCORE] > 0
@@ -183,11 +188,11 @@ def refine(people: FloatArray, heat: Tensor, tags: Tensor) -> FloatArray:
 
 
 def _best_places(heat: Tensor, tags: Tensor, means: Tensor) -> IntArray:
-    """(HW,) heat, (T, HW) tags of one joint and (M, T) means -> (M,) the first of the best places for each person."""
+    """Find the (M,) best pixels of one joint for (M, T) mean tags, from (HW,) heat and (T, HW) tags."""
     if heat.is_cuda:
         return _search(heat, tags, means, _CHUNK_GPU)[0]
-    # No place is worth more than its heat. So where the best of the hot places is worth more than the warmest of the
-    # others has heat, it is the best of all, and most maps need not be searched.
+    # The value of a pixel is at most its heat. So if the best pixel above _HOT has a value above _HOT, no other pixel
+    # can be better, and most maps need not be searched completely.
     hot = torch.from_numpy(np.flatnonzero(heat.numpy() > _HOT))
     if len(hot) == 0:
         return _search(heat, tags, means, _CHUNK_CPU)[0]
@@ -199,7 +204,7 @@ def _best_places(heat: Tensor, tags: Tensor, means: Tensor) -> IntArray:
 
 
 def _search(heat: Tensor, tags: Tensor, means: Tensor, chunk: int) -> tuple[IntArray, FloatArray]:
-    """For each of (M, T) mean tags: the place of the largest heat less rounded tag distance, and that value."""
+    """Find, for (M, T) mean tags, the (M,) pixels with the largest heat minus rounded tag distance, and the values."""
     rows = max(1, chunk // len(heat))
     found = [_search_rows(heat, tags, means[first : first + rows]) for first in range(0, len(means), rows)]
     places, values = zip(*found, strict=True) if found else ([], [])
@@ -216,13 +221,13 @@ def _search_rows(heat: Tensor, tags: Tensor, means: Tensor) -> tuple[IntArray, F
             distances += (tag - mean[:, None]).square_()
         distances.sqrt_()
     values = torch.sub(heat, distances.round_(), out=distances)
-    # Both give the first of equal ones; on CPUs numpy's is four times as fast.
+    # Both return the first of equal values. On CPUs numpy is four times as fast.
     best = values.argmax(dim=1) if values.is_cuda else torch.from_numpy(values.numpy().argmax(axis=1))
     return best.cpu().numpy(), values.gather(1, best[:, None])[:, 0].cpu().numpy()
 
 
 def _towards_higher(heat: Tensor, joint: IntArray, x: IntArray, y: IntArray) -> FloatArray:
-    """(N,) joints and pixels -> (N, 2): the pixel's centre, moved by a quarter towards the higher neighbour."""
+    """Return (N, 2) pixel centres of (N,) joints, moved by a quarter towards the higher neighbor."""
     _, height, width = heat.shape
     above, below = np.maximum(y - 1, 0), np.minimum(y + 1, height - 1)
     left, right = np.maximum(x - 1, 0), np.minimum(x + 1, width - 1)
@@ -240,5 +245,5 @@ def _read(heat: Tensor, places: IntArray) -> FloatArray:
 
 
 def _nonzero(mask: Tensor) -> Tensor:
-    # On CPUs numpy's is four times as fast as torch's.
+    # On CPUs numpy is four times as fast as torch.
     return mask.nonzero().view(-1) if mask.is_cuda else torch.from_numpy(np.flatnonzero(mask.numpy()))

@@ -1,8 +1,10 @@
-"""The whole way from a picture to people: looked at in several sizes, mirrored too, grouped, and put back.
+"""Inference: from an image to people, with multi-scale and flip testing.
 
-HigherHRNet's test path (`valid.py`). Pictures are looked at one by one, each at its own size.
+HigherHRNet's test path (`valid.py`). Images are processed one by one, each at its own size.
 
-Legend: P people, K joints, H and W of a picture or map, T tag maps (2 with the mirrored picture's).
+    image -> make_views -> forward_views (heatmaps, tags) -> Grouping.people -> joints in pixels of the image
+
+Legend: P people, K joints, H and W of an image or map, T tag maps (2 with flip testing).
 """
 
 from __future__ import annotations
@@ -26,21 +28,21 @@ from lockstep.recipes.pose.group import Grouping
 from lockstep.recipes.pose.normalise import normalise
 from lockstep.recipes.pose.view import View, check_shape, view
 
-# COCO's and CrowdPose's number of the category "person".
+# The category id of "person" in COCO and CrowdPose.
 PERSON = 1
-# Long side of the heat map that is kept for a drawing.
+# Longer side of the heatmap that is kept for pictures.
 _SKETCH_PX = 96
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was found in one picture.
+class Detections:
+    """The people found in one image.
 
     Attributes:
-        joints: (P, K, 3) float64: x and y in pixels of the picture, and the joint's score; 0 where it is missing.
-        scores: (P,) float64, how sure each person is.
-        heat: (h, w) uint8, the largest of all joints' heat maps at each place, small; 255 stands for 1.
-        image_id: Number or name of the picture, if it came with it.
+        joints: (P, K, 3) float64: x and y in pixels of the image, and the score of the joint; 0 if it is missing.
+        scores: (P,) float64, the confidence of each person.
+        heat: (h, w) uint8, the maximum over the heatmaps of all joints, reduced in size; 255 is 1.
+        image_id: Number or name of the image, if known.
     """
 
     joints: npt.NDArray[np.float64]
@@ -49,11 +51,14 @@ class Found:
     image_id: int | str = 0
 
 
-def read_picture(path: Path) -> dict[str, Any]:
-    """A person's own picture, in any form, as `infer` takes it, with its number: 785 for 000000000785.jpg.
+def read_image(path: Path) -> dict[str, Any]:
+    """Read an image file as the input of `infer`.
+
+    Returns:
+        `rgb`, (3, H, W) uint8, and `image_id`, such as 785 for 000000000785.jpg.
 
     Raises:
-        DataError: It can't be read.
+        DataError: It cannot be read.
     """
     rgb = read_rgb(path)
     check_shape(path, rgb.shape[1], rgb.shape[0])
@@ -61,22 +66,22 @@ def read_picture(path: Path) -> dict[str, Any]:
 
 
 def _number_of(stem: str) -> int | str:
-    # A name can be made of more digits than Python makes a number of, or than a picture's number has.
+    # A name can have more digits than Python converts to an int.
     digits = re.search(r"[0-9]{1,18}$", stem)
     return int(digits.group()) if digits else stem
 
 
 def prepare(rgb: npt.NDArray[np.uint8]) -> Tensor:
-    """(H, W, 3) bytes -> what `infer` takes: (3, H, W) uint8."""
+    """Convert (H, W, 3) bytes to the input of `infer`: (3, H, W) uint8."""
     return torch.from_numpy(np.ascontiguousarray(rgb.transpose(2, 0, 1)))
 
 
-def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Found]]:
-    """How people are found with these settings.
+def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Detections]]:
+    """Make the inference function of these settings.
 
     Returns:
-        (model, pictures) -> what was found in each. Pictures are (3, H, W) uint8 tensors of any sizes in a list, or
-        (N, 3, H, W) as `rgb` with N `image_id`.
+        (model, images) -> the detections of each image. Images are a list of (3, H, W) uint8 tensors of any sizes, or
+        a dict with `rgb`, (N, 3, H, W), and N `image_id`.
     """
     test, skeleton = config.test, config.skeleton
     grouping = Grouping(
@@ -93,17 +98,17 @@ def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Found]]:
     mirrored = skeleton.mirrored if test.flip else None
     size_px = test.size_px or config.data.size_px
 
-    def infer(model: nn.Module, pictures: Any) -> list[Found]:
+    def infer(model: nn.Module, pictures: Any) -> list[Detections]:
         is_named = isinstance(pictures, Mapping)
         images = pictures["rgb"] if is_named else pictures
         numbers = pictures["image_id"] if is_named else [0] * len(images)
         found = []
         for picture, number in zip(images, numbers, strict=True):
-            check_shape(f"picture {number}", picture.shape[-1], picture.shape[-2])
-            views, base = views_of(picture, size_px, test.scales)
-            heat, tags = look(model, picture, views, base if test.project else None, mirrored=mirrored)
+            check_shape(f"image {number}", picture.shape[-1], picture.shape[-2])
+            views, base = make_views(picture, size_px, test.scales)
+            heat, tags = forward_views(model, picture, views, base if test.project else None, mirrored=mirrored)
             people, scores = grouping.people(heat, tags)
-            # Of the smallest view: all show the same part of the picture.
+            # All views show the same part of the image, so any of them converts coordinates: here the smallest.
             each = _found(people, scores, heat, list(views.values())[-1], picture)
             found.append(replace(each, image_id=number))
         return found
@@ -111,8 +116,17 @@ def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Found]]:
     return infer
 
 
-def views_of(picture: Tensor, size_px: int, scales: Sequence[float]) -> tuple[dict[float, View], View]:
-    """The views of a (3, H, W) picture by scale, the largest first; and the view at scale 1, looked at or not."""
+def make_views(picture: Tensor, size_px: int, scales: Sequence[float]) -> tuple[dict[float, View], View]:
+    """Make the views of an image.
+
+    Args:
+        picture: (3, H, W).
+        size_px: Shorter side at scale 1, pixels.
+        scales: The scales.
+
+    Returns:
+        Views by scale, the largest first; and the view at scale 1, even if it is not among them.
+    """
     height, width = picture.shape[-2:]
     smallest = min(scales)
     views = {
@@ -122,7 +136,7 @@ def views_of(picture: Tensor, size_px: int, scales: Sequence[float]) -> tuple[di
     return views, view(width, height, size_px=size_px, scale=1.0, min_scale=smallest)
 
 
-def look(
+def forward_views(
     model: nn.Module,
     picture: Tensor,
     views: Mapping[float, View],
@@ -130,14 +144,14 @@ def look(
     *,
     mirrored: Sequence[int] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Look at a picture in all its views.
+    """Run the network on all views of an image, and average.
 
     Args:
         model: (N, 3, H, W) -> [(N, K + K or 1, H / 4, W / 4) heat and tags, (N, K, H / 2, W / 2) heat].
-        picture: (3, H, W) uint8.
-        views: By scale, the largest first. Tags are taken at scale 1, or of the only view.
-        project_to: Bring all maps to this view's size; None: to half the largest view's.
-        mirrored: For each joint its partner in a mirrored picture, to look at that too; None: don't.
+        image: (3, H, W) uint8.
+        views: Views by scale, the largest first. Tags are taken from scale 1, or from the only view.
+        project_to: Resize all maps to the size of this view. None: to half the size of the largest view.
+        mirrored: For each joint its partner in a mirrored image, for flip testing. None: no flip testing.
 
     Returns:
         (K, H, W) heat, the mean over views; (T, K or 1, H, W) tags.
@@ -146,24 +160,24 @@ def look(
     total: Tensor | None = None
     tags: Tensor | None = None
     for scale, seen in views.items():
-        heat, own_tags = _look_once(model, normalise(seen.sample(picture)), mirrored)
+        heat, own_tags = _forward_view(model, normalise(seen.sample(picture)), mirrored)
         size = size or (heat.shape[-2], heat.shape[-1])
         heat = _resized(heat, size)
         total = heat if total is None else total.add_(heat)
         if scale == 1 or len(views) == 1:
             tags = _resized(own_tags, size)
     if total is None or tags is None:
-        raise ValueError(f"tags come from scale 1, which is not among {sorted(views)}")
+        raise ValueError(f"tags are taken from scale 1, which is not among {sorted(views)}")
     return total / len(views), tags
 
 
-def answer(found: Found) -> dict[str, Any]:
-    """A picture's people as facts for JSON, each in the form in which COCO takes results."""
+def to_prediction(found: Detections) -> dict[str, Any]:
+    """Make a prediction that can be written as JSON, with people in COCO's results format."""
     return {"people": coco_results(found, found.image_id)}
 
 
-def coco_results(found: Found, image_id: int | str) -> list[dict[str, Any]]:
-    """A picture's people in the form in which COCO takes results: keypoints are x, y, score of all joints."""
+def coco_results(found: Detections, image_id: int | str) -> list[dict[str, Any]]:
+    """Convert detections to COCO's results format: keypoints are x, y, score of all joints."""
     results = []
     for joints, score in zip(found.joints, found.scores, strict=True):
         low, high = joints[:, : Y + 1].min(axis=0), joints[:, : Y + 1].max(axis=0)
@@ -179,8 +193,8 @@ def coco_results(found: Found, image_id: int | str) -> list[dict[str, Any]]:
     return results
 
 
-def _look_once(model: nn.Module, seen: Tensor, mirrored: Sequence[int] | None) -> tuple[Tensor, Tensor]:
-    """(3, H, W) -> (K, h, w) heat, the mean over the network's outputs; (T, K or 1, h, w) tags, all at 1/2."""
+def _forward_view(model: nn.Module, seen: Tensor, mirrored: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    """Run the network on (3, H, W): (K, h, w) heat, the mean over both outputs, and (T, K or 1, h, w) tags, at 1/2."""
     images = torch.stack([seen, seen.flip(-1)]) if mirrored is not None else seen[None]
     coarse, fine = (output.float() for output in model(images))
     num_joints = fine.shape[1]
@@ -196,7 +210,7 @@ def _look_once(model: nn.Module, seen: Tensor, mirrored: Sequence[int] | None) -
 
 
 def _resized(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """(C, h, w) or (T, C, h, w) -> the same at another size."""
+    """Resize (C, h, w) or (T, C, h, w)."""
     if maps.shape[-2:] == size:
         return maps
     batch = maps if maps.dim() == 4 else maps[None]
@@ -206,8 +220,8 @@ def _resized(maps: Tensor, size: tuple[int, int]) -> Tensor:
 
 def _found(
     people: npt.NDArray[np.float32], scores: npt.NDArray[np.float32], heat: Tensor, seen: View, picture: Tensor
-) -> Found:
-    """From points and maps of a view to what is in the picture."""
+) -> Detections:
+    """Convert joints in pixels of a map to detections in pixels of the image."""
     joints = people[:, :, : SCORE + 1].astype(np.float64)
     joints[:, :, : Y + 1] = seen.to_picture(joints[:, :, : Y + 1], heat.shape[-1], heat.shape[-2])
     height, width = picture.shape[-2:]
@@ -215,4 +229,4 @@ def _found(
     factor = min(1.0, _SKETCH_PX / max(highest.shape))
     size = [max(1, round(side * factor)) for side in highest.shape[1:]]
     sketch = F.adaptive_max_pool2d(highest, size)[0]
-    return Found(joints, scores.astype(np.float64), sketch.mul(255).clamp(0, 255).byte().cpu().numpy())
+    return Detections(joints, scores.astype(np.float64), sketch.mul(255).clamp(0, 255).byte().cpu().numpy())

@@ -1,4 +1,4 @@
-"""Made-up figures as files in COCO's layout, with regions, crowds and people without keypoints, as COCO has them."""
+"""Synthetic people as files in COCO's layout, with regions, crowds and people without keypoints, as COCO has them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from PIL import Image
 
 from lockstep.data.keyed import key
 from lockstep.recipes.pose.config import SPLITS, MakeConfig
-from lockstep.recipes.pose.figures import EVAL, Drawing, describe, draw_figures
 from lockstep.recipes.pose.skeletons import COCO
+from lockstep.recipes.pose.synthetic import EVAL, Drawing, describe, draw_synthetic_image
 
 JPEG_QUALITY = 92
-FAR_EVERY = 4  # in every so-manieth picture the last person has no keypoints; in every second of these, is a crowd
+FAR_EVERY = 4  # in every fourth image the last person has no keypoints, and in every eighth it is a crowd
 
 
 def make(config: MakeConfig, out: Path) -> str:
-    """Write the data set into an empty folder.
+    """Write the dataset into an empty folder.
 
     Returns:
-        What there is now, for a person.
+        A summary for the user, with the command that trains on it.
     """
     for split, name in enumerate(SPLITS["coco"]):
         folder = out / "images" / name
         folder.mkdir(parents=True)
         count = (config.num_train, config.num_eval)[split]
         images, people = [], []
-        for place in range(count):
-            picture_id = 1 + place + split * 1_000_000
-            drawing = draw_figures(config.size_px, key(config.seed, EVAL, split, place))
+        for index in range(count):
+            picture_id = 1 + index + split * 1_000_000
+            drawing = draw_synthetic_image(config.size_px, key(config.seed, EVAL, split, index))
             truth = describe(drawing, picture_id)
             Image.fromarray(drawing.rgb).save(folder / truth["file_name"], quality=JPEG_QUALITY)
             images.append({"id": picture_id, **{name: truth[name] for name in ("file_name", "width", "height")}})
-            people.extend(_annotations(drawing, truth["annotations"], place))
+            people.extend(_annotations(drawing, truth["annotations"], index))
         category = {
             "id": 1,
             "name": "person",
@@ -50,23 +50,23 @@ def make(config: MakeConfig, out: Path) -> str:
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(content), encoding="utf-8")
     train = f"lockstep train pose data.name=coco data.root={shlex.quote(str(out))}"
-    return f"{config.num_train:,} + {config.num_eval:,} pictures in COCO's layout; train with   {train}"
+    return f"{config.num_train:,} + {config.num_eval:,} images in COCO's layout; train with   {train}"
 
 
-def _annotations(drawing: Drawing, people: list[dict[str, Any]], place: int) -> list[dict[str, Any]]:
-    """With regions; in some pictures without the last one's keypoints."""
+def _annotations(drawing: Drawing, people: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+    """Add regions to the annotations; in some images, remove the keypoints of the last person."""
     for person, entry in enumerate(people):
         region = coco_mask.encode(np.asfortranarray((drawing.owners == person + 1).astype(np.uint8)))
         entry["segmentation"] = {"size": region["size"], "counts": region["counts"].decode()}
-    if place % FAR_EVERY == FAR_EVERY - 1 and len(people) > 1:
+    if index % FAR_EVERY == FAR_EVERY - 1 and len(people) > 1:
         people[-1] |= {"keypoints": [0.0] * 3 * COCO.num_joints, "num_keypoints": 0}
-        if place % (2 * FAR_EVERY) == FAR_EVERY - 1:
+        if index % (2 * FAR_EVERY) == FAR_EVERY - 1:
             people[-1] |= {"iscrowd": 1, "segmentation": _runs(drawing, len(people))}
     return people
 
 
 def _runs(drawing: Drawing, owner: int) -> dict[str, Any]:
-    """A region as the plain run lengths in which COCO gives crowds."""
+    """Encode a region as uncompressed run lengths, as COCO does for crowds."""
     inside = (drawing.owners == owner).T.reshape(-1)
     changes = np.flatnonzero(np.diff(inside, prepend=False))
     counts = np.diff(np.concatenate([[0], changes, [inside.size]]))

@@ -1,7 +1,7 @@
-"""How good the people found are: COCO's average precision and recall of keypoints, and CrowdPose's variant of them.
+"""COCO's average precision and recall of keypoints, and CrowdPose's variant of them.
 
-Computed by faster-coco-eval, whose statistics equal pycocotools' and crowdposetools'. All that was found is kept until
-the end and put in the order of the pictures' numbers, so the figures do not depend on who evaluated which picture.
+Computed by faster-coco-eval, whose results equal those of pycocotools and crowdposetools. All detections are kept until
+the end and sorted by the number of the image, so that the metrics do not depend on which rank evaluated which image.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from faster_coco_eval.core import COCO, COCOeval_faster
 
 from lockstep.data.samples import Batch
 from lockstep.errors import DataError
-from lockstep.recipes.pose.infer import PERSON, Found, coco_results
+from lockstep.recipes.pose.infer import PERSON, Detections, coco_results
 from lockstep.recipes.pose.skeletons import Skeleton
 
-# A slash means a detail, which has no column on the console.
+# A metric with a slash is a detail without a column on the console.
 COCO_NAMES = ("AP", "AP50", "AP75", "APM", "APL", "AR", "AR/50", "AR/75", "AR/M", "AR/L")
-# CrowdPose leaves out sizes, and asks instead how crowded a picture is.
+# CrowdPose has no metrics by the size of people, but by the crowd index of images.
 CROWDPOSE_NAMES = ("AP", "AP50", "AP75", "", "", "AR", "AR/50", "AR/75")
 CROWDPOSE_GROUPS = {"AP_easy": (-np.inf, 0.2), "AP_medium": (0.2, 0.8), "AP_hard": (0.8, np.inf)}
-# CrowdPose gives boxes, no areas; its evaluation takes this share of a box for the person's.
+# CrowdPose has boxes but no areas. Its evaluation uses this fraction of the area of the box.
 CROWDPOSE_AREA = 0.53
 
 Picture = Mapping[str, Any]
@@ -31,12 +31,12 @@ Picture = Mapping[str, Any]
 class PoseMetric:
     """Average precision and recall of the people found.
 
-    A batch's targets are one mapping for each picture: `image_id`, `width`, `height`, `crowd_index` (None where the
-    data set has none) and `annotations` in COCO's form.
+    The targets of a batch are one mapping per image: `image_id`, `width`, `height`, `crowd_index` (None if the dataset
+    has none) and `annotations` in COCO's format.
 
     Args:
-        skeleton: Whose joints; with CrowdPose's its own rules hold.
-        num_sketches: Of so many pictures, the first, small heat maps are kept for drawings.
+        skeleton: The joints of the dataset. CrowdPose's has its own rules of evaluation.
+        num_sketches: Number of first images whose heatmaps are kept, reduced in size, for pictures.
     """
 
     def __init__(self, skeleton: Skeleton, num_sketches: int = 8) -> None:
@@ -46,19 +46,19 @@ class PoseMetric:
 
     @property
     def num_samples(self) -> int:
-        """How many pictures were added, here or in what was merged."""
+        """The number of images, including merged ones."""
         return len(self._pictures)
 
     @property
     def pictures(self) -> list[Picture]:
-        """All pictures by number: `target`, `index` (place in the data set), `results` and `sketch` (or None)."""
+        """All images, sorted by number: `target`, `index` in the dataset, `results` and `sketch` (or None)."""
         return [self._pictures[number] for number in sorted(self._pictures)]
 
-    def add(self, outputs: Sequence[Found], batch: Batch) -> None:
-        """Take in what was found in a batch of pictures.
+    def add(self, outputs: Sequence[Detections], batch: Batch) -> None:
+        """Add the detections of a batch.
 
         Raises:
-            DataError: Two pictures of the data set have one number.
+            DataError: Two images of the dataset have the same number.
         """
         for found, target, index in zip(outputs, batch.targets, batch.indices.tolist(), strict=True):
             number = int(target["image_id"])
@@ -73,18 +73,18 @@ class PoseMetric:
             )
 
     def state(self) -> dict[str, Any]:
-        """All pictures seen, as plain values."""
+        """Return all images as plain values."""
         return {"pictures": self.pictures}
 
     def merge(self, state: dict[str, Any]) -> None:
-        """Add the pictures that another rank has seen."""
+        """Add the images of another rank."""
         for picture in state["pictures"]:
             self._keep(int(picture["target"]["image_id"]), picture)
 
     def result(self) -> dict[str, float]:
-        """COCO: AP, AP50, AP75, APM, APL, AR and so on; CrowdPose: AP_easy, AP_medium, AP_hard instead of the sizes.
+        """Compute the metrics: AP, AP50, AP75, AR, AR/50, AR/75; COCO also by size, CrowdPose by crowd index.
 
-        A figure is -1 where there is nobody to find, as in COCO's own evaluation.
+        A metric is -1 if there are no people to find, as in COCO's own evaluation.
         """
         pictures = self.pictures
         return keypoint_scores(
@@ -96,8 +96,8 @@ class PoseMetric:
     def _keep(self, number: int, picture: Picture) -> None:
         if number in self._pictures:
             raise DataError(
-                f"picture {number} was evaluated twice", where=str(picture["target"].get("file_name", "")) or None,
-                fix="give each picture of the annotation file an id of its own",
+                f"image {number} was evaluated twice", where=str(picture["target"].get("file_name", "")) or None,
+                fix="Give each image of the annotation file a unique id.",
             )  # fmt: skip
         self._pictures[number] = picture
 
@@ -105,25 +105,25 @@ class PoseMetric:
 def keypoint_scores(
     targets: Sequence[Picture], results: Sequence[Mapping[str, Any]], skeleton: Skeleton
 ) -> dict[str, float]:
-    """Compare what was found with what is there.
+    """Compute the metrics of predictions against the ground truth.
 
     Args:
-        targets: One mapping for each picture, as `PoseMetric` describes it.
-        results: What was found, in COCO's form.
-        skeleton: Whose joints.
+        targets: One mapping per image; `PoseMetric` describes it.
+        results: Detections in COCO's results format.
+        skeleton: The joints of the dataset.
 
     Returns:
-        The figures by name.
+        Metrics by name.
     """
     whole = run_evaluation(targets, results, skeleton)
     if skeleton.name != "crowdpose":
         return dict(zip(COCO_NAMES, whole.stats.tolist(), strict=True))
-    figures = {name: value for name, value in zip(CROWDPOSE_NAMES, whole.stats.tolist(), strict=False) if name}
+    metrics = {name: value for name, value in zip(CROWDPOSE_NAMES, whole.stats.tolist(), strict=False) if name}
     if any(target.get("crowd_index") is not None for target in targets):
         for name, (low, high) in CROWDPOSE_GROUPS.items():
             group = [target for target in targets if low <= (target.get("crowd_index") or 0.0) < high]
-            figures[name] = _crowd_score(run_evaluation(group, results, skeleton, whole.ious)) if group else -1.0
-    return figures
+            metrics[name] = _crowd_score(run_evaluation(group, results, skeleton, whole.ious)) if group else -1.0
+    return metrics
 
 
 def run_evaluation(
@@ -132,13 +132,13 @@ def run_evaluation(
     skeleton: Skeleton,
     known: Mapping[Any, Any] | None = None,
 ) -> COCOeval_faster:
-    """The library's evaluation of these pictures, done: `stats`, `eval["precision"]`, `ious`.
+    """Run the evaluation of faster-coco-eval: `stats`, `eval["precision"]`, `ious`.
 
     Args:
-        targets: One mapping for each picture, as `PoseMetric` describes it.
-        results: What was found, in COCO's form; what was found in other pictures is left out.
-        skeleton: Whose joints.
-        known: The `ious` of an evaluation of more pictures, to take them from there.
+        targets: One mapping per image; `PoseMetric` describes it.
+        results: Detections in COCO's results format. Those of other images are ignored.
+        skeleton: The joints of the dataset.
+        known: The `ious` of an evaluation that included these images, to reuse them.
     """
     people = [{**person, "image_id": int(t["image_id"])} for t in targets for person in t["annotations"]]
     if skeleton.name == "crowdpose":
@@ -148,9 +148,9 @@ def run_evaluation(
         {**result, "area": result["bbox"][2] * result["bbox"][3]} for result in results if result["image_id"] in numbers
     ]
     for entries in (people, found):
-        # Numbers of our own: the library takes 0 for "nobody", and a file may use one number twice.
-        for place, entry in enumerate(entries, start=1):
-            entry["id"] = place
+        # New ids: in the library, 0 means "no match", and a file may use an id twice.
+        for number, entry in enumerate(entries, start=1):
+            entry["id"] = number
     images, categories = [{"id": number} for number in sorted(numbers)], [{"id": PERSON, "name": "person"}]
     truth, guesses = (
         COCO({"images": images, "annotations": entries, "categories": categories}) for entries in (people, found)
@@ -161,7 +161,7 @@ def run_evaluation(
 
 
 class _Evaluation(COCOeval_faster):  # type: ignore[misc]  # the library has no types
-    """The library's, silent; and what is known of who resembles whom is not computed again."""
+    """The evaluation of the library, without its console output, and with known similarities reused."""
 
     def __init__(self, truth: COCO, guesses: COCO, skeleton: Skeleton, known: Mapping[Any, Any] | None) -> None:
         sigmas = list(skeleton.sigmas)
@@ -170,10 +170,10 @@ class _Evaluation(COCOeval_faster):  # type: ignore[misc]  # the library has no 
         self._known = known
 
     def computeOks(self, imgId: int, catId: int) -> Any:
-        """(people found, people) similarities of a picture."""
+        """Compute the (detections, people) similarities of an image."""
         return super().computeOks(imgId, catId) if self._known is None else self._known[imgId, catId]
 
 
 def _crowd_score(evaluation: COCOeval_faster) -> float:
-    """CrowdPose's figure for a group: all precisions' mean, with -1 for each that there is none of, to 4 digits."""
+    """Compute CrowdPose's score of a group: the mean of all precisions, with -1 for undefined ones, to 4 digits."""
     return round(float(np.mean(evaluation.eval["precision"][:, :, :, 0, :])), 4)

@@ -1,10 +1,10 @@
-"""HigherHRNet: four branches from fine to coarse that exchange what they see, and heat maps at 1/4 and 1/2.
+"""HigherHRNet: four branches of different resolutions that exchange features, and heatmaps at 1/4 and 1/2.
 
 Cheng et al., "HigherHRNet: Scale-aware representation learning for bottom-up human pose estimation", CVPR 2020, on the
 trunk of Sun et al., "Deep high-resolution representation learning for human pose estimation", CVPR 2019. Tensors are
 named as in the authors' implementations, so that their checkpoints load.
 
-Legend: N pictures, H and W their height and width, K joints, T maps of tags (K, or 1), C channels.
+Legend: N images, H and W their height and width, K joints, T maps of tags (K, or 1), C channels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lockstep.recipes.pose.config import ModelConfig
 
-EXPANSION = 4  # a bottleneck gives so many times the channels that it works on
+EXPANSION = 4  # ratio of output to inner channels of a bottleneck
 INIT_STD = 0.001
 
 
@@ -62,12 +62,12 @@ class Bottleneck(nn.Module):
 
 
 class Module(nn.Module):
-    """Branches at 1/4, 1/8 ...: each through its own blocks, then each into every other, and summed.
+    """Branches at 1/4, 1/8 ...: residual blocks in each, then the sum of all branches in each.
 
     Args:
         widths: Channels of the branches, the finest first.
-        num_blocks: Blocks of each branch.
-        num_out: How many of the branches come out, the finest first.
+        num_blocks: Residual blocks per branch.
+        num_out: Number of output branches, the finest first.
     """
 
     def __init__(self, widths: Sequence[int], num_blocks: int, num_out: int) -> None:
@@ -82,7 +82,7 @@ class Module(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, xs: list[Tensor]) -> list[Tensor]:
-        """One tensor for each branch, (N, C, H, W), (N, 2C, H/2, W/2) ... -> the first `num_out` of them anew."""
+        """Compute the first `num_out` branches from all of them: (N, C, H, W), (N, 2C, H/2, W/2) ..."""
         xs = [branch(x) for branch, x in zip(self.branches, xs, strict=True)]
         fused = []
         for layers in self.fuse_layers:
@@ -114,7 +114,7 @@ class HigherHRNet(nn.Module):
         inner = [Bottleneck(EXPANSION * stem, stem) for _ in range(config.stem_blocks - 1)]
         self.layer1 = nn.Sequential(Bottleneck(stem, stem), *inner)
         self.transition1 = nn.ModuleList(
-            # The first of them keeps the size: only its number of channels has to change.
+            # The first one keeps the resolution and changes only the number of channels.
             [_keep_size(EXPANSION * stem, widths[0]), _halve(EXPANSION * stem, widths[1])]
         )
         self.stage2 = _stage(widths[:2], config.num_modules[0], config.num_blocks)
@@ -134,10 +134,10 @@ class HigherHRNet(nn.Module):
         self._initialise()
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """(N, 3, H, W) normalised pictures, H and W multiples of 32.
+        """Compute heatmaps and tags of (N, 3, H, W) normalized images; H and W are multiples of 32.
 
         Returns:
-            (N, K + T, H/4, W/4): heat maps, then tags; and (N, K, H/2, W/2): heat maps.
+            (N, K + T, H/4, W/4): heatmaps, then tags; and (N, K, H/2, W/2): heatmaps.
         """
         x = self.relu(self.bn1(self.conv1(images)))
         x = self.layer1(self.relu(self.bn2(self.conv2(x))))
@@ -151,7 +151,7 @@ class HigherHRNet(nn.Module):
         return [coarse, self.final_layers[1](fine)]
 
     def _initialise(self) -> None:
-        # As the authors do: the batch norms make up for weights this small.
+        # As in the authors' implementation. The batch norms compensate for weights this small.
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
                 nn.init.normal_(module.weight, std=INIT_STD)
@@ -172,7 +172,7 @@ def _keep_size(channels_in: int, channels_out: int) -> nn.Module:
 
 
 def _halve(channels_in: int, channels_out: int) -> nn.Module:
-    """From the coarsest branch to one of half its size."""
+    """Make the transition from the coarsest branch to a new one of half its resolution."""
     return nn.Sequential(
         nn.Sequential(*_conv_norm(channels_in, channels_out, kernel=3, stride=2), nn.ReLU(inplace=True))
     )
@@ -184,11 +184,11 @@ def _stage(widths: Sequence[int], num_modules: int, num_blocks: int, num_out: in
 
 
 def _exchange(widths: Sequence[int], source: int, target: int) -> nn.Module:
-    """What a branch is put through before it is added to another."""
+    """Make the layers between a branch and the sum in another branch."""
     if source == target:
         return nn.Identity()
     if source > target:
-        # By a whole number and to the nearest: such a gradient has one order of its sums, on GPUs too.
+        # Nearest-neighbor upsampling by a whole factor: its gradient adds up in a fixed order, on GPUs too.
         larger = nn.Upsample(scale_factor=2 ** (source - target), mode="nearest")
         return nn.Sequential(*_conv_norm(widths[source], widths[target], kernel=1), larger)
     steps = []

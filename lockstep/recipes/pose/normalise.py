@@ -1,4 +1,4 @@
-"""How bytes become the numbers that the network sees: (byte / 255 - mean) / std, with ImageNet's mean and std."""
+"""Normalization of bytes: (byte / 255 - mean) / std, with the mean and standard deviation of ImageNet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STD = (0.229, 0.224, 0.225)
 
 
 def normalise(pixels: Tensor) -> Tensor:
-    """(..., 3, H, W) uint8, red, green, blue -> float32 of the same shape, on the same device."""
+    """Normalize (..., 3, H, W) uint8 (red, green, blue) to float32 of the same shape, on the same device."""
     mean = torch.tensor(MEAN, device=pixels.device).mul_(255).view(3, 1, 1)
     std = torch.tensor(STD, device=pixels.device).mul_(255).view(3, 1, 1)
     return pixels.to(torch.float32).sub_(mean).div_(std)

@@ -1,4 +1,4 @@
-"""How a made-up person looks: skin, shirt, trousers, and a face."""
+"""Paints synthetic people: skin, shirt, trousers, and a face."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from lockstep.recipes.pose.affine import Floats
 from lockstep.recipes.pose.skeletons import COCO
 
 Colour = tuple[int, int, int]
-_JOINT = {name: place for place, name in enumerate(COCO.joints)}
+_JOINT = {name: index for index, name in enumerate(COCO.joints)}
 
 
 def random_colour(random: np.random.Generator) -> Colour:
-    """Any of them."""
+    """Draw a random colour."""
     red, green, blue = random.integers(0, 256, 3).tolist()
     return red, green, blue
 
 
 class Painter:
-    """Paints one person on a picture, and the same shapes on the map of owners.
+    """Painter of one person on an image, and of the same shapes on the map of owners.
 
     Args:
-        canvases: The picture's and the map's.
+        canvases: The canvas of the image and the canvas of the map.
         joints: (17, 2) x, y in pixels.
-        height: The person's, pixels.
-        random: Chooses the colours.
+        height: Height of the person, pixels.
+        random: Source of the colours.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Painter:
         self._shirt, self._trousers = random_colour(random), random_colour(random)
 
     def paint(self, owner: int) -> None:
-        """Legs, body, head and arms, from back to front."""
+        """Paint legs, body, head and arms, from back to front."""
         self._owner = owner
         dark: Colour = (int(self._shirt[0] * 0.75), int(self._shirt[1] * 0.75), int(self._shirt[2] * 0.75))
         for side in ("left", "right"):

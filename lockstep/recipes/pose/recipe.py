@@ -1,4 +1,4 @@
-"""The pose recipe: from settings to what the engine trains."""
+"""The pose recipe: the parts that the engine trains, from the settings."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import nn
 from lockstep.engine.parts import Parts
 from lockstep.recipes.pose.coco.files import open_files
 from lockstep.recipes.pose.config import Config, DataConfig
-from lockstep.recipes.pose.data import EvalPictures, Source, TrainPictures
-from lockstep.recipes.pose.drawing import draw_pictures, draw_prediction, draw_samples
-from lockstep.recipes.pose.figures import NUM_EVAL, NUM_TRAIN, Figures
-from lockstep.recipes.pose.infer import answer, make_infer, read_picture
+from lockstep.recipes.pose.data import EvalImages, Source, TrainImages
+from lockstep.recipes.pose.drawing import draw_evaluation, draw_prediction, draw_samples
+from lockstep.recipes.pose.infer import make_infer, read_image, to_prediction
 from lockstep.recipes.pose.loss import pose_loss
 from lockstep.recipes.pose.metric import PoseMetric
 from lockstep.recipes.pose.model import HigherHRNet
 from lockstep.recipes.pose.normalise import MEAN, STD
+from lockstep.recipes.pose.synthetic import NUM_EVAL, NUM_TRAIN, SyntheticPeople
 from lockstep.storage.pretrained import load_pretrained
 
-# Else a folder that is given would be passed over without a word.
-NO_ROOT = " (data.root is not read: data.name=coco)"
-TITLES = {"figures": "made-up figures", "coco": "COCO keypoints", "crowdpose": "CrowdPose"}
+# Without this hint, data.root would be ignored silently.
+NO_ROOT = " (data.root is ignored; set data.name=coco to use it)"
+TITLES = {"figures": "synthetic people", "coco": "COCO keypoints", "crowdpose": "CrowdPose"}
 
 
 def build(config: Config) -> Parts:
-    """Join data, model, loss and metric. Reads no data yet."""
+    """Build the parts from the settings. Reads no data yet."""
     skeleton = config.skeleton
     model = HigherHRNet(config.model, skeleton.num_joints)
     is_left_out = config.data.name == "figures" and config.data.root != DataConfig().root
@@ -35,15 +35,15 @@ def build(config: Config) -> Parts:
     return Parts(
         model=model,
         loss=partial(pose_loss, config=config.loss),
-        train_data=partial(open_train_pictures, config),
-        eval_data=partial(open_eval_pictures, config),
+        train_data=partial(open_train_images, config),
+        eval_data=partial(open_eval_images, config),
         metric=partial(PoseMetric, skeleton),
         monitor=("AP", "max"),
         init_weights=partial(load_weights, path=config.model.weights) if config.model.weights else None,
         infer=make_infer(config),
-        preprocess=read_picture,
-        postprocess=answer,
-        draw=draw_pictures,  # type: ignore[arg-type]  # it also asks EvalPictures for a picture as it is
+        preprocess=read_image,
+        postprocess=to_prediction,
+        draw=draw_evaluation,  # type: ignore[arg-type]  # it also uses EvalImages.rgb
         draw_prediction=partial(draw_prediction, skeleton=skeleton),
         draw_samples=partial(draw_samples, skeleton=skeleton),
         input_shape=(3, config.data.size_px, config.data.size_px),
@@ -55,13 +55,13 @@ def build(config: Config) -> Parts:
     )
 
 
-def open_train_pictures(config: Config) -> TrainPictures:
-    """The training pictures.
+def open_train_images(config: Config) -> TrainImages:
+    """Open the training images.
 
     Raises:
-        DataError: Files are missing, or are not what they claim to be.
+        DataError: Files are missing or invalid.
     """
-    return TrainPictures(
+    return TrainImages(
         _open(config, train=True),
         config.data,
         tag_per_joint=config.model.tag_per_joint,
@@ -69,20 +69,20 @@ def open_train_pictures(config: Config) -> TrainPictures:
     )
 
 
-def open_eval_pictures(config: Config) -> EvalPictures:
-    """The held-out pictures.
+def open_eval_images(config: Config) -> EvalImages:
+    """Open the validation images.
 
     Raises:
-        DataError: Files are missing, or are not what they claim to be.
+        DataError: Files are missing or invalid.
     """
-    return EvalPictures(_open(config, train=False))
+    return EvalImages(_open(config, train=False))
 
 
 def load_weights(model: nn.Module, path: Path) -> Mapping[str, str]:
-    """Start from a checkpoint: a HigherHRNet's, or a classifier's with the same trunk (HRNet on ImageNet).
+    """Load pretrained weights: of a HigherHRNet, or of a classifier with the same trunk (HRNet on ImageNet).
 
     Raises:
-        CheckpointError: The file can't be read, or fits nothing here.
+        CheckpointError: The file cannot be read, or has no weights for this network.
     """
     return load_pretrained(model, path.expanduser())
 
@@ -91,4 +91,4 @@ def _open(config: Config, *, train: bool) -> Source:
     if config.data.name != "figures":
         return open_files(config.data, train=train)
     count = (config.data.num_train or NUM_TRAIN) if train else (config.data.num_eval or NUM_EVAL)
-    return Figures(config.data.size_px, count, is_fixed=not train)
+    return SyntheticPeople(config.data.size_px, count, is_fixed=not train)

@@ -1,6 +1,6 @@
-"""Who has which joints: COCO's 17 and CrowdPose's 14.
+"""The joints of the datasets: COCO's 17 and CrowdPose's 14.
 
-Legend: K joints. Numbers are the places of joints in the data set's own order, from 0.
+Legend: K joints. Numbers are indices in the order of the dataset, from 0.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-# How far people's annotations of a joint lie apart, as a share of the person's size: the constants of COCO's evaluation
-# of keypoints. CrowdPose's evaluation gives the head and the neck 0.079.
+# Standard deviation of human annotations of a joint, relative to the size of the person: the constants of COCO's
+# evaluation of keypoints. CrowdPose's evaluation uses 0.079 for the head and the neck.
 _SPREAD = {
     "nose": 0.026, "eye": 0.025, "ear": 0.035, "shoulder": 0.079, "elbow": 0.072, "wrist": 0.062, "hip": 0.107,
     "knee": 0.087, "ankle": 0.089, "head": 0.079, "neck": 0.079,
@@ -18,13 +18,13 @@ _SPREAD = {
 
 @dataclass(frozen=True)
 class Skeleton:
-    """The joints of a data set.
+    """The joints of a dataset.
 
     Attributes:
         name: "coco" or "crowdpose".
         joints: K names, in the order of the annotation files.
-        limbs: Pairs of joints that a drawing connects.
-        order: Joints in the order in which they are grouped into people, the surest first.
+        limbs: Pairs of joints that pictures connect.
+        order: Joints in the order in which they are grouped into people, the most reliable first.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Skeleton:
 
     @cached_property
     def mirrored(self) -> tuple[int, ...]:
-        """For each joint, the one that it becomes in a mirrored picture: left_knee for right_knee, nose for nose."""
+        """For each joint, its partner in a mirrored image: left_knee for right_knee, nose for nose."""
         swap = {"left": "right", "right": "left"}
         names = [
             f"{swap[side]}_{rest}" if rest and side in swap else joint
@@ -50,7 +50,7 @@ class Skeleton:
 
     @cached_property
     def sigmas(self) -> tuple[float, ...]:
-        """For each joint, how far off an annotation is, as the evaluation counts it (OKS)."""
+        """For each joint, its constant in object keypoint similarity (OKS)."""
         return tuple(_SPREAD[joint.rpartition("_")[2]] for joint in self.joints)
 
 
@@ -81,8 +81,8 @@ COCO = Skeleton(
     limbs=_limbs(_COCO, *_FACE, *_BODY),
     order=(0, 1, 2, 3, 4, 5, 6, 11, 12, 7, 8, 9, 10, 13, 14, 15, 16),
 )
-# The reference implementation takes the first 14 places of COCO's order, whatever joints they are here; kept, as
-# another order groups crowded pictures differently.
+# As in the reference implementation, the first 14 numbers of COCO's order, although they are other joints here: another
+# order would group crowded images differently.
 CROWDPOSE = Skeleton(
     name="crowdpose", joints=_CROWDPOSE, limbs=_limbs(_CROWDPOSE, "head-neck", *_BODY), order=COCO.order[:14]
 )

@@ -1,9 +1,9 @@
-"""What the network should say of a picture: heat maps with a peak at each joint, and where each person's joints lie.
+"""Training targets: heatmaps with a peak at each joint, and the indices of each person's joints.
 
-Both as the HigherHRNet authors' implementation has them. Points are cut to whole pixels towards zero: x = -0.4 still
-lies on pixel 0, x = -1 lies outside.
+Both as in the HigherHRNet authors' implementation. Points are truncated towards zero: x = -0.4 is on pixel 0, x = -1 is
+outside.
 
-Legend: P people, K joints, R a map's height and width.
+Legend: P people, K joints, R height and width of a map.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ MIN_SIGMA = 0.25
 
 
 def joints_on_map(joints: Floats, size_px: int) -> tuple[IntArray, IntArray, IntArray]:
-    """The joints that are visible and on the map.
+    """Select the joints that are visible and on the map.
 
     Args:
-        joints: (P, K, 3 or more): x, y in pixels of the map, visible (counts where more than 0).
+        joints: (P, K, 3 or more): x, y in pixels of the map, visible (if above 0).
         size_px: R.
 
     Returns:
-        Of each of them: its person, its place among the K, and its pixel (x, y), cut towards zero. Person by person.
+        For each of M joints, sorted by person: (M,) the person, (M,) the joint, and (M, 2) the pixel (x, y).
     """
     num_joints = joints.shape[1]
     flat = joints.reshape(-1, joints.shape[2])
     x, y = flat[:, 0], flat[:, 1]
-    # Compared before they are cut: a number far outside would not fit an integer.
-    (there,) = ((flat[:, 2] > 0) & (x > -1) & (y > -1) & (x < size_px) & (y < size_px)).nonzero()
-    people, kinds = np.divmod(there, num_joints)
-    return people, kinds, flat.take(there, axis=0)[:, :2].astype(np.int64)
+    # Compared before the truncation: a number far outside would not fit into an integer.
+    (on_map,) = ((flat[:, 2] > 0) & (x > -1) & (y > -1) & (x < size_px) & (y < size_px)).nonzero()
+    people, kinds = np.divmod(on_map, num_joints)
+    return people, kinds, flat.take(on_map, axis=0)[:, :2].astype(np.int64)
 
 
 def draw_heatmaps(joints: Floats, sigmas: float | Floats, size_px: int, out: Maps | None = None) -> Maps:
-    """A peak of height 1 for each joint; where two overlap, the larger value.
+    """Draw a Gaussian peak of height 1 for each joint; where peaks overlap, the larger value.
 
     Args:
         joints: (P, K, 3 or more): x, y in pixels of the map, visible.
-        sigmas: Spread of the peaks, pixels of the map: one for all, or (P,).
+        sigmas: Standard deviation of the peaks in pixels of the map: one for all people, or (P,).
         size_px: R.
-        out: (K, R, R) zeros to draw on.
+        out: (K, R, R) zeros to draw on. None: allocate.
 
     Returns:
         (K, R, R).
@@ -59,32 +59,32 @@ def draw_heatmaps(joints: Floats, sigmas: float | Floats, size_px: int, out: Map
     if isinstance(sigmas, float):
         places, values = _spots(kinds, pixels, sigmas, size_px)
     else:
-        spreads = np.clip(sigmas, MIN_SIGMA, size_px)[people]  # wider than the map it would only take memory
+        spreads = np.clip(sigmas, MIN_SIGMA, size_px)[people]  # limits memory
         groups = [(spreads == sigma, float(sigma)) for sigma in np.unique(spreads)]
         spots = [_spots(kinds[mine], pixels[mine], sigma, size_px) for mine, sigma in groups]
         places, values = (np.concatenate([part.ravel() for part in parts]) for parts in zip(*spots, strict=True))
         rising = np.argsort(values, kind="stable")
         places, values = places[rising], values[rising]
-    # Of several values for one place numpy keeps the last, and they rise: a maximum without a loop over joints.
+    # numpy keeps the last of several values for one index, and values ascend: a maximum without a loop over joints.
     maps.reshape(-1)[places] = values
     return maps
 
 
 def index_joints(joints: Floats, size_px: int, max_people: int, *, tag_per_joint: bool = True) -> IntArray:
-    """Where each person's joints lie in the flattened maps of tags.
+    """Compute the indices of each person's joints into the flattened tag maps.
 
-    Where there are more than `max_people`, those with the most joints on the map stay, in their order; the others are
-    not told apart in this picture, but keep their peaks. (The reference stops with an IndexError.)
+    If there are more than `max_people`, those with the most joints on the map are kept, in their order. The others
+    have no tag loss in this image, but keep their peaks. (The reference raises an IndexError.)
 
     Args:
         joints: (P, K, 3 or more): x, y in pixels of the map, visible.
         size_px: R.
-        max_people: Room in the result.
-        tag_per_joint: Each joint has a map of tags of its own.
+        max_people: Rows of the result.
+        tag_per_joint: Whether there is a tag map per joint.
 
     Returns:
-        (max_people, K, 2): place (joint * R^2 + y * R + x, or y * R + x with one map for all) and 1, the joints that
-        are on the map first; the rest is zero.
+        (max_people, K, 2): index (joint * R^2 + y * R + x, or y * R + x with one map for all joints) and 1, for the
+        joints on the map; the rest is zero.
     """
     index = np.zeros((max_people, joints.shape[1], 2), np.int64)
     people, kinds, pixels = joints_on_map(joints, size_px)
@@ -103,11 +103,11 @@ def index_joints(joints: Floats, size_px: int, max_people: int, *, tag_per_joint
 
 
 def _spots(kinds: IntArray, pixels: IntArray, sigma: float, size_px: int) -> tuple[IntArray, Maps]:
-    """Where peaks of one spread go in the flattened maps, and what goes there, by rising value; both flat."""
+    """Compute indices into the flattened maps and values of peaks of one sigma, by ascending value; both flat."""
     patch, reach = _patch(sigma), 3 * sigma
     starts = kinds * size_px**2
     if reach.is_integer():
-        # Beyond the border the border is written to: its own value is higher, and comes later.
+        # Indices beyond the border are clamped to it. Its own value is higher and is written later.
         columns, rows = near = np.add.outer(np.arange(patch.side) - int(reach + 1), pixels).transpose(2, 0, 1)
         np.minimum(np.maximum(near, 0, out=near), size_px - 1, out=near)
         rows *= size_px
@@ -116,7 +116,7 @@ def _spots(kinds: IntArray, pixels: IntArray, sigma: float, size_px: int) -> tup
         places += columns.take(patch.right, axis=0)
         # Both flat: numpy assigns flat arrays twice as fast as broadcast ones.
         return places.reshape(-1), patch.values.repeat(len(kinds))
-    # Rounded as the reference does: with a broken sigma, a patch is not quite centred on its pixel, and may be cut.
+    # Rounded as in the reference: if 3 * sigma is not whole, a patch is slightly off centre and may be cut.
     firsts = np.round(pixels - (reach + 1)).astype(np.int64)
     lasts = np.minimum(np.round(pixels + (reach + 2)).astype(np.int64), size_px)
     rows, columns = patch.down[:, None] + firsts[:, 1], patch.right[:, None] + firsts[:, 0]
@@ -126,7 +126,7 @@ def _spots(kinds: IntArray, pixels: IntArray, sigma: float, size_px: int) -> tup
 
 
 class _Patch(NamedTuple):
-    """A gaussian of height 1 on a square of `side` pixels: (side^2,) rows and columns, (side^2, 1) values, rising."""
+    """A Gaussian of height 1 on a square of `side` pixels: (side^2,) rows and columns, (side^2, 1) ascending values."""
 
     down: IntArray
     right: IntArray

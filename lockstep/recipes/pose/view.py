@@ -1,8 +1,8 @@
-"""The sizes at which the network looks at a picture, and the way back from its maps to the picture.
+"""Views: an image resized to the network's input, and the transform from its maps back to the image.
 
-As HigherHRNet's test path (`get_multi_scale_size`, `resize_align_multi_scale`, `get_final_preds`): a view lies around
-the picture's centre, has the picture's own proportions but for the long side, which is rounded up to whole 64 pixels,
-and is black beyond the picture. All views of a picture show the same part of it.
+As in HigherHRNet's test path (`get_multi_scale_size`, `resize_align_multi_scale`, `get_final_preds`): a view has the
+centre and the aspect ratio of the image, but its longer side is rounded up to a multiple of 64 pixels and is black
+beyond the image. All views of an image show the same part of it.
 
 Coordinates: x to the right, y down, (0, 0) the centre of the top left pixel.
 """
@@ -20,19 +20,19 @@ from lockstep.errors import DataError
 
 # Sides of views at the smallest scale are multiples of this.
 STEP_PX = 64
-# The network sees a picture's short side at a fixed size: of one pixel by a million it would see 262 billion.
+# The shorter side is resized to a fixed size: an image of 1 by a million pixels would become one of 262 billion.
 MAX_RATIO = 32
 
 
 @dataclass(frozen=True)
 class View:
-    """A picture at the size that the network gets.
+    """A size and position at which the network processes an image.
 
     Attributes:
-        width: Of the view, pixels.
-        height: Of the view, pixels.
-        centre: x and y in the picture of the view's middle, width / 2 and height / 2.
-        factor: Pixels of the picture for one of the view.
+        width: Width of the view, pixels.
+        height: Height of the view, pixels.
+        centre: (x, y) in the image of the middle of the view.
+        factor: Pixels of the image per pixel of the view.
     """
 
     width: int
@@ -41,7 +41,7 @@ class View:
     factor: float
 
     def sample(self, picture: Tensor) -> Tensor:
-        """(3, H, W) uint8 -> (3, height, width) uint8: bilinear, rounded, black beyond the picture."""
+        """Resample (3, H, W) uint8 to (3, height, width) uint8: bilinear, rounded, black beyond the image."""
         values = picture.to(torch.float32)
         for axis, size, centre in ((2, self.width, self.centre[0]), (1, self.height, self.centre[1])):
             places = (torch.arange(size, dtype=torch.float64) - size / 2) * self.factor + centre
@@ -49,23 +49,29 @@ class View:
         return values.add_(0.5).floor_().clamp_(0, 255).to(torch.uint8)
 
     def to_picture(self, points: npt.NDArray[np.float64], map_width: int, map_height: int) -> npt.NDArray[np.float64]:
-        """Where points of a map lie in the picture.
+        """Transform points of a map of this view to points of the image.
 
         Args:
-            points: (..., 2) x and y on a map that shows this view.
-            map_width: Of the map, pixels.
-            map_height: Of the map, pixels.
+            points: (..., 2) x and y in pixels of the map.
+            map_width: Width of the map, pixels.
+            map_height: Height of the map, pixels.
 
         Returns:
-            (..., 2) x and y in the picture.
+            (..., 2) x and y in the image.
         """
-        # One factor for both axes, of the width, as in the reference.
+        # As in the reference, one factor for both axes, that of the width.
         factor = self.factor * self.width / map_width
         moved: npt.NDArray[np.float64] = (points - (map_width / 2, map_height / 2)) * factor + self.centre
         return moved
 
     def crop(self, maps: Tensor, width: int, height: int) -> Tensor:
-        """(C, h, w) maps that show this view -> the part of them that shows the picture, of width and height pixels."""
+        """Crop (C, h, w) maps of this view to the part that shows the image.
+
+        Args:
+            maps: (C, h, w).
+            width: Width of the image, pixels.
+            height: Height of the image, pixels.
+        """
         ranges = []
         factor = self.factor * self.width / maps.shape[2]
         for axis, size, centre in ((1, height, self.centre[1]), (2, width, self.centre[0])):
@@ -75,32 +81,37 @@ class View:
 
 
 def check_shape(name: object, width: int, height: int) -> None:
-    """Refuse a picture that is so long that looking at it would take all memory.
+    """Refuse an image so long that its views would take too much memory.
+
+    Args:
+        name: Name of the image, for the error.
+        width: Width, pixels.
+        height: Height, pixels.
 
     Raises:
-        DataError: It is.
+        DataError: The longer side is more than MAX_RATIO times the shorter one.
     """
     if max(width, height) > MAX_RATIO * min(width, height):
         raise DataError(
-            f"{name} is {width}x{height}, too long to look for people in",
-            allowed=f"a long side of up to {MAX_RATIO} times the short one",
-            fix="cut it into parts, or take it out",
+            f"{name} is {width}x{height}, too long for pose estimation",
+            allowed=f"a longer side of at most {MAX_RATIO} times the shorter one",
+            fix="Cut it into parts, or remove it.",
         )
 
 
 def view(width: int, height: int, *, size_px: int, scale: float, min_scale: float) -> View:
-    """How the network sees a picture at one scale.
+    """Make the view of an image at one scale.
 
     Args:
-        width: Of the picture.
-        height: Of the picture.
-        size_px: The short side at scale 1.
-        scale: This view's scale.
-        min_scale: The smallest scale at which this picture is looked at; rounding is done there.
+        width: Width of the image, pixels.
+        height: Height of the image, pixels.
+        size_px: Shorter side at scale 1, pixels.
+        scale: Scale of this view.
+        min_scale: Smallest scale of all views of this image. Sizes are rounded at this scale.
     """
     short = int((min_scale * size_px + STEP_PX - 1) // STEP_PX * STEP_PX)
     long_side, short_side = max(width, height), min(width, height)
-    # In this order of operations, or rounding differs from the reference's at some sizes.
+    # Another order of operations would round differently from the reference at some sizes.
     long = int(int((short / short_side * long_side + STEP_PX - 1) // STEP_PX * STEP_PX) * scale / min_scale)
     short = int(short * scale / min_scale)
     wide, high = (short, long) if width < height else (long, short)
@@ -109,7 +120,7 @@ def view(width: int, height: int, *, size_px: int, scale: float, min_scale: floa
 
 
 def _sample_axis(values: Tensor, axis: int, places: Tensor) -> Tensor:
-    """(3, H, W) float -> the values at fractional places along one axis, linear, 0 beyond the ends."""
+    """Sample (3, H, W) floats at fractional positions along one axis: linear, 0 beyond the ends."""
     last = values.shape[axis] - 1
     low = places.floor()
     parts = []

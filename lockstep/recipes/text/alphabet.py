@@ -1,6 +1,6 @@
-"""Characters and classes: blank is class 0, the alphabet's first character class 1.
+"""Characters and classes: the blank is class 0, the first character of the alphabet is class 1.
 
-Whole label files are encoded, and whole batches decoded, at once: text goes through its code points as one array.
+Whole label files are encoded and whole batches are decoded at once, as arrays of code points.
 """
 
 from __future__ import annotations
@@ -25,26 +25,35 @@ CodeArray = npt.NDArray[np.uint32]
 
 
 class Alphabet:
-    """The characters that a network can read, in the order of its classes.
+    """The characters that a network can recognize, in the order of its classes.
 
     Args:
-        characters: Each one code point, each once.
+        characters: One code point each, without duplicates.
 
     Raises:
-        DataError: There are none, or one comes twice.
+        DataError: There are no characters, too many, or duplicates.
     """
 
     def __init__(self, characters: str) -> None:
         if not characters:
-            raise DataError("the alphabet is empty", allowed="at least one character")
+            raise DataError(
+                "the alphabet is empty",
+                allowed="at least one character",
+                fix="Add characters to labels or data.alphabet.",
+            )
         if len(characters) > MAX_CHARACTERS:
-            raise DataError(f"the alphabet has {len(characters):,} characters", allowed=f"up to {MAX_CHARACTERS:,}")
+            raise DataError(
+                f"the alphabet has {len(characters):,} characters",
+                allowed=f"at most {MAX_CHARACTERS:,}",
+                fix="Check that the file contains characters and not text.",
+            )
         seen: set[str] = set()
-        for place, character in enumerate(characters):
+        for index, character in enumerate(characters):
             if character in seen:
                 raise DataError(
-                    f"the alphabet has {named(character)} twice",
-                    where=f"characters {characters.index(character) + 1:,} and {place + 1:,}",
+                    f"the alphabet has {show_character(character)} twice",
+                    where=f"characters {characters.index(character) + 1:,} and {index + 1:,}",
+                    fix="Delete one of them.",
                 )
             seen.add(character)
         self.characters = characters
@@ -56,29 +65,29 @@ class Alphabet:
 
     @property
     def num_classes(self) -> int:
-        """Characters and blank."""
+        """The number of characters, plus one for the blank."""
         return len(self) + 1
 
     def encode(self, text: str) -> IntArray:
-        """The classes of a text, (L,); UNKNOWN for what is not in the alphabet."""
+        """Encode a text as (L,) classes; UNKNOWN for characters that are not in the alphabet."""
         return self.encode_codes(codes_of(text))
 
     def encode_codes(self, codes: CodeArray) -> IntArray:
-        """The classes of (L,) code points."""
+        """Encode (L,) code points as (L,) classes."""
         ordered = self._codes[self._sorted]
-        places = np.minimum(np.searchsorted(ordered, codes), len(ordered) - 1)
-        return np.where(ordered[places] == codes, self._sorted[places] + 1, UNKNOWN).astype(np.int64)
+        indices = np.minimum(np.searchsorted(ordered, codes), len(ordered) - 1)
+        return np.where(ordered[indices] == codes, self._sorted[indices] + 1, UNKNOWN).astype(np.int64)
 
     def decode(self, classes: IntArray) -> str:
-        """The text of (L,) classes, none of them blank: the inverse of `encode`."""
+        """Decode (L,) classes without blanks: the inverse of `encode`."""
         return text_of(self._codes[classes - 1])
 
     def decode_paths(self, paths: IntArray, lengths: Sequence[int] | None = None) -> list[str]:
-        """What paths through the time steps say: equal neighbours are one, then blanks fall away.
+        """Decode CTC paths: merge equal neighbors, then remove blanks.
 
         Args:
-            paths: (N, T) classes, one for each time step.
-            lengths: How many of the T steps count for each path; all if left out.
+            paths: (N, T) classes, one per time step.
+            lengths: Number of valid time steps of each path. None: all T.
 
         Returns:
             N texts.
@@ -93,30 +102,33 @@ class Alphabet:
         return [together[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
     def show_paths(self, paths: IntArray) -> list[str]:
-        """(N, T) classes -> one character for each time step, blanks as "-"."""
+        """Format (N, T) classes as one character per time step, with "-" for blanks."""
         table = np.concatenate([codes_of("-"), self._codes])
         return [text_of(table[path]) for path in paths]
 
 
 def read_alphabet(path: Path) -> Alphabet:
-    """An alphabet from a UTF-8 file: all characters on one line, or one on each line.
+    """Read an alphabet from a UTF-8 file: all characters on one line, or one per line.
 
     Raises:
-        DataError: The file can't be read, or is neither.
+        DataError: The file cannot be read, or has another form.
     """
     try:
         text = read_plain(path, MAX_ALPHABET_BYTES).decode("utf-8-sig")
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}") from error
+        raise DataError(
+            f"{path} cannot be read: {error.strerror or error}", fix="Set data.alphabet to a readable file."
+        ) from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8", where=f"byte {error.start}", fix="save it as UTF-8") from error
+        raise DataError(f"{path} is not UTF-8", where=f"byte {error.start}", fix="Save it as UTF-8.") from error
     lines = [line for line in text.replace("\r\n", "\n").split("\n") if line]
     if len(lines) > 1:
         long = [number for number, line in enumerate(lines, start=1) if len(line) > 1]
         if long:
             raise DataError(
                 f"{path}:{long[0]} has {len(lines[long[0] - 1])} characters",
-                allowed="all characters on one line, or one on each line",
+                allowed="all characters on one line, or one per line",
+                fix="Remove the other characters.",
             )
     try:
         return Alphabet("".join(lines))
@@ -125,35 +137,44 @@ def read_alphabet(path: Path) -> Alphabet:
 
 
 def read_chars(path: Path) -> list[str]:
-    """What index labels mean: the character of each line, from line 0; empty where a line holds none.
+    """Read the characters of index labels, one per line, from line 0.
+
+    Returns:
+        The characters by line number; empty for a line without a character.
 
     Raises:
-        DataError: The file can't be read, or a line has several characters other than "blank" on line 0.
+        DataError: The file cannot be read, or a line has several characters other than "blank" on line 0.
     """
     try:
         content = read_plain(path, MAX_ALPHABET_BYTES)
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}") from error
+        raise DataError(
+            f"{path} cannot be read: {error.strerror or error}", fix="Set data.chars to a readable file."
+        ) from error
     lines = content.removesuffix(b"\n").split(b"\n")
     try:
         table = [line.decode("utf-8-sig").strip("\r") for line in lines]
     except UnicodeDecodeError:
-        # Six lines of the published file are no GBK either: they stand for nothing, as in the reference.
+        # Six lines of the published file are not valid GBK either: they have no character, as in the reference.
         table = [line.decode("gbk", "ignore").strip("\r") for line in lines]
     if table and table[0].lower() == "blank":
         table[0] = ""
     long = next((number for number, text in enumerate(table) if len(text) > 1), None)
     if long is not None:
-        raise DataError(f"{path}:{long + 1} has {len(table[long])} characters", allowed="one character on each line")
+        raise DataError(
+            f"{path}:{long + 1} has {len(table[long])} characters",
+            allowed="one character per line",
+            fix="Remove the other characters.",
+        )
     return table
 
 
-def normalised(text: str, form: str) -> str:
-    """A text in one Unicode form.
+def normalise_text(text: str, form: str) -> str:
+    """Convert a text to a Unicode normalization form.
 
     Args:
-        text: Any.
-        form: none, nfc, nfkc, or half_width: full-width forms of ASCII and the wide space become the narrow ones.
+        text: Any text.
+        form: none, nfc, nfkc, or half_width, which converts only full-width ASCII and the ideographic space.
     """
     if form == "half_width":
         return text.translate(_NARROW)
@@ -166,16 +187,16 @@ _NARROW = {**{wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)}, 0x3000: 0x
 
 
 def codes_of(text: str) -> CodeArray:
-    """(L,) code points."""
-    # A lone half of a surrogate pair is no character, but a label file can hold one: it is then merely unknown.
+    """Convert a text to (L,) code points."""
+    # A label file can contain a lone surrogate, which is not a character. It is then unknown, without an error.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.uint32)
 
 
 def text_of(codes: CodeArray) -> str:
-    """The inverse of `codes_of`."""
+    """Convert (L,) code points to a text: the inverse of `codes_of`."""
     return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
-def named(character: str) -> str:
-    """A character as an error shows it, even one that can't be seen."""
+def show_character(character: str) -> str:
+    """Format a character for an error message, with its code point for invisible ones."""
     return f"{character!r} (U+{ord(character):04X})"

@@ -1,9 +1,9 @@
-"""The settings of the text recipe, beside those that all recipes share."""
+"""Settings of the text recipe, in addition to the shared settings."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -14,94 +14,112 @@ Width = Annotated[int, Field(ge=16, le=4096)]
 Normalise = Literal["none", "nfc", "nfkc", "half_width"]
 
 HEIGHT_PX = 32
-# Digits and Latin letters but for I, l and O: in many fonts they can't be told from l, 1 and 0 in a line without sense.
+# Digits and Latin letters without I, l and O: in many fonts they look like l, 1 and 0, and random text has no context.
 LATIN = "0123456789abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ"
-# Widths of pictures 32 pixels high that are read alike: each 1.25 times the one before, so that none is stretched or
-# squeezed by more than an eighth in between.
+# Widths of width groups at a height of 32 pixels. Each is 1.25 times the one before, so that no image between them is
+# stretched or squeezed by more than an eighth.
 AUTO_WIDTHS = (64, 80, 100, 128, 160, 200, 252, 316, 396, 496, 620, 776)
 
 
 class StyleConfig(Settings):
-    """How made-up lines look; each line draws its own values from these ranges."""
+    """Appearance of synthetic lines. Each line draws its own values from these ranges."""
 
-    slant: float = Field(default=0.2, ge=0, le=1, description="largest shear: pixels to a side for each pixel up")
-    turn_degrees: float = Field(default=2.0, ge=0, le=20, description="largest turn")
-    spacing: float = Field(default=0.15, ge=0, le=2, description="most space between characters, in heights of a line")
-    blur_px: float = Field(default=0.8, ge=0, le=5, description="largest standard deviation of the blur")
-    noise: float = Field(default=0.08, ge=0, le=1, description="largest standard deviation of the noise; white is 1")
-    inverted: float = Field(default=0.3, ge=0, le=1, description="share of lines that are light on dark")
-    backgrounds: bool = Field(default=True, description="uneven grounds: slopes of light, blotches, strokes")
+    slant: float = Field(default=0.2, ge=0, le=1, description="Maximum shear: horizontal pixels per vertical pixel.")
+    turn_degrees: float = Field(default=2.0, ge=0, le=20, description="Maximum rotation, in degrees.")
+    spacing: float = Field(
+        default=0.15,
+        ge=0,
+        le=2,
+        description="Maximum extra space between characters, as a fraction of the line height.",
+    )
+    blur_px: float = Field(default=0.8, ge=0, le=5, description="Maximum standard deviation of the blur, in pixels.")
+    noise: float = Field(default=0.08, ge=0, le=1, description="Maximum standard deviation of the noise; white is 1.")
+    inverted: float = Field(default=0.3, ge=0, le=1, description="Fraction of lines that are light on dark.")
+    backgrounds: bool = Field(default=True, description="Draw uneven backgrounds: gradients, blotches and strokes.")
 
 
-class MadeConfig(Settings):
-    """Made-up lines, drawn when they are asked for."""
+class SyntheticConfig(Settings):
+    """Synthetic lines, drawn when they are loaded."""
 
     fonts: Path | None = Field(
-        default=None, description="folder with .ttf, .otf and .ttc files; null: those that this machine has"
+        default=None, description="Folder with .ttf, .otf and .ttc files. null: the fonts of this machine."
     )
-    num_train: Count = Field(default=100_000, description="lines of an epoch; each epoch has lines of its own")
-    num_eval: Count = Field(default=2_000, description="held-out lines; half in fonts of training, half in others")
+    num_train: Count = Field(default=100_000, description="Lines per epoch. Each epoch has new lines.")
+    num_eval: Count = Field(
+        default=2_000, description="Validation lines: half in fonts used in training, half in unseen fonts."
+    )
     unseen: float = Field(
-        default=0.2, ge=0, le=0.9, description="share of font families that training never sees; 0: no such fonts"
+        default=0.2, ge=0, le=0.9, description="Fraction of font families used only in validation. 0: none."
     )
-    min_length: Count = Field(default=3, description="fewest characters of a line")
-    max_length: Count = Field(default=8, description="most characters of a line")
-    style: StyleConfig = Field(default=StyleConfig(), description="how lines look")
+    min_length: Count = Field(default=3, description="Minimum number of characters of a line.")
+    max_length: Count = Field(default=8, description="Maximum number of characters of a line.")
+    style: StyleConfig = Field(default=StyleConfig(), description="Appearance of lines.")
 
     @model_validator(mode="after")
-    def _lengths_fit_together(self) -> MadeConfig:
+    def _lengths_fit_together(self) -> SyntheticConfig:
         if self.min_length > self.max_length:
             raise ValueError(f"min_length ({self.min_length}) is more than max_length ({self.max_length})")
         return self
 
 
 class DataConfig(Settings):
-    """Which lines of text. Without root, train and eval: made-up ones."""
+    """The text lines. Without root, train and eval: synthetic ones."""
 
     root: Path | None = Field(
-        default=None, description="folder that train and eval are looked for in: train.txt and test.txt if left out"
+        default=None,
+        description="Folder that data.train and data.eval are relative to: train.txt and test.txt if unset.",
     )
-    train: str | None = Field(default=None, description="file with labels, or LMDB folder, to train with")
-    eval: str | None = Field(default=None, description="the same, held out")
-    held_out: float | None = Field(
-        default=None, gt=0, lt=1, description="share of train's lines that is held out, evenly spread, in place of eval"
+    train: str | None = Field(default=None, description="Label file or LMDB folder of the training lines.")
+    eval: str | None = Field(default=None, description="Label file or LMDB folder of the validation lines.")
+    val_fraction: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Fraction of the lines of data.train used for validation, evenly spaced, instead of data.eval.",
     )
     images: Path | None = Field(
-        default=None, description="folder with the pictures; null: beside the labels, or in images or root"
+        default=None, description="Folder of the images. null: next to the labels, in images/ there, or in data.root."
     )
     form: Literal["auto", "tsv", "words", "index"] = Field(
         default="auto",
-        description="of a line of labels: path<TAB>text; path text; path and lines of data.chars by number",
+        description="Format of a label line. tsv: path<TAB>text; words: path text; index: path and line numbers of "
+        "data.chars; auto: detect.",
     )
     chars: Path | None = Field(
-        default=None, description="what index labels mean, one character a line; null: char_std_5990.txt in root"
+        default=None,
+        description="File with one character per line, for index labels. null: char_std_5990.txt in data.root.",
     )
     encoding: Literal["auto", "utf-8", "gbk"] = Field(
-        default="auto", description="of label files; auto: UTF-8, or GBK where it is not that"
+        default="auto", description="Encoding of label files. auto: UTF-8, or GBK if the file is not UTF-8."
     )
     alphabet: Path | None = Field(
-        default=None, description="file with the characters, in the order of the classes; null: those in the labels"
+        default=None, description="File with the characters, in the order of the classes. null: those in the labels."
     )
     normalise: Normalise = Field(
         default="none",
-        description="Unicode form that labels are brought to; half_width: only ！ to ～ and the wide space",
+        description="Unicode normalization of labels. half_width: only ！ to ～ and the ideographic space.",
     )
     on_unknown: Literal["error", "skip"] = Field(
-        default="error", description="lines with characters that the alphabet lacks"
+        default="error", description="Lines with characters that are not in the alphabet: stop, or leave them out."
     )
     on_too_long: Literal["error", "skip"] = Field(
-        default="error", description="lines with more characters than the network has time steps for"
+        default="error",
+        description="Lines with more characters than the network has time steps: stop, or leave them out.",
     )
     width: Width | Literal["auto"] | tuple[Width, ...] = Field(
         default=160,
-        description="pixels to which pictures, 32 high, are stretched; several, or auto: each to the nearest",
+        description="Width in pixels to which images are stretched; the height is 32. A list, or auto (12 widths): the "
+        "nearest for each image.",
     )
-    mean: float = Field(default=0.588, description="of all pixels, with white as 1")
-    std: float = Field(default=0.193, gt=0, description="the same pixels' standard deviation")
+    mean: float = Field(default=0.588, description="Mean of all pixels for normalization; white is 1.")
+    std: float = Field(default=0.193, gt=0, description="Standard deviation of all pixels for normalization.")
     jitter: float = Field(
-        default=0.0, ge=0, le=1, description="how far training pictures are moved, tilted, lit and blurred at random"
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Strength of random shift, tilt, brightness and blur of training images. 0: none.",
     )
-    made: MadeConfig = Field(default=MadeConfig(), description="made-up lines")
+    made: SyntheticConfig = Field(default=SyntheticConfig(), description="Synthetic lines.")
 
     @field_validator("train", "eval")
     @classmethod
@@ -118,39 +136,46 @@ class DataConfig(Settings):
 
     @model_validator(mode="after")
     def _files_fit_together(self) -> DataConfig:
-        if self.held_out is not None and self.eval is not None:
-            raise ValueError("eval and held_out can't both be given: one says what is held out")
-        if self.root is None and self.train is None and (self.eval is not None or self.held_out is not None):
-            raise ValueError("eval and held_out need train")
-        if self.root is None and self.train is not None and self.eval is None and self.held_out is None:
-            raise ValueError("train needs eval, or held_out=0.2 to hold out a share of it")
-        if self.is_made and not isinstance(self.width, int):
-            raise ValueError("made-up lines need one width, such as 160; groups of widths are for pictures in files")
+        if self.val_fraction is not None and self.eval is not None:
+            raise ValueError(
+                "eval and val_fraction cannot be combined: both define the validation lines. Set one of them"
+            )
+        if self.root is None and self.train is None and (self.eval is not None or self.val_fraction is not None):
+            raise ValueError("eval and val_fraction require train")
+        if self.root is None and self.train is not None and self.eval is None and self.val_fraction is None:
+            raise ValueError("train requires eval, or val_fraction=0.2 to validate on a fifth of its lines")
+        if self.is_synthetic and not isinstance(self.width, int):
+            raise ValueError("synthetic lines require one width, such as 160; width groups are for images in files")
         return self
 
     @property
-    def is_made(self) -> bool:
-        """Whether lines are made up."""
+    def is_synthetic(self) -> bool:
+        """Whether lines are synthetic."""
         return self.root is None and self.train is None
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The widths that pictures are brought to, rising."""
+        """Widths to which images are stretched, ascending, in pixels."""
         if self.width == "auto":
             return AUTO_WIDTHS
         return (self.width,) if isinstance(self.width, int) else tuple(sorted(set(self.width)))
 
 
 class ModelConfig(Settings):
-    """Which network."""
+    """The network."""
 
     name: Literal["crnn", "fast"] = Field(
-        default="crnn", description="crnn: Shi et al. 2015, the names of official checkpoints; fast: one for CPUs"
+        default="crnn",
+        description="Network. crnn: Shi et al. 2015, loads official checkpoints; fast: a smaller one for CPUs.",
     )
-    width: int = Field(default=64, ge=1, description="channels of the first convolution; 64 in crnn's paper")
-    num_hidden: int = Field(default=256, ge=1, description="of each LSTM, in each direction")
-    weights: Path | None = Field(default=None, description="file to start from: an official checkpoint, or a run's")
-    freeze: tuple[str, ...] = Field(default=(), description="parts that stay as they are: cnn, cnn.conv0, *.bias")
+    width: int = Field(default=64, ge=1, description="Channels of the first convolution. 64 in the CRNN paper.")
+    num_hidden: int = Field(default=256, ge=1, description="Hidden size of each LSTM, per direction.")
+    weights: Path | None = Field(
+        default=None, description="Pretrained weights: an official checkpoint, or the weights of a run."
+    )
+    freeze: tuple[str, ...] = Field(
+        default=(), description="Parameters that are not trained, as names or patterns: cnn, cnn.conv0, *.bias."
+    )
 
     @field_validator("freeze", mode="before")
     @classmethod
@@ -165,56 +190,60 @@ class ModelConfig(Settings):
         return None if value is None else value.expanduser().absolute()
 
     def num_steps(self, width_px: int) -> int:
-        """Time steps that a picture of a width gives: T."""
+        """Return T, the number of time steps for an image of a width."""
         return width_px // 4 + 1 if self.name == "crnn" else width_px // 4
 
 
 class DecodeConfig(Settings):
-    """From the network's answer to text."""
+    """Decoding of the network's output to text."""
 
-    beam_width: Count = Field(default=1, description="texts that are followed at a time; 1: the likeliest path only")
+    beam_width: Count = Field(
+        default=1, description="Beam width of the CTC decoder. 1: greedy decoding, which is faster."
+    )
     turns: bool = Field(
-        default=True, description="predict also looks at a picture turned round, and gives the surer answer"
+        default=True, description="In predict, also read the image upside down and return the more confident text."
     )
 
 
 class Config(RunConfig):
     """All settings of a run of the text recipe."""
 
-    data: DataConfig = Field(default=DataConfig(), description="which lines of text")
-    model: ModelConfig = Field(default=ModelConfig(), description="which network")
-    decode: DecodeConfig = Field(default=DecodeConfig(), description="from the network's answer to text")
+    RENAMED: ClassVar[dict[str, str]] = {"data.val_fraction": "data.val_fraction"}
+
+    data: DataConfig = Field(default=DataConfig(), description="Text lines.")
+    model: ModelConfig = Field(default=ModelConfig(), description="Network.")
+    decode: DecodeConfig = Field(default=DecodeConfig(), description="Decoding of the network's output to text.")
 
     @model_validator(mode="after")
     def _lines_fit(self) -> Config:
-        if self.data.is_made:
+        if self.data.is_synthetic:
             num_steps = self.model.num_steps(self.data.widths[0])
             most = (num_steps + 1) // 2
             if self.data.made.max_length > most:
                 raise ValueError(
                     f"data.made.max_length {self.data.made.max_length} is too long for data.width {self.data.width}: "
-                    f"its {num_steps} time steps hold {most} equal characters"
+                    f"its {num_steps} time steps fit {most} equal characters"
                 )
         return self
 
 
 class MakeConfig(Settings):
-    """What `lockstep data make text` makes."""
+    """Settings of `lockstep data make text`."""
 
-    num: Count = Field(default=10_000, description="lines to train with")
-    num_eval: int = Field(default=0, ge=0, description="lines beside them in fonts of their own, as val.tsv")
-    alphabet: Path | None = Field(default=None, description="file with the characters; null: digits and Latin letters")
+    num: Count = Field(default=10_000, description="Training lines.")
+    num_eval: int = Field(default=0, ge=0, description="Validation lines in unseen fonts, written as val.tsv.")
+    alphabet: Path | None = Field(default=None, description="File with the characters. null: digits and Latin letters.")
     fonts: Path | None = Field(
-        default=None, description="folder with .ttf, .otf and .ttc files; null: those that this machine has"
+        default=None, description="Folder with .ttf, .otf and .ttc files. null: the fonts of this machine."
     )
-    min_length: Count = Field(default=3, description="fewest characters of a line")
-    max_length: Count = Field(default=10, description="most characters of a line")
+    min_length: Count = Field(default=3, description="Minimum number of characters of a line.")
+    max_length: Count = Field(default=10, description="Maximum number of characters of a line.")
     height_px: int = Field(
-        default=HEIGHT_PX, ge=8, le=512, description="height of the pictures; they are as wide as they need"
+        default=HEIGHT_PX, ge=8, le=512, description="Height of the images, in pixels. The width depends on the text."
     )
-    unseen: float = Field(default=0.2, gt=0, le=0.9, description="share of font families for the lines beside them")
-    seed: int = Field(default=0, ge=0, description="chooses the lines")
-    style: StyleConfig = Field(default=StyleConfig(), description="how lines look")
+    unseen: float = Field(default=0.2, gt=0, le=0.9, description="Fraction of font families used only in validation.")
+    seed: int = Field(default=0, ge=0, description="Seed of the random lines.")
+    style: StyleConfig = Field(default=StyleConfig(), description="Appearance of lines.")
 
     @model_validator(mode="after")
     def _lengths_fit_together(self) -> MakeConfig:

@@ -1,4 +1,4 @@
-"""Lines to train and evaluate on: pictures with labels, or made up as they are asked for.
+"""Datasets of text lines: images with labels, or synthetic lines drawn when they are loaded.
 
 Legend: N lines of a batch, H = 32 and W their height and width in pixels, L characters of the longest.
 """
@@ -16,15 +16,15 @@ from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.samples import Batch, Samples
 from lockstep.recipes.text.alphabet import Alphabet
 from lockstep.recipes.text.config import DataConfig
-from lockstep.recipes.text.files import Chosen
-from lockstep.recipes.text.lines import LineMaker, jittered
-from lockstep.recipes.text.pictures import normalise, stretched
+from lockstep.recipes.text.files import SelectedLines
+from lockstep.recipes.text.images import normalise, stretch
+from lockstep.recipes.text.lines import LineRenderer, jitter_line
 
-TRAINING, HELD_OUT = 1, 2  # kinds of made-up lines
+TRAINING, VALIDATION = 1, 2  # keys of the random numbers of synthetic lines
 
 
 def targets(labels: Sequence[IntArray]) -> dict[str, Tensor]:
-    """N texts' classes -> `classes` (N, L) int64, 0 after a text's end, and `lengths` (N,)."""
+    """Collate N labels of (length,) classes: `classes` (N, L) int64, padded by 0, and `lengths` (N,)."""
     lengths = torch.tensor([len(label) for label in labels], dtype=torch.int64)
     classes = torch.zeros(len(labels), max(1, int(lengths.max())), dtype=torch.int64)
     for row, label in zip(classes, labels, strict=True):
@@ -32,26 +32,25 @@ def targets(labels: Sequence[IntArray]) -> dict[str, Tensor]:
     return {"classes": classes, "lengths": lengths}
 
 
-def truths(batch: Batch, alphabet: Alphabet) -> list[str]:
-    """The true texts of a batch."""
+def ground_truths(batch: Batch, alphabet: Alphabet) -> list[str]:
+    """Decode the N labels of a batch."""
     pairs = zip(batch.targets["classes"].cpu().numpy(), batch.targets["lengths"].tolist(), strict=True)
     return [alphabet.decode(classes[:length]) for classes, length in pairs]
 
 
-class PictureLines(Samples):
-    """Pictures in files or in LMDB, each stretched to the width of its group.
+class LineImages(Samples):
+    """Images in files or in LMDB, each stretched to the width of its group.
 
     Args:
-        chosen: Which of the labels.
-        config: How pictures are brought to the network.
-        train: Whether they are jittered.
+        chosen: The selected lines of a label file.
+        config: Widths, normalization and jitter.
+        train: Whether to apply jitter.
 
     Attributes:
-        groups: (N,) place of each line's width among the widths, where there are several; lines of a batch are of one
-            group.
+        groups: (N,) width group of each line; None if there is one width. The lines of a batch share one group.
     """
 
-    def __init__(self, chosen: Chosen, config: DataConfig, *, train: bool) -> None:
+    def __init__(self, chosen: SelectedLines, config: DataConfig, *, train: bool) -> None:
         self._chosen, self._config = chosen, config
         self._jitter = config.jitter if train else 0.0
         self.groups: IntArray | None = chosen.groups
@@ -59,45 +58,45 @@ class PictureLines(Samples):
         self.files = [labels / "data.mdb" if labels.is_dir() else labels]
 
     def __len__(self) -> int:
-        return len(self._chosen.places)
+        return len(self._chosen.rows)
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """Read: inputs (N, 1, 32, W) float32, targets as `targets` gives them."""
+        """Load a batch: inputs (N, 1, 32, W) float32, targets as `targets` returns them."""
         width_px = self._width(indices)
-        pictures = []
+        images = []
         for index, key in zip(indices.tolist(), keys.tolist(), strict=True):
-            picture = self._chosen.picture(index)
+            image = self._chosen.image(index)
             if self._jitter:
                 rng = np.random.default_rng(key)
-                pictures.append(jittered(picture, width_px, self._jitter, rng))
+                images.append(jitter_line(image, width_px, self._jitter, rng))
             else:
-                pictures.append(stretched(picture, width_px))
+                images.append(stretch(image, width_px))
         labels = [self._chosen.label(index) for index in indices.tolist()]
-        inputs = normalise(pictures, self._config.mean, self._config.std)
+        inputs = normalise(images, self._config.mean, self._config.std)
         return Batch(inputs, targets(labels), torch.from_numpy(indices))
 
     def _width(self, indices: IntArray) -> int:
         if self.groups is None:
             return self._config.widths[0]
-        # A person's own sheet of lines may mix groups; then all are as wide as the widest.
+        # A sheet of training samples may mix groups: all lines then have the largest width.
         return self._config.widths[int(self.groups[indices].max())]
 
 
-class MadeLines(Samples):
-    """Made-up lines. In training an index gives another line in each epoch.
+class SyntheticLines(Samples):
+    """Synthetic lines. In training, an index is another line in each epoch.
 
     Args:
-        makers: Each makes an equal part of the lines, one after another.
-        num_lines: Of all together.
-        alphabet: Of the network.
-        config: How pictures are brought to the network.
-        purpose: TRAINING or HELD_OUT.
+        makers: Renderers; each draws an equal share of the lines, one after another.
+        num_lines: Total number of lines.
+        alphabet: The characters of the classes.
+        config: Normalization.
+        purpose: TRAINING or VALIDATION.
     """
 
     groups = None
 
     def __init__(
-        self, makers: Sequence[LineMaker], num_lines: int, alphabet: Alphabet, config: DataConfig, purpose: int
+        self, makers: Sequence[LineRenderer], num_lines: int, alphabet: Alphabet, config: DataConfig, purpose: int
     ) -> None:
         self._makers, self._num_lines = makers, num_lines
         self._alphabet, self._config, self._purpose = alphabet, config, purpose
@@ -106,17 +105,17 @@ class MadeLines(Samples):
         return self._num_lines
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """Draw: inputs (N, 1, 32, W) float32, targets as `targets` gives them and each line's `maker`."""
-        places = indices * len(self._makers) // self._num_lines
-        made = [
-            self._makers[place].line(key, self._purpose)
-            for place, key in zip(places.tolist(), keys.tolist(), strict=True)
+        """Draw a batch: inputs (N, 1, 32, W) float32, targets as `targets` returns them, and `maker` (N,)."""
+        makers = indices * len(self._makers) // self._num_lines
+        lines = [
+            self._makers[maker].line(key, self._purpose)
+            for maker, key in zip(makers.tolist(), keys.tolist(), strict=True)
         ]
-        inputs = normalise([picture for picture, _ in made], self._config.mean, self._config.std)
-        rest: dict[str, Any] = targets([self._alphabet.encode(text) for _, text in made])
-        return Batch(inputs, {**rest, "maker": torch.from_numpy(places)}, torch.from_numpy(indices))
+        inputs = normalise([image for image, _ in lines], self._config.mean, self._config.std)
+        rest: dict[str, Any] = targets([self._alphabet.encode(text) for _, text in lines])
+        return Batch(inputs, {**rest, "maker": torch.from_numpy(makers)}, torch.from_numpy(indices))
 
 
-def made_group(batch: Batch) -> list[str]:
-    """Which fonts each made-up line is in."""
+def font_group(batch: Batch) -> list[str]:
+    """Return the metric group of each synthetic line: seen or unseen fonts."""
     return [("seen_fonts", "unseen_fonts")[maker] for maker in batch.targets["maker"].tolist()]

@@ -1,4 +1,4 @@
-"""From logits to text: the likeliest path, or a beam of the likeliest texts.
+"""CTC decoders: greedy and prefix beam search.
 
 Legend: N lines, T time steps, C classes, blank first.
 """
@@ -16,19 +16,22 @@ from lockstep.recipes.text.alphabet import BLANK, Alphabet
 
 
 def greedy(logits: Tensor, alphabet: Alphabet) -> list[str]:
-    """The texts of the likeliest class at each time step: (N, T, C) -> N texts."""
+    """Decode (N, T, C) logits to N texts by the most likely class at each time step."""
     return alphabet.decode_paths(logits.argmax(dim=2).cpu().numpy())
 
 
 def beam_search(logits: Tensor, alphabet: Alphabet, width: int) -> list[str]:
-    """The likeliest texts found by prefix beam search (Hannun et al., 2014, algorithm 1, without a language model).
+    """Decode by prefix beam search (Hannun et al., 2014, algorithm 1, without a language model).
 
-    Paths that say the same are added up, so a text can win though no single path of it does.
+    The probabilities of all paths of a text add up, so a text can win although none of its paths is the most likely.
 
     Args:
         logits: (N, T, C).
-        alphabet: What the classes mean.
-        width: Texts that are followed at a time, and classes that are looked at in a time step.
+        alphabet: The characters of the classes.
+        width: Beam width: texts kept after each time step, and classes tried in each.
+
+    Returns:
+        N texts.
     """
     scores = logits.detach().double().log_softmax(dim=2)
     best, classes = scores.topk(min(width, scores.shape[2]), dim=2)
@@ -37,21 +40,21 @@ def beam_search(logits: Tensor, alphabet: Alphabet, width: int) -> list[str]:
 
 
 def read(logits: Tensor, alphabet: Alphabet, beam_width: int = 1) -> list[str]:
-    """N texts from (N, T, C) logits: greedy, or by a beam where its width is above 1."""
+    """Decode (N, T, C) logits to N texts: greedy if `beam_width` is 1, else by beam search."""
     return greedy(logits, alphabet) if beam_width == 1 else beam_search(logits, alphabet, beam_width)
 
 
 def _search(blanks: list[float], best: list[list[float]], classes: list[list[int]], width: int) -> tuple[int, ...]:
-    """The likeliest text of one line.
+    """Search for the most likely text of one line.
 
     Args:
-        blanks: (T,) log-probabilities of blank.
-        best: (T, K) those of the likeliest classes.
-        classes: (T, K) which classes these are.
-        width: Texts that stay after each step.
+        blanks: (T,) log-probabilities of the blank.
+        best: (T, K) log-probabilities of the K most likely classes.
+        classes: (T, K) these classes.
+        width: Texts kept after each time step.
     """
-    # Text -> log-probability of all paths so far that say it and end in a blank, and of those that end in its last
-    # character: only the first kind can say that character once more.
+    # Text -> (log-probability of its paths that end in a blank, of its paths that end in its last character). Only the
+    # first kind can append that character once more; the second kind would merge with it.
     beams: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, -math.inf)}
     for blank, row, names in zip(blanks, best, classes, strict=True):
         in_blank: defaultdict[tuple[int, ...], float] = defaultdict(lambda: -math.inf)
@@ -69,14 +72,14 @@ def _search(blanks: list[float], best: list[list[float]], classes: list[list[int
                 else:
                     in_character[longer] = _add(in_character[longer], both + score)
         together = {text: _add(in_blank[text], in_character[text]) for text in {**in_blank, **in_character}}
-        # The text itself decides between equal ones.
+        # Ties are broken by the text itself, so that the result does not depend on the order of the dict.
         kept = heapq.nsmallest(width, together, key=lambda text: (-together[text], text))
         beams = {text: (in_blank[text], in_character[text]) for text in kept}
     return max(beams, key=lambda text: _add(*beams[text]))
 
 
 def _add(left: float, right: float) -> float:
-    """log(exp(left) + exp(right))."""
+    """Compute log(exp(left) + exp(right))."""
     if left < right:
         left, right = right, left
     return left if right == -math.inf else left + math.log1p(math.exp(right - left))

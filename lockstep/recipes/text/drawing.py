@@ -1,4 +1,4 @@
-"""Training lines, and the validation lines with the most errors, as sheets for the run folder."""
+"""Draws training lines, and the validation lines with the most errors, for the run folder."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def draw_worst(metric: TextMetric, samples: Samples, folder: Path, *, data: Data
     """Draw the lines with the most errors as `worst.png`: the image as the network sees it, ground truth, prediction.
 
     Args:
-        metric: What was counted over all of them.
-        samples: The evaluated lines.
-        folder: Where the PNG goes.
-        data: How pictures became numbers.
+        metric: The merged metric of the evaluation.
+        samples: The validation lines.
+        folder: Folder for the PNG file.
+        data: Normalization.
     """
     rows = metric.state()["worst"]
     if not rows:
@@ -41,8 +41,8 @@ def draw_worst(metric: TextMetric, samples: Samples, folder: Path, *, data: Data
     draw = ImageDraw.Draw(sheet)
     title = "Validation lines with the most errors: ground truth (black), prediction (red)"
     draw.text((_MARGIN_PX, _MARGIN_PX), title, _INK, font_for(title, _TEXT_PX))
-    for place, (tile, (_, _, truth, text)) in enumerate(zip(tiles, rows, strict=True)):
-        row, column = divmod(place, num_columns)
+    for number, (tile, (_, _, truth, text)) in enumerate(zip(tiles, rows, strict=True)):
+        row, column = divmod(number, num_columns)
         x, y = _MARGIN_PX + column * cell[0], 3 * _MARGIN_PX + row * cell[1]
         sheet.paste(tile, (x, y))
         shown = text or "(empty)"
@@ -58,10 +58,10 @@ def draw_samples(
     """Draw training lines as the network sees them, each with its text.
 
     Args:
-        batches: What the data set gave.
-        path: Where the PNG goes.
-        data: How pictures became numbers.
-        read_truths: The texts of a batch.
+        batches: Batches as the dataset returned them.
+        path: The PNG file to write.
+        data: Normalization.
+        read_truths: Decodes the labels of a batch.
     """
     tiles = [tile for batch in batches for tile in _grey(batch, data)]
     captions = [text for batch in batches for text in read_truths(batch)]
@@ -70,13 +70,13 @@ def draw_samples(
 
 
 def _grey(batch: Batch, data: DataConfig) -> list[npt.NDArray[np.uint8]]:
-    """Inputs (N, 1, 32, W) -> N times (32, W) bytes."""
+    """Undo the normalization: inputs (N, 1, 32, W) -> N arrays (32, W) of bytes."""
     return list(np.clip((batch.inputs[:, 0].numpy() * data.std + data.mean) * 255, 0, 255).round().astype(np.uint8))
 
 
 def _tile(samples: Samples, index: int, data: DataConfig) -> Image.Image:
-    # The key with which the evaluation has read it: a made-up line is another one under another key.
-    place = np.array([index], dtype=np.int64)
-    (pixels,) = _grey(samples.batch(place, keys(0, 0, place)), data)
+    # The keys must be those of the evaluation: with another key, a synthetic line is another line.
+    indices = np.array([index], dtype=np.int64)
+    (pixels,) = _grey(samples.batch(indices, keys(0, 0, indices)), data)
     image = Image.fromarray(pixels)
     return image.resize((image.width * _ZOOM, image.height * _ZOOM), Image.Resampling.BICUBIC).convert("RGB")

@@ -1,4 +1,4 @@
-"""Fonts that made-up lines are drawn with: those of the machine that have the characters, and the lines' ink."""
+"""Finds the fonts of synthetic lines, and draws text with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from lockstep.config.plain_file import read_plain
 from lockstep.errors import DataError
-from lockstep.recipes.text.alphabet import named
+from lockstep.recipes.text.alphabet import show_character
 from lockstep.report.fonts import covered, family_of, font_files, font_places
 
 _MAX_FONT_BYTES = 1 << 28
@@ -23,9 +23,9 @@ class Font:
     """A font file.
 
     Attributes:
-        path: The file.
-        family: Such as "DejaVu Sans": fonts of one family look alike.
-        sha256: Of the file, the first 16 digits: another version draws other lines.
+        path: The path of the file.
+        family: Name of the family, such as "DejaVu Sans". Fonts of one family look alike.
+        sha256: First 16 digits of the SHA-256 of the file, because another version draws other lines.
     """
 
     path: str
@@ -34,17 +34,17 @@ class Font:
 
 
 def find_fonts(folder: Path | None, characters: str) -> list[Font]:
-    """The fonts that can draw at least half of some characters, by family and file name.
+    """Find the fonts that have at least half of the characters, sorted by family and file name.
 
     Args:
-        folder: Is searched with all that is in it; None: where systems keep fonts.
-        characters: What is to be drawn.
+        folder: Folder to search, recursively. None: the font folders of the system.
+        characters: The characters to draw.
 
     Raises:
-        DataError: There is none, or a character that none of them can draw.
+        DataError: There is no such font, or no font has one of the characters.
     """
-    places = font_places() if folder is None else [folder]
-    files = font_files(places)
+    folders = font_places() if folder is None else [folder]
+    files = font_files(folders)
     fonts = []
     drawn: set[str] = set()
     for file in files:
@@ -55,22 +55,23 @@ def find_fonts(folder: Path | None, characters: str) -> list[Font]:
                 fonts.append(Font(str(file), family, _sha256(file)))
             except OSError as error:
                 raise DataError(
-                    f"the font {file} can't be read: {error.strerror or error}", fix="take it out"
+                    f"the font {file} cannot be read: {error.strerror or error}", fix="Delete it, or make it readable."
                 ) from error
             drawn |= set(can)
-    where = ", ".join(map(str, places))
+    where = ", ".join(map(str, folders))
     if not fonts:
         raise DataError(
-            f"no font can draw half of the {len(characters):,} characters, and made-up lines need one",
+            f"no font has half of the {len(characters):,} characters, and synthetic lines need one",
             given=f"{len(files):,} font files in {where}",
-            fix="install fonts (Debian: apt install fonts-dejavu fonts-liberation), or name a folder with .ttf files",
+            fix="Install fonts (Debian: apt install fonts-dejavu fonts-liberation), or set a folder with .ttf files.",
         )
     lacking = [character for character in characters if character not in drawn]
     if lacking:
         raise DataError(
-            f"no font draws {named(lacking[0])}" + (f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""),
+            f"no font has {show_character(lacking[0])}"
+            + (f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""),
             given=f"{len(fonts):,} fonts in {where}",
-            fix="add a font that has them, or take them out of the alphabet",
+            fix="Add a font that has them, or remove them from the alphabet.",
         )
     return sorted(fonts, key=lambda font: (font.family, Path(font.path).name, font.path))
 
@@ -79,54 +80,63 @@ def _sha256(file: Path) -> str:
     return hashlib.sha256(read_plain(file, _MAX_FONT_BYTES)).hexdigest()[:16]
 
 
-def hold_out(fonts: Sequence[Font], share: float) -> tuple[list[Font], list[Font]]:
-    """Fonts for training, and fonts of other families that training never sees.
+def split_fonts(fonts: Sequence[Font], share: float) -> tuple[list[Font], list[Font]]:
+    """Split fonts by family into fonts for training and fonts for validation only.
 
-    Evenly spread over the families in alphabetical order; at least one family stays on each side. With a share above
-    0 and a single family, single fonts are held out in place of families.
+    The unseen families are evenly spaced in alphabetical order. Each side has at least one family. If there is only
+    one family, the split is by font.
+
+    Args:
+        fonts: All fonts.
+        share: Fraction of the families that are unseen. 0: none.
 
     Returns:
-        Seen, unseen.
+        Seen fonts and unseen fonts.
     """
     families = sorted({font.family for font in fonts})
     names = families if len(families) > 1 else [font.path for font in fonts]
     if share == 0 or len(names) < 2:
         return list(fonts), []
     count = min(max(1, round(share * len(names))), len(names) - 1)
-    out = {names[int((place + 0.5) * len(names) / count)] for place in range(count)}
-    is_out = [(font.family if len(families) > 1 else font.path) in out for font in fonts]
-    seen = [font for font, out in zip(fonts, is_out, strict=True) if not out]
-    return seen, [font for font, out in zip(fonts, is_out, strict=True) if out]
+    chosen = {names[int((index + 0.5) * len(names) / count)] for index in range(count)}
+    is_unseen = [(font.family if len(families) > 1 else font.path) in chosen for font in fonts]
+    seen = [font for font, unseen in zip(fonts, is_unseen, strict=True) if not unseen]
+    return seen, [font for font, unseen in zip(fonts, is_unseen, strict=True) if unseen]
 
 
 def check_fonts(fonts: Iterable[Font]) -> None:
-    """See that fonts are what they were when a run began.
+    """Check that fonts are the same files as at the start of the run.
 
     Raises:
-        DataError: One is gone or another.
+        DataError: A font is missing or has changed.
     """
     for font in fonts:
         try:
             now = _sha256(Path(font.path))
         except OSError as error:
             raise DataError(
-                f"the font {font.path} can't be read: {error.strerror or error}",
-                cause="this run began on a machine that has other fonts",
-                fix="install it here too, or begin a new run",
+                f"the font {font.path} cannot be read: {error.strerror or error}",
+                cause="the run was started on a machine with other fonts",
+                fix="Install the font on this machine, or start a new run.",
             ) from error
         if now != font.sha256:
-            raise DataError(f"the font {font.path} is another one than when this run began", fix="begin a new run")
+            raise DataError(f"the font {font.path} is another one than when this run started", fix="Start a new run")
 
 
 def draw_text(
     font: ImageFont.FreeTypeFont, text: str, spacing_px: float
 ) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.uint8]], int]:
-    """Draw characters side by side, on one base line: (H, W) bytes, 255 for full ink.
+    """Draw characters next to each other on one base line.
 
-    H is the font's own height of a line, so that a small o stays smaller than a large one.
+    The height is the line height of the font, so that a lowercase o stays smaller than an uppercase O.
+
+    Args:
+        font: The font.
+        text: The characters.
+        spacing_px: Extra space between characters.
 
     Returns:
-        The picture, and the width of its margin on each side.
+        (H, W) bytes, 255 for full ink; and the margin on the left and on the right, in pixels.
     """
     ascent, descent = font.getmetrics()
     margin = max(2, (ascent + descent) // 4)

@@ -1,6 +1,6 @@
-"""Label files of any kind, read whole: which picture says what.
+"""Reads label files of any format and LMDB labels.
 
-Millions of lines are held as a few arrays, which processes share, in place of millions of strings.
+Millions of lines are stored as a few arrays, which DataLoader workers share, instead of millions of strings.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from lockstep.config.load import short_path
 from lockstep.data.keyed import IntArray
 from lockstep.errors import DataError
 from lockstep.recipes.text import packed_lmdb
-from lockstep.recipes.text.alphabet import CodeArray, codes_of, normalised, read_chars, text_of
+from lockstep.recipes.text.alphabet import CodeArray, codes_of, normalise_text, read_chars, text_of
 from lockstep.recipes.text.config import DataConfig
 from lockstep.recipes.text.label_lines import FORMS, Rows, read_chunks
 
-_MAX_DIGITS = 18  # of a number that fits 64 bits
+_MAX_DIGITS = 18  # such a number fits into 64 bits
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """N pictures and their texts.
+    """Names of N images, and their texts.
 
     Attributes:
-        path: The file or LMDB folder that they came from.
-        names: Of the pictures, with line breaks between; none for LMDB.
-        name_ends: (N,) where each name ends.
-        codes: Code points of all texts, one after another.
-        text_ends: (N,) where each text ends.
-        lines: (N,) line of the file, from 1; for LMDB the number of the picture.
-        is_index: Whether the file has numbers of characters in place of texts.
-        num_gaps: Numbers in index labels that stand for nothing, so that a text is shorter than its label.
+        path: The label file or LMDB folder.
+        names: File names of the images, joined by line breaks; empty for LMDB.
+        name_ends: (N,) end of each name in `names`.
+        codes: Code points of all texts, joined.
+        text_ends: (N,) end of each text in `codes`.
+        lines: (N,) line numbers in the file, from 1; for LMDB the numbers of the images.
+        is_index: Whether the file has numbers of characters instead of texts.
+        num_gaps: Numbers in index labels without a character, which make a text shorter than its label.
     """
 
     path: Path
@@ -50,44 +50,44 @@ class Labels:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def name(self, place: int) -> str:
-        """Of the picture, as the file has it."""
-        start = int(self.name_ends[place - 1]) + 1 if place else 0
-        return self.names[start : int(self.name_ends[place])].decode()
+    def name(self, row: int) -> str:
+        """Return the file name of an image."""
+        start = int(self.name_ends[row - 1]) + 1 if row else 0
+        return self.names[start : int(self.name_ends[row])].decode()
 
-    def text(self, place: int) -> str:
-        """What the picture says."""
-        return text_of(self.codes[self.text_start(place) : int(self.text_ends[place])])
+    def text(self, row: int) -> str:
+        """Return the text of an image."""
+        return text_of(self.codes[self.text_start(row) : int(self.text_ends[row])])
 
-    def text_start(self, place: int) -> int:
-        """Where a text begins in `codes`."""
-        return int(self.text_ends[place - 1]) if place else 0
+    def text_start(self, row: int) -> int:
+        """Return the start of a text in `codes`."""
+        return int(self.text_ends[row - 1]) if row else 0
 
-    def where(self, place: int) -> str:
-        """FILE:LINE, or the number in the LMDB folder."""
-        return f"{short_path(self.path)}:{self.lines[place]}"
+    def where(self, row: int) -> str:
+        """Return FILE:LINE, or FOLDER:NUMBER for LMDB."""
+        return f"{short_path(self.path)}:{self.lines[row]}"
 
 
 def read_labels(path: Path, config: DataConfig, chars: Path | None = None) -> Labels:
-    """Read a label file or an LMDB folder, once for several callers.
+    """Read a label file or an LMDB folder. The result is cached for the next caller.
 
     Args:
         path: The file or folder.
-        config: Form, encoding and normalisation.
-        chars: What index labels mean.
+        config: Format, encoding and normalization.
+        chars: File with the characters of index labels.
 
     Raises:
-        DataError: It can't be read, or a line is not of the form that it should have.
+        DataError: It cannot be read, or a line has another format.
     """
     try:
         stamp = path.stat()
     except OSError as error:
         beside = sorted(file.name for file in path.parent.glob("*")) if path.parent.is_dir() else []
         raise DataError(
-            f"{path} can't be read: {error.strerror or error}",
+            f"{path} cannot be read: {error.strerror or error}",
+            given=f"the folder contains {', '.join(beside[:8])}{' ...' if len(beside) > 8 else ''}" if beside else None,
             allowed="a file with labels, or an LMDB folder",
-            there=", ".join(beside[:8]) + (" ..." if len(beside) > 8 else ""),
-            fix="name it with data.train or data.eval" if beside else None,
+            fix="Set data.train and data.eval to the files with labels.",
         ) from error
     return _read(path, (stamp.st_mtime_ns, stamp.st_size), config.form, chars, config.encoding, config.normalise)
 
@@ -109,13 +109,17 @@ def _read(path: Path, stamp: tuple[int, int], form: str, chars: Path | None, enc
             names, texts = _split(path, rows, "\t" if form == "tsv" else None)
             pieces.append(_pack(names, texts, [number for number, _ in rows], normalise))
     if not pieces:
-        raise DataError(f"{path} has no labels", allowed=f"lines of {' or '.join(FORMS.values())}")
+        raise DataError(
+            f"{path} has no labels",
+            allowed=f"lines of {' or '.join(FORMS.values())}",
+            fix="Add a line for each image.",
+        )
     return _joined(path, pieces)
 
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """A stretch of a label file; its ends count from its own start."""
+    """A chunk of a label file."""
 
     names: bytes
     name_lengths: IntArray
@@ -152,23 +156,24 @@ def _form_of(path: Path, form: str, rows: Rows, chars: Path | None) -> str:
         form = "index"
     if form == "index" and chars is None:
         raise DataError(
-            f"{short_path(path)} has labels by number, and nothing says which character each number is",
-            given=f"{short_path(path)}:{rows[0][0]}: {rows[0][1][:60]}",
-            fix="data.chars=char_std_5990.txt, or data.form=words if they are texts",
+            f"{short_path(path)} has index labels, but data.chars is not set",
+            given=rows[0][1][:60],
+            where=f"{short_path(path)}:{rows[0][0]}",
+            fix="Set data.chars=char_std_5990.txt, or data.form=words if the labels are texts.",
         )
     return form
 
 
 def _split(path: Path, rows: Rows, separator: str | None) -> tuple[list[str], list[str]]:
-    """Names and texts. What follows a second tab is of no concern: sets have their own columns there."""
+    """Split rows into names and texts. Columns after a second tab are ignored."""
     pairs = [line.strip("\r\n").split(separator, 2 if separator else 1) for _, line in rows]
-    short = next((place for place, pair in enumerate(pairs) if len(pair) < 2 or not pair[0]), None)
+    short = next((row for row, pair in enumerate(pairs) if len(pair) < 2 or not pair[0]), None)
     if short is not None:
         number, line = rows[short]
         raise DataError(
-            f"{short_path(path)}:{number} is not {FORMS['tsv' if separator else 'words']}",
+            f"{short_path(path)}:{number} is not of the form {FORMS['tsv' if separator else 'words']}",
             given=line[:60],
-            fix="correct the line, or say data.form",
+            fix="Correct the line, or set data.form.",
         )
     texts = [pair[1] if separator else pair[1].strip() for pair in pairs]
     return [pair[0] for pair in pairs], texts
@@ -176,8 +181,8 @@ def _split(path: Path, rows: Rows, separator: str | None) -> tuple[list[str], li
 
 def _pack(names: list[str], texts: list[str], lines: Iterable[int], normalise: str) -> _Piece:
     if normalise != "none":
-        # One by one: normalised together, the end of one text could melt into the start of the next.
-        texts = [normalised(text, normalise) for text in texts]
+        # One by one: normalizing the joined texts could combine the end of one with the start of the next.
+        texts = [normalise_text(text, normalise) for text in texts]
     return _Piece(
         *_pack_names(names),
         codes=codes_of("".join(texts)),
@@ -197,16 +202,16 @@ def _pack_index(path: Path, rows: Rows, table: list[str]) -> _Piece:
     if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(table)):
         raise _bad_number(path, rows, len(table))
     codes = np.array([ord(character) if character else 0 for character in table], dtype=np.uint32)[numbers]
-    is_there = codes != 0
-    # How many real characters there are up to the end of each label.
-    ends = np.concatenate([[0], np.cumsum(is_there)])[np.cumsum(counts)]
+    is_character = codes != 0
+    # Number of characters before the end of each label.
+    ends = np.concatenate([[0], np.cumsum(is_character)])[np.cumsum(counts)]
     return _Piece(
         *_pack_names(names),
-        codes=codes[is_there],
+        codes=codes[is_character],
         text_lengths=np.diff(ends, prepend=0).astype(np.int64),
         lines=np.array([number for number, _ in rows], dtype=np.int64),
         is_index=True,
-        num_gaps=int((~is_there).sum()),
+        num_gaps=int((~is_character).sum()),
     )
 
 
@@ -224,8 +229,8 @@ def _bad_number(path: Path, rows: Rows, num_chars: int) -> DataError:
         for field in line.split()[1:]:
             if not field.isdecimal() or len(field) > _MAX_DIGITS or int(field) >= num_chars:
                 return DataError(
-                    f"{short_path(path)}:{number} has {field[:40]}, which is no number of a character",
+                    f"{short_path(path)}:{number} has {field[:40]}, which is not the number of a character",
                     allowed=f"0 to {num_chars - 1:,}",
-                    fix="data.form=words if labels are texts, or give the right data.chars",
+                    fix="Set data.form=words if the labels are texts, or correct data.chars.",
                 )
-    raise AssertionError("every number is one of a character")
+    raise AssertionError("every number is that of a character")

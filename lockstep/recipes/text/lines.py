@@ -1,4 +1,4 @@
-"""Made-up lines of text: what a line says and how it looks follows from its key alone."""
+"""Renders synthetic lines of text. The text and the appearance of a line depend only on its key."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import numpy.typing as npt
 from lockstep.data.opencv import cv2
 from lockstep.recipes.text.config import HEIGHT_PX, StyleConfig
 from lockstep.recipes.text.fonts import Font, draw_text
-from lockstep.recipes.text.pictures import GreyArray
+from lockstep.recipes.text.images import GreyArray
 from lockstep.report.fonts import covered, load_font
 
 _FloatArray = npt.NDArray[np.float32]
 
-_SIZES_PX = (30, 36, 42)  # heights at which fonts are drawn before they are brought to the line's height
+_SIZES_PX = (30, 36, 42)  # font sizes before the result is scaled to the height of the line
 
 
 @dataclass(frozen=True)
-class LineMaker:
-    """Draws lines.
+class LineRenderer:
+    """Renders synthetic lines.
 
     Attributes:
-        fonts: One of them is drawn for each line.
-        characters: Of which texts are made; each font draws those that it has.
-        min_length: Fewest characters of a line.
-        max_length: Most characters of a line.
-        style: How lines look.
-        height_px: Of a line's picture.
-        width_px: Of a line's picture, to which it is stretched; None: as wide as the text needs.
+        fonts: Fonts; each line has a random one.
+        characters: Characters of the texts. Each font draws only those that it has.
+        min_length: Minimum number of characters of a line.
+        max_length: Maximum number of characters of a line.
+        style: Appearance of lines.
+        height_px: Height of the image.
+        width_px: Width of the image, to which the line is stretched. None: as wide as the text.
     """
 
     fonts: Sequence[Font]
@@ -43,33 +43,36 @@ class LineMaker:
     width_px: int | None = None
 
     def line(self, key: int, purpose: int) -> tuple[GreyArray, str]:
-        """A line's picture, (H, W), and its text.
+        """Render a line.
 
         Args:
-            key: The line's own, in [0, 2**64).
-            purpose: Which of several kinds of lines; those of one kind never come in another.
+            key: Key of the line, in [0, 2**64).
+            purpose: Second key: lines of different purposes never share random numbers.
+
+        Returns:
+            The image, (H, W) bytes, and its text.
         """
         rng = np.random.default_rng([purpose, key])
         path = self.fonts[int(rng.integers(len(self.fonts)))].path
         known = covered(path, self.characters)
         length = int(rng.integers(self.min_length, self.max_length + 1))
-        text = "".join(known[place] for place in rng.integers(len(known), size=length).tolist())
+        text = "".join(known[index] for index in rng.integers(len(known), size=length).tolist())
         return self._draw(text, path, rng), text
 
     def _draw(self, text: str, path: str, rng: np.random.Generator) -> GreyArray:
         style = self.style
         size_px = _SIZES_PX[int(rng.integers(len(_SIZES_PX)))] * max(1, self.height_px // HEIGHT_PX)
-        # Most lines are set as the font has it, or nearly.
+        # The third power: most lines have no or little extra space.
         spacing_px = size_px * style.spacing * float(rng.random()) ** 3
         ink, margin = draw_text(load_font(path, size_px), text, spacing_px)
         picture = self._place(ink, margin, rng).astype(np.float32) * np.float32(1 / 255)
         if rng.random() < 0.6:
-            picture = blurred(picture, style.blur_px * float(rng.random()))
+            picture = blur(picture, style.blur_px * float(rng.random()))
         paper, contrast = 0.45 + 0.55 * float(rng.random()), 0.4 + 0.5 * float(rng.random())
         contrast = min(contrast, paper)
         ground = np.full_like(picture, paper)
         if style.backgrounds:
-            ground += uneven(picture.shape, rng) * np.float32(0.35 * contrast)
+            ground += draw_background(picture.shape, rng) * np.float32(0.35 * contrast)
         grey = ground - np.float32(contrast) * picture
         if rng.random() < style.inverted:
             grey = 1 - grey
@@ -77,7 +80,7 @@ class LineMaker:
         return to_bytes(grey)
 
     def _place(self, ink: GreyArray, margin: int, rng: np.random.Generator) -> GreyArray:
-        """Tilt, turn and bring to size, in one step."""
+        """Shear, rotate and scale, in one interpolation."""
         style, (height, width) = self.style, ink.shape
         shear = style.slant * float(rng.uniform(-1, 1)) if rng.random() < 0.5 else 0.0
         angle = math.radians(style.turn_degrees * float(rng.uniform(-1, 1)))
@@ -86,7 +89,7 @@ class LineMaker:
         used = width - 2 * margin + left + right + abs(shear) * height
         out_width = self.width_px or max(8, round(used * scale_y * float(rng.uniform(0.9, 1.1))))
         scale_x = out_width / used
-        # Around the text's centre: shear, then scale, then turn.
+        # Around the centre of the text: shear, then scale, then rotate.
         centre_x, centre_y = margin + (width - 2 * margin) / 2, height / 2
         tilt = np.array([[scale_x, -shear * scale_x], [0.0, scale_y]])
         turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
@@ -99,8 +102,8 @@ class LineMaker:
         return np.asarray(moved, dtype=np.uint8)
 
 
-def uneven(shape: tuple[int, ...], rng: np.random.Generator) -> _FloatArray:
-    """An uneven ground, (H, W) about -0.5 ... 0.5: a slope of light, blotches, now and then a stroke."""
+def draw_background(shape: tuple[int, ...], rng: np.random.Generator) -> _FloatArray:
+    """Draw an uneven background, (H, W) in about -0.5 to 0.5: a gradient, blotches, sometimes a stroke."""
     height, width = shape
     slope = np.linspace(-0.5, 0.5, width, dtype=np.float32) * np.float32(rng.uniform(-1, 1))
     ground = np.repeat(slope[None], height, axis=0)
@@ -114,21 +117,24 @@ def uneven(shape: tuple[int, ...], rng: np.random.Generator) -> _FloatArray:
     return ground
 
 
-def blurred(picture: _FloatArray, sigma_px: float) -> _FloatArray:
-    """(H, W) blurred by a Gaussian of so many pixels."""
+def blur(picture: _FloatArray, sigma_px: float) -> _FloatArray:
+    """Blur (H, W) by a Gaussian with this standard deviation in pixels."""
     if sigma_px < 0.2:
         return picture
     return cv2.GaussianBlur(picture, (5, 5), sigma_px)  # type: ignore[return-value]  # OpenCV's types know no uint8
 
 
-def jittered(picture: GreyArray, width_px: int, strength: float, rng: np.random.Generator) -> GreyArray:
-    """A picture of a line, brought to (32, W), moved, tilted, lit and blurred at random.
+def jitter_line(picture: GreyArray, width_px: int, strength: float, rng: np.random.Generator) -> GreyArray:
+    """Resize an image of a line to (32, width_px) with random shift, shear, rotation, brightness and blur.
 
     Args:
         picture: (H, W) bytes.
-        width_px: W.
-        strength: 0 leaves it as it is, 1 is as much as can still be read.
-        rng: The line's own.
+        width_px: Width of the result.
+        strength: 0: no change; 1: as much as stays readable.
+        rng: Source of the random numbers of this line.
+
+    Returns:
+        (32, width_px) bytes.
     """
     height, width = picture.shape
     draw = rng.uniform(-1, 1, 6) * strength
@@ -151,11 +157,11 @@ def jittered(picture: GreyArray, width_px: int, strength: float, rng: np.random.
     light, contrast = rng.uniform(-1, 1, 2) * strength
     grey = (grey - 0.5) * np.float32(1 + 0.5 * contrast) + np.float32(0.5 + 0.25 * light)
     if rng.random() < 0.5:
-        grey = blurred(grey, 1.2 * strength * float(rng.random()))
+        grey = blur(grey, 1.2 * strength * float(rng.random()))
     grey += np.float32(0.06 * strength * float(rng.random())) * rng.standard_normal(grey.shape, np.float32)
     return to_bytes(grey)
 
 
 def to_bytes(grey: _FloatArray) -> GreyArray:
-    """Brightness with white as 1 -> bytes."""
+    """Convert brightness in 0 to 1 to bytes."""
     return np.asarray(np.clip(grey * 255, 0, 255).round(), dtype=np.uint8)

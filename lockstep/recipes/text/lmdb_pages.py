@@ -1,11 +1,11 @@
-"""Checks the pages of an LMDB file of unknown origin before the library reads it.
+"""Checks the pages of an untrusted LMDB file before the library reads it.
 
-LMDB trusts what is in its file: a page number outside of the file, a node that leads over its page's end or a tree
-that leads back into itself ends the process, or is followed for ever. Each page of the tree is looked at once, many
-at a time. Source of the layout: `struct MDB_page`, `MDB_node`, `MDB_meta` and `MDB_db` in mdb.c of LMDB 0.9.
+LMDB trusts its file. A page number outside of the file or a node beyond the end of its page crashes the process, and a
+tree with a cycle is an endless loop. So each page of the tree is checked once, many pages at a time. Layout from
+`struct MDB_page`, `MDB_node`, `MDB_meta` and `MDB_db` in mdb.c of LMDB 0.9:
 
-    page    number: 8 bytes, unused: 2, flags: 2, lower and upper: 2 each, then a place of 2 bytes for each node
-    node    low and high half of a size, or of a page's number: 2 each, flags: 2, length of the key: 2, key, value
+    page    number: 8 bytes, unused: 2, flags: 2, lower and upper: 2 each, then an offset of 2 bytes for each node
+    node    low and high half of a size, or of a page number: 2 each, flags: 2, length of the key: 2, key, value
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lockstep.data.keyed import IntArray
 
 _HEAD_BYTES, _NODE_BYTES = 16, 8
 _BRANCH, _LEAF, _BIG = 1, 2, 1
-_KINDS = 0x6F  # of a page's flags, those that say what is in it
+_KINDS = 0x6F  # mask of the page flags that define the kind of page
 _MAGIC, _VERSION, _NO_ROOT = 0xBEEFC0DE, 1, 2**64 - 1
 _MAX_DEPTH = 20  # of a tree with at least two pages below each: 1 TB of pages
 _CHUNK_BYTES = 1 << 24
@@ -38,11 +38,11 @@ class _Meta(NamedTuple):
 
 
 def check_pages(path: Path) -> None:
-    """Look at all pages of the file that hold keys.
+    """Check all pages of the tree of keys.
 
     Raises:
-        OSError: The file can't be read.
-        ValueError: A page is damaged; the text says which.
+        OSError: The file cannot be read.
+        ValueError: A page is damaged; the message names it.
     """
     content = np.memmap(path, np.uint8, mode="r")
     try:
@@ -50,7 +50,7 @@ def check_pages(path: Path) -> None:
         num_pages = len(content) // meta.page_bytes
         if meta.last_page >= num_pages:
             raise ValueError(
-                f"it is cut off: {len(content):,} bytes, {(meta.last_page + 1) * meta.page_bytes:,} needed"
+                f"it is truncated: {len(content):,} bytes, {(meta.last_page + 1) * meta.page_bytes:,} needed"
             )
         pages = content[: num_pages * meta.page_bytes].reshape(num_pages, meta.page_bytes)
         is_seen = np.zeros(num_pages, dtype=bool)
@@ -73,7 +73,7 @@ def check_pages(path: Path) -> None:
 
 
 def _newest_meta(content: Pages) -> _Meta:
-    """What the newer of the file's two first pages says."""
+    """Read the newer one of the two meta pages at the start of the file."""
     found = [_meta(content, 0)]
     found.append(_meta(content, found[0].page_bytes))
     if found[0].page_bytes != found[1].page_bytes:
@@ -85,38 +85,41 @@ def _meta(content: Pages, start: int) -> _Meta:
     raw = content[start : start + 152].tobytes()
     magic, version = struct.unpack_from("<II", raw, 16)
     if (magic, version) != (_MAGIC, _VERSION):
-        raise ValueError("it does not begin as an LMDB file does")
-    # After the address and the size of the map: the tree of free pages, whose pad is the size of pages, and the main
-    # one, each as pad, flags, depth, numbers of branch, leaf and overflow pages and of entries, and its root.
+        raise ValueError("it does not start like an LMDB file")
+    # After the address and the size of the map: the tree of free pages, whose pad is the page size, and the main tree,
+    # each as pad, flags, depth, numbers of branch, leaf and overflow pages, number of entries, and root.
     (page_bytes,) = struct.unpack_from("<I", raw, 40)
     flags, depth = struct.unpack_from("<HH", raw, 92)
     root, last_page, turn = struct.unpack_from("<QQQ", raw, 128)
     if page_bytes not in (1 << power for power in range(9, 17)):
         raise ValueError(f"its pages have {page_bytes:,} bytes")
     if flags:
-        raise ValueError("it is sorted in a way that sets of text lines are not")
+        raise ValueError("its keys are sorted in another order than in datasets of text lines")
     return _Meta(page_bytes, depth, root, last_page, turn)
 
 
 def _whole_numbers(level: npt.NDArray[np.uint64], is_seen: npt.NDArray[np.bool_]) -> IntArray:
-    """Numbers of pages of a level, each of them met for the first time."""
+    """Return the page numbers of a level, after checking that no page occurs twice in the tree."""
     if level.max() >= len(is_seen):
         raise ValueError(f"it has no page {level.max()}")
     numbers = level.astype(np.int64)
     if is_seen[numbers].any() or len(np.unique(numbers)) < len(numbers):
-        raise ValueError("its tree leads to one page twice")
+        raise ValueError("its tree contains a page twice")
     is_seen[numbers] = True
     return numbers
 
 
 def _check_level(pages: Pages, numbers: IntArray, kind: int, end: int) -> npt.NDArray[np.uint64]:
-    """Check pages of one kind; gives the numbers of the pages below them, of leaves none.
+    """Check the pages of one level.
 
     Args:
-        pages: (all, B) bytes of the file.
-        numbers: Of the pages to check.
+        pages: (num_pages, page_bytes) bytes of the file.
+        numbers: Numbers of the pages to check.
         kind: _BRANCH or _LEAF.
-        end: The first number that no page has.
+        end: Number of pages in use.
+
+    Returns:
+        Numbers of the pages below; none for leaves.
     """
     mine = np.ascontiguousarray(pages[numbers])
     page_bytes = mine.shape[1]
@@ -125,34 +128,34 @@ def _check_level(pages: Pages, numbers: IntArray, kind: int, end: int) -> npt.ND
     counts = (lower - _HEAD_BYTES) // 2
     least = 2 if kind == _BRANCH else 1
     bad = (kinds != kind) | (counts < least) | (lower > page_bytes) | (lower % 2 != 0)
-    _refuse(numbers, bad, "is no page of the tree")
+    _refuse(numbers, bad, "is not a page of the tree")
     rows = np.repeat(np.arange(len(numbers)), counts)
-    places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = mine.view("<u2")[rows, _HEAD_BYTES // 2 + places].astype(np.int64)
+    node_indices = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = mine.view("<u2")[rows, _HEAD_BYTES // 2 + node_indices].astype(np.int64)
     outside = (starts < lower[rows]) | (starts + _NODE_BYTES > page_bytes) | (starts % 2 != 0)
     _refuse(numbers[rows], outside, "has an entry outside of itself")
-    words = mine.view("<u2")
-    low, high, flags, key_bytes = (words[rows, starts // 2 + place].astype(np.uint64) for place in range(4))
+    shorts = mine.view("<u2")
+    low, high, flags, key_bytes = (shorts[rows, starts // 2 + field].astype(np.uint64) for field in range(4))
     ends = starts.astype(np.uint64) + _NODE_BYTES + key_bytes
     if kind == _BRANCH:
-        _refuse(numbers[rows], ends > page_bytes, "has a key that leads over its end")
+        _refuse(numbers[rows], ends > page_bytes, "has a key beyond its end")
         below: npt.NDArray[np.uint64] = low | high << np.uint64(16) | flags << np.uint64(32)
         return below
     sizes = low | high << np.uint64(16)
     is_big = flags == _BIG
-    _refuse(numbers[rows], flags > _BIG, "has an entry of another kind")
+    _refuse(numbers[rows], flags > _BIG, "has an entry of an unknown kind")
     ends += np.where(is_big, 8, sizes)
-    _refuse(numbers[rows], ends > page_bytes, "has a value that leads over its end")
+    _refuse(numbers[rows], ends > page_bytes, "has a value beyond its end")
     _check_big(mine, numbers, rows[is_big], (ends[is_big] - 8).astype(np.int64), sizes[is_big], end)
     return np.array([], dtype=np.uint64)
 
 
 def _check_big(mine: Pages, numbers: IntArray, rows: IntArray, at: IntArray, sizes: IntArray, end: int) -> None:
-    """Check values that have pages of their own, whose first number stands at a place of a page."""
+    """Check values on overflow pages; the number of the first one is at offset `at` of the page."""
     firsts = mine[rows[:, None], at[:, None] + np.arange(8)].view("<u8")[:, 0]
     needed = (_HEAD_BYTES + sizes + mine.shape[1] - 1) // np.uint64(mine.shape[1])
     outside = (firsts < 2) | (firsts > end) | (firsts + needed > end)
-    _refuse(numbers[rows], outside, "has a value that leads over the file's end")
+    _refuse(numbers[rows], outside, "has a value beyond the end of the file")
 
 
 def _refuse(numbers: IntArray, is_bad: npt.NDArray[np.bool_], why: str) -> None:

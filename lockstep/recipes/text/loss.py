@@ -1,11 +1,20 @@
-"""Connectionist temporal classification (Graves et al., ICML 2006), over many classes and the same bits on any device.
+"""Connectionist temporal classification (Graves et al., ICML 2006), deterministic on every device.
 
-torch's own takes log-probabilities of all classes and gives a gradient for each of them, through two passes more than
-needed; on GPUs that gradient has no fixed order. Here only the classes of a sample's own text go through the recursion,
-which runs from both ends at once; the rest of the gradient is the softmax.
+`torch.nn.CTCLoss` needs log-probabilities of all classes and computes a gradient for each of them, with two more passes
+than needed, and on GPUs in no fixed order of additions. Here only the classes of the text itself go through the
+recursion, which runs from both ends in one batch. The rest of the gradient is the softmax.
 
-Legend: N samples, T time steps, C classes (0 is blank), L characters of the longest text, S = 2 L + 1 states: the
-characters with a blank before, between and after them.
+States of the text "ab": (-, a, -, b, -), with "-" for the blank. A path stays, steps, or skips a blank between
+different characters:
+
+    time    0        1        2   ...  T-1
+    -      start ->  stay ->
+    a      start ->  step  ->
+    -                   \\->
+    b                 skip ->           end
+    -                                   end
+
+Legend: N samples, T time steps, C classes (0 is the blank), L characters of the longest text, S = 2 L + 1 states.
 """
 
 from __future__ import annotations
@@ -22,11 +31,11 @@ from lockstep.data.samples import Batch
 
 
 def ctc(outputs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
-    """The loss of CRNN's training: each line's over its number of characters, then the mean over lines.
+    """Compute the loss of CRNN: the CTC loss of each line divided by its number of characters, averaged over lines.
 
     Args:
         outputs: (N, T, C) logits.
-        batch: Its targets are `classes` (N, L) int64, 0 after a text's end, and `lengths` (N,).
+        batch: Its targets are `classes` (N, L) int64, padded by 0, and `lengths` (N,).
     """
     lengths = batch.targets["lengths"]
     losses = ctc_loss(outputs.float(), batch.targets["classes"], lengths)
@@ -34,16 +43,16 @@ def ctc(outputs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
 
 
 def ctc_loss(logits: Tensor, targets: Tensor, lengths: Tensor, num_steps: Tensor | None = None) -> Tensor:
-    """Minus the log-probability of each text, over all alignments.
+    """Compute the negative log-probability of each text, over all alignments.
 
     Args:
         logits: (N, T, C) float32 or float64, before the softmax.
-        targets: (N, L) int64 classes, 0 after a text's end.
-        lengths: (N,) int64, characters of each text.
-        num_steps: (N,) int64, time steps that count; all T if left out.
+        targets: (N, L) int64 classes, padded by 0.
+        lengths: (N,) int64, number of characters of each text.
+        num_steps: (N,) int64, number of valid time steps. None: all T.
 
     Returns:
-        (N,) in nats; infinite, without a gradient, where a text has too many characters and repeats for its steps.
+        (N,) in nats; infinite, with zero gradient, if a text needs more time steps.
     """
     if num_steps is None:
         num_steps = torch.full_like(lengths, logits.shape[1])
@@ -52,7 +61,7 @@ def ctc_loss(logits: Tensor, targets: Tensor, lengths: Tensor, num_steps: Tensor
 
 
 def num_steps_needed(classes: Tensor) -> int:
-    """The fewest time steps in which (L,) classes can be said: a blank has to stand between equal neighbours."""
+    """Return the minimum number of time steps of (L,) classes: equal neighbors need a blank between them."""
     return len(classes) + int((classes[1:] == classes[:-1]).sum())
 
 
@@ -61,7 +70,7 @@ class _Ctc(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, targets: Tensor, lengths: Tensor, num_steps: Tensor) -> Tensor:
         states = _states(targets)
         shares = logits.softmax(dim=2)
-        # log sum exp of a row, from the fused softmax and its largest value, which is never less than 1 / C.
+        # logsumexp of a row, from the fused softmax and its largest value, which is at least 1 / C.
         log_sums = logits.amax(dim=2).double() - shares.amax(dim=2).double().log()
         places = states[:, None, :].expand(-1, logits.shape[1], -1)
         scores = logits.gather(2, places).double() - log_sums[:, :, None]
@@ -71,7 +80,7 @@ class _Ctc(torch.autograd.Function):
             time = torch.arange(logits.shape[1], device=logits.device)
             state = torch.arange(states.shape[1], device=logits.device)
             counts = (time < num_steps[:, None])[:, :, None] & (state < 2 * lengths[:, None] + 1)[:, None, :]
-            # Scores of minus infinity leave minus infinity less minus infinity: such a state was never passed.
+            # -inf - (-inf) is NaN where a score is -inf: no path goes through such a state.
             posts = torch.where(counts & posts.isfinite(), posts, 0.0)
             is_possible = totals > -math.inf
             ctx.saved = (shares, _added_up(posts, states), places, (time < num_steps[:, None]) & is_possible[:, None])
@@ -80,7 +89,7 @@ class _Ctc(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, factors: Tensor) -> tuple[Tensor, None, None, None]:
-        # Changed in place, as it is by far the largest tensor here; so it can be had once.
+        # In place, because this is by far the largest tensor. So backward can run only once.
         gradient, posts, places, counts = ctx.saved
         ctx.saved = None
         gradient.mul_((factors[:, None] * counts)[:, :, None])
@@ -90,29 +99,30 @@ class _Ctc(torch.autograd.Function):
 
 
 def _states(targets: Tensor) -> Tensor:
-    """(N, L) classes -> (N, S): blank, first character, blank, second, ..., blank."""
+    """Interleave (N, L) classes with blanks: (N, S) blank, first character, blank, second, ..., blank."""
     states = targets.new_zeros(targets.shape[0], 2 * targets.shape[1] + 1)
     states[:, 1::2] = targets
     return states
 
 
 def _both_ways(scores: Tensor, states: Tensor, lengths: Tensor, num_steps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The recursion from both ends: log-probabilities of all ways that lead to a state, and of all that lead on.
+    """Run the forward and the backward recursion.
 
-    From the end it is the same recursion on the text and the time turned round, so both run as one batch of 2 N.
+    The backward recursion is the forward one on the reversed text and time, so both run as one batch of 2 N.
 
     Args:
-        scores: (N, T, S) log-probabilities of the states' classes.
+        scores: (N, T, S) log-probabilities of the classes of the states.
         states: (N, S) classes.
-        lengths: (N,) characters.
-        num_steps: (N,) time steps.
+        lengths: (N,) numbers of characters.
+        num_steps: (N,) numbers of time steps.
 
     Returns:
-        Two (N, T, S), each with the scores of the state itself; and (N,) log-probabilities of the texts.
+        (N, T, S) log-probabilities of all paths that lead to a state, and of all that continue from it, both including
+        the score of the state itself; and (N,) log-probabilities of the texts.
     """
     num_samples, num_times, num_states = scores.shape
     time, state = (torch.arange(size, device=scores.device) for size in (num_times, num_states))
-    # What lies after the end of a text or of its time is never on a way to the end; where it points to is no matter.
+    # States and time steps beyond the end are on no path to the end, so clamping their indices to 0 is harmless.
     turned_time = (num_steps[:, None] - 1 - time).clamp(min=0)
     turned_state = (2 * lengths[:, None] - state).clamp(min=0)
     sample = torch.arange(num_samples, device=scores.device)[:, None, None]
@@ -123,7 +133,7 @@ def _both_ways(scores: Tensor, states: Tensor, lengths: Tensor, num_steps: Tenso
     may_skip = torch.zeros_like(classes, dtype=torch.bool)
     may_skip[:, 2:] = (classes[:, 2:] != 0) & (classes[:, 2:] != classes[:, :-2])
     bar = torch.where(may_skip, 0.0, -math.inf).to(scores.dtype)
-    # Two states before the first one, which can't be: so that each state has two before it.
+    # Two impossible states before the first one, so that every state has two predecessors.
     ways = scores.new_full((num_times, 2 * num_samples, num_states + 2), -math.inf)
     ways[0, :, 2:4] = both[0, :, :2]
     for now in range(1, num_times):
@@ -139,9 +149,9 @@ def _both_ways(scores: Tensor, states: Tensor, lengths: Tensor, num_steps: Tenso
 
 
 def _added_up(posts: Tensor, states: Tensor) -> Tensor:
-    """(N, T, S) shares of states -> for each state the sum over all states of its class.
+    """Sum the (N, T, S) posteriors over all states of the same class, for each state.
 
-    A class then has one value, wherever it stands: it can be written there in any order.
+    All states of a class then have the same value, so that the order of writes in a scatter does not matter.
     """
     same = states[:, :, None] == states[:, None, :]
     sums = posts @ same.to(posts.dtype)

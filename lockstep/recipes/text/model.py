@@ -1,4 +1,4 @@
-"""Networks that read a line of text.
+"""Networks for text lines: convolutions, then LSTMs.
 
 Legend: N lines, V views of one line, H = 32 and W their height and width, T time steps, C classes, blank first.
 """
@@ -13,7 +13,7 @@ from lockstep.recipes.text.config import ModelConfig
 
 
 class Reader(nn.Module):
-    """Convolutions that bring the height to one, then two recurrent layers: (N, 1, 32, W) -> (N, T, C) logits.
+    """Convolutions that reduce the height to one, then recurrent layers: (N, 1, 32, W) -> (N, T, C) logits.
 
     Args:
         cnn: (N, 1, 32, W) -> (N, F, 1, T).
@@ -25,7 +25,7 @@ class Reader(nn.Module):
         self.cnn, self.rnn = cnn, rnn
 
     def forward(self, lines: Tensor) -> Tensor:
-        """(N, 1, 32, W) -> (N, T, C); or views of each line, (N, V, 1, 32, W) -> (N, V, T, C)."""
+        """Compute (N, T, C) logits of (N, 1, 32, W), or (N, V, T, C) of V views per line, (N, V, 1, 32, W)."""
         if lines.dim() == 5:
             logits: Tensor = self(lines.flatten(0, 1))
             return logits.view(*lines.shape[:2], *logits.shape[1:])
@@ -50,31 +50,31 @@ class BidirectionalLSTM(nn.Module):
 
 
 def crnn(num_classes: int, width: int = 64, num_hidden: int = 256) -> Reader:
-    """CRNN (Shi, Bai and Yao, 2015, table 1) with the names that the reference implementations' checkpoints have.
+    """Build CRNN (Shi, Bai and Yao, 2015, table 1) with the tensor names of the reference implementation.
 
     11,767,888 parameters at 6,736 classes; T = W // 4 + 1.
 
     Args:
-        num_classes: Alphabet and blank.
+        num_classes: Size of the alphabet, plus one for the blank.
         width: Channels of the first convolution; 64 in the paper.
-        num_hidden: Of each LSTM and direction.
+        num_hidden: Hidden size of each LSTM, per direction.
     """
     channels = [width, 2 * width, 4 * width, 4 * width, 8 * width, 8 * width, 8 * width]
     cnn = nn.Sequential()
-    for place, (num_in, num_out) in enumerate(zip([1, *channels], channels, strict=False)):
-        is_last = place == 6
+    for index, (num_in, num_out) in enumerate(zip([1, *channels], channels, strict=False)):
+        is_last = index == 6
         convolution = nn.Conv2d(num_in, num_out, 2 if is_last else 3, padding=0 if is_last else 1)
         nn.init.normal_(convolution.weight, 0.0, 0.02)
-        cnn.add_module(f"conv{place}", convolution)
-        if place in (2, 4, 6):
+        cnn.add_module(f"conv{index}", convolution)
+        if index in (2, 4, 6):
             norm = nn.BatchNorm2d(num_out)
             nn.init.normal_(norm.weight, 1.0, 0.02)
-            cnn.add_module(f"batchnorm{place}", norm)
-        cnn.add_module(f"relu{place}", nn.ReLU(inplace=True))
-        if place in (0, 1):
-            cnn.add_module(f"pooling{place}", nn.MaxPool2d(2, 2))
-        elif place in (3, 5):  # halves the height, and makes the width one more
-            cnn.add_module(f"pooling{(place + 1) // 2}", nn.MaxPool2d((2, 2), (2, 1), (0, 1)))
+            cnn.add_module(f"batchnorm{index}", norm)
+        cnn.add_module(f"relu{index}", nn.ReLU(inplace=True))
+        if index in (0, 1):
+            cnn.add_module(f"pooling{index}", nn.MaxPool2d(2, 2))
+        elif index in (3, 5):  # halves the height, and adds one to the width
+            cnn.add_module(f"pooling{(index + 1) // 2}", nn.MaxPool2d((2, 2), (2, 1), (0, 1)))
     rnn = nn.Sequential(
         BidirectionalLSTM(8 * width, num_hidden, num_hidden), BidirectionalLSTM(num_hidden, num_hidden, num_classes)
     )
@@ -82,12 +82,12 @@ def crnn(num_classes: int, width: int = 64, num_hidden: int = 256) -> Reader:
 
 
 def fast(num_classes: int, width: int = 24, num_hidden: int = 96) -> Reader:
-    """A network for CPUs: strides before channels, batch norm after each convolution, one recurrent layer. T = W // 4.
+    """Build a network for CPUs: early strides, batch norm after each convolution, one recurrent layer. T = W // 4.
 
     Args:
-        num_classes: Alphabet and blank.
+        num_classes: Size of the alphabet, plus one for the blank.
         width: Channels of the first convolution; the later ones have 2, 4, 4, 4 and 8 times as many.
-        num_hidden: Of the LSTM in each direction.
+        num_hidden: Hidden size of the LSTM, per direction.
     """
     cnn = nn.Sequential(
         *_convolution(1, width, (3, 3), stride=(2, 2), padding=(1, 1)),  # 16 x W / 2
@@ -108,6 +108,6 @@ def _convolution(num_in: int, num_out: int, kernel: tuple[int, int], **more: Any
 
 
 def build_model(config: ModelConfig, num_classes: int) -> Reader:
-    """The network that the settings ask for, on the CPU."""
+    """Build the network of the settings, on the CPU."""
     kind = {"crnn": crnn, "fast": fast}[config.name]
     return kind(num_classes, config.width, config.num_hidden)

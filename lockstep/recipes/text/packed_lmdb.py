@@ -1,4 +1,4 @@
-"""LMDB sets as the field packs them: `num-samples`, then `image-000000001` and `label-000000001` and so on."""
+"""Reads LMDB datasets in the common layout: `num-samples`, `image-000000001`, `label-000000001` and so on."""
 
 from __future__ import annotations
 
@@ -12,56 +12,65 @@ from lockstep.data.picture_file import MAX_FILE_BYTES, too_large
 from lockstep.errors import DataError
 from lockstep.recipes.text.lmdb_pages import check_pages
 
-_MAX_DIGITS = 9  # as many as the names of entries have
+_MAX_DIGITS = 9  # digits in the names of entries
 _MAX_LABEL_BYTES = 1 << 20
+_CREATE_AGAIN = "Create the dataset again, or use another."
 
 
 def read_texts(folder: Path) -> list[str]:
-    """All labels of a set, in order.
+    """Read all labels of a dataset, in order.
 
     Raises:
-        DataError: It is no such set, or a label is missing or not UTF-8.
+        DataError: The folder has another layout, or a label is missing or not UTF-8.
     """
     with _reading(folder), _environment(folder).begin() as transaction:
         count = transaction.get(b"num-samples")
         if count is None or not count.isdigit() or len(count) > _MAX_DIGITS:
-            raise DataError(f"{folder} is not a set of text lines", allowed="an entry num-samples with their number")
+            raise DataError(
+                f"{folder} is not an LMDB dataset of text lines",
+                allowed="an entry num-samples with the number of lines",
+                fix="Set data.train and data.eval to other folders.",
+            )
         texts = []
         for number in range(1, int(count) + 1):
             label = transaction.get(b"label-%09d" % number)
             if label is None:
-                raise DataError(f"{folder} has no label-{number:09d}", given=f"num-samples {int(count):,}")
+                raise DataError(
+                    f"{folder} has no label-{number:09d}", given=f"num-samples {int(count):,}", fix=_CREATE_AGAIN
+                )
             if len(label) > _MAX_LABEL_BYTES:
                 raise DataError(
-                    f"label-{number:09d} of {folder} has {len(label):,} bytes", allowed=f"up to {_MAX_LABEL_BYTES:,}"
+                    f"label-{number:09d} of {folder} has {len(label):,} bytes",
+                    allowed=f"at most {_MAX_LABEL_BYTES:,}",
+                    fix=_CREATE_AGAIN,
                 )
             try:
                 texts.append(label.decode())
             except UnicodeDecodeError as error:
-                raise DataError(f"label-{number:09d} of {folder} is not UTF-8") from error
+                raise DataError(f"label-{number:09d} of {folder} is not UTF-8", fix=_CREATE_AGAIN) from error
     if not texts:
-        raise DataError(f"{folder} has no lines", given="num-samples 0")
+        raise DataError(f"{folder} has no lines", given="num-samples 0", fix=_CREATE_AGAIN)
     return texts
 
 
-def read_picture(folder: Path, number: int) -> bytes:
-    """The picture file of a line, by its number from 1.
+def read_image(folder: Path, number: int) -> bytes:
+    """Read the image file of a line, by its number from 1.
 
     Raises:
-        DataError: There is none.
+        DataError: There is none, or it is too large.
     """
-    # As a view: its size is looked at before it is copied.
+    # buffers=True returns a view, so that the size is checked before the copy.
     with _reading(folder), _environment(folder).begin(buffers=True) as transaction:
         content = transaction.get(b"image-%09d" % number)
         if content is None:
-            raise DataError(f"{folder} has no image-{number:09d}")
+            raise DataError(f"{folder} has no image-{number:09d}", fix=_CREATE_AGAIN)
         if len(content) > MAX_FILE_BYTES:
             raise too_large(f"image-{number:09d} of {folder}", len(content))
         return bytes(content)
 
 
 _open: dict[Path, Any] = {}
-# Files whose pages were looked at, with their time and size: loader workers, which are forked, need not do so again.
+# Checked files, with modification time and size. Forked DataLoader workers inherit this, and do not check again.
 _checked: set[tuple[Path, int, int]] = set()
 
 
@@ -71,12 +80,12 @@ def _close_all() -> None:
     _open.clear()
 
 
-# LMDB does not outlive a fork: loader workers, which are forked, could neither use nor open what is open by then.
+# An open LMDB environment does not survive a fork: a forked DataLoader worker could neither use it nor open it again.
 os.register_at_fork(before=_close_all)
 
 
 def _environment(folder: Path) -> Any:
-    """A set, opened when it is first asked for."""
+    """Return the LMDB environment of a folder, opened on first use."""
     if folder not in _open:
         _open[folder] = _opened(folder)
     return _open[folder]
@@ -84,20 +93,20 @@ def _environment(folder: Path) -> Any:
 
 @contextmanager
 def _reading(folder: Path) -> Iterator[None]:
-    """What the library finds wrong, as an error for the user."""
+    """Convert the errors of the library to errors for the user."""
     try:
         import lmdb
     except ImportError:
         raise DataError(
-            f"{folder} is a folder, and to read LMDB sets the package lmdb is needed", fix="pip install lmdb"
+            f"{folder} is a folder, and reading LMDB requires the package lmdb", fix="Run pip install lmdb."
         ) from None
     try:
         yield
     except (lmdb.Error, OSError, ValueError) as error:
         raise DataError(
-            f"{folder} can't be read as an LMDB set: {error}",
-            cause="damaged, or not whole",
-            fix="copy or download it again",
+            f"{folder} cannot be read as an LMDB dataset: {error}",
+            cause="the file is damaged or incomplete",
+            fix="Copy or download it again.",
         ) from error
 
 
@@ -105,13 +114,17 @@ def _opened(folder: Path) -> Any:
     import lmdb
 
     if not (folder / "data.mdb").is_file():
-        raise DataError(f"{folder} is a folder without data.mdb", allowed="an LMDB set, or a file with labels")
+        raise DataError(
+            f"{folder} is a folder without data.mdb",
+            allowed="an LMDB dataset, or a file with labels",
+            fix="Set data.train and data.eval to LMDB folders or label files.",
+        )
     _check(folder / "data.mdb")
     return lmdb.open(str(folder), readonly=True, lock=False, readahead=False, meminit=False, max_readers=1)
 
 
 def _check(path: Path) -> None:
-    """See that reading the file can't end the process: it is mapped into memory, and the library trusts its pages."""
+    """Check that the file cannot crash the process: the library maps it into memory and trusts its pages."""
     status = path.stat()
     stamp = (path, status.st_mtime_ns, status.st_size)
     if stamp not in _checked:

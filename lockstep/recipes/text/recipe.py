@@ -1,4 +1,4 @@
-"""The text recipe: from settings to what the engine trains."""
+"""The text recipe: the parts that the engine trains, from the settings."""
 
 from __future__ import annotations
 
@@ -12,55 +12,57 @@ from lockstep.engine.parts import Parts
 from lockstep.metrics.text import TextMetric
 from lockstep.module.freeze import freeze
 from lockstep.recipes.text.alphabet import BLANK, Alphabet
-from lockstep.recipes.text.answer import answer, draw_prediction, read_line
 from lockstep.recipes.text.config import HEIGHT_PX, Config
-from lockstep.recipes.text.data import HELD_OUT, TRAINING, MadeLines, PictureLines, made_group, truths
+from lockstep.recipes.text.data import TRAINING, VALIDATION, LineImages, SyntheticLines, font_group, ground_truths
 from lockstep.recipes.text.decode import read
 from lockstep.recipes.text.drawing import draw_samples, draw_worst
-from lockstep.recipes.text.files import Chosen, choose, find_alphabet
-from lockstep.recipes.text.fonts import Font, check_fonts, find_fonts, hold_out
-from lockstep.recipes.text.lines import LineMaker
+from lockstep.recipes.text.files import SelectedLines, choose, find_alphabet
+from lockstep.recipes.text.fonts import Font, check_fonts, find_fonts, split_fonts
+from lockstep.recipes.text.lines import LineRenderer
 from lockstep.recipes.text.loss import ctc
 from lockstep.recipes.text.model import build_model
+from lockstep.recipes.text.predict import draw_prediction, read_line, to_prediction
 from lockstep.storage.pretrained import load_pretrained
 
 
 def dataset_info(config: Config) -> Mapping[str, Any]:
-    """The alphabet; for made-up lines the fonts, seen in training and not; for others what was left out.
+    """Find the alphabet; for synthetic lines also the seen and unseen fonts; for files also the lines left out.
 
     Raises:
-        DataError: Labels or fonts can't be found or read.
+        DataError: Labels or fonts cannot be found or read.
     """
     alphabet = find_alphabet(config.data)
     found: dict[str, Any] = {"alphabet": alphabet.characters}
-    if config.data.is_made:
+    if config.data.is_synthetic:
         fonts = find_fonts(config.data.made.fonts, alphabet.characters)
-        seen, unseen = hold_out(fonts, config.data.made.unseen)
+        seen, unseen = split_fonts(fonts, config.data.made.unseen)
         return {**found, "seen": [asdict(font) for font in seen], "unseen": [asdict(font) for font in unseen]}
-    chosen = {"training": choose(config, alphabet, train=True), "held out": choose(config, alphabet, train=False)}
-    return {**found, "left_out": _left_out(chosen)}
+    splits = {"training": choose(config, alphabet, train=True), "validation": choose(config, alphabet, train=False)}
+    return {**found, "left_out": _left_out(splits)}
 
 
 def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
-    """Join data, model, loss and metric. Reads no data yet.
+    """Build the parts from the settings. Reads no data yet.
 
     Raises:
-        ConfigError: `model.freeze` names no part of the network.
+        ConfigError: `model.freeze` matches no parameter.
     """
     alphabet = Alphabet(dataset_info["alphabet"])
     model = build_model(config.model, alphabet.num_classes)
     freeze(model, config.model.freeze)
     read_texts = partial(read, alphabet=alphabet, beam_width=config.decode.beam_width)
-    made = config.data.is_made
+    made = config.data.is_synthetic
     open_lines: Callable[..., Samples]
     if made:
         num_fonts, num_unseen = len(dataset_info["seen"]), len(dataset_info["unseen"])
-        what = f"made-up lines in {num_fonts} fonts" + (f", held out in {num_unseen} others" if num_unseen else "")
+        what = f"synthetic lines in {num_fonts} fonts" + (
+            f", validation also in {num_unseen} unseen fonts" if num_unseen else ""
+        )
         open_lines = partial(_open_made, config, dataset_info)
     else:
         widths = config.data.widths
         shown = str(widths[0]) if len(widths) == 1 else f"{len(widths)} widths from {widths[0]} to {widths[-1]}"
-        what = f"pictures of lines, {shown} x {HEIGHT_PX} px"
+        what = f"images of text lines, {shown} x {HEIGHT_PX} px"
         open_lines = partial(_open_files, config, alphabet)
     weights = config.model.weights
     return Parts(
@@ -68,13 +70,13 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         loss=ctc,
         train_data=partial(open_lines, train=True),
         eval_data=partial(open_lines, train=False),
-        metric=partial(TextMetric, read_texts, partial(truths, alphabet=alphabet), made_group if made else None),
+        metric=partial(TextMetric, read_texts, partial(ground_truths, alphabet=alphabet), font_group if made else None),
         monitor=("line_accuracy", "max"),
         init_weights=None if weights is None else partial(load_pretrained, path=weights),
         preprocess=partial(read_line, config=config),
-        postprocess=partial(answer, alphabet=alphabet, config=config.decode),
+        postprocess=partial(to_prediction, alphabet=alphabet, config=config.decode),
         draw=partial(draw_worst, data=config.data),
-        draw_samples=partial(draw_samples, data=config.data, read_truths=partial(truths, alphabet=alphabet)),
+        draw_samples=partial(draw_samples, data=config.data, read_truths=partial(ground_truths, alphabet=alphabet)),
         draw_prediction=draw_prediction,
         input_shape=(1, HEIGHT_PX, config.data.widths[-1]),
         metadata={
@@ -92,7 +94,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     )
 
 
-def _open_made(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> MadeLines:
+def _open_made(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> SyntheticLines:
     made, alphabet = config.data.made, Alphabet(dataset_info["alphabet"])
     groups = [[Font(**font) for font in dataset_info[name]] for name in ("seen", "unseen")]
     if train or not groups[1]:
@@ -100,7 +102,7 @@ def _open_made(config: Config, dataset_info: Mapping[str, Any], *, train: bool) 
     for fonts in groups:
         check_fonts(fonts)
     makers = [
-        LineMaker(
+        LineRenderer(
             fonts=fonts,
             characters=alphabet.characters,
             min_length=made.min_length,
@@ -110,26 +112,26 @@ def _open_made(config: Config, dataset_info: Mapping[str, Any], *, train: bool) 
         )
         for fonts in groups
     ]
-    num_lines, purpose = (made.num_train, TRAINING) if train else (made.num_eval, HELD_OUT)
-    return MadeLines(makers, num_lines, alphabet, config.data, purpose)
+    num_lines, purpose = (made.num_train, TRAINING) if train else (made.num_eval, VALIDATION)
+    return SyntheticLines(makers, num_lines, alphabet, config.data, purpose)
 
 
-def _open_files(config: Config, alphabet: Alphabet, *, train: bool) -> PictureLines:
-    return PictureLines(choose(config, alphabet, train=train), config.data, train=train)
+def _open_files(config: Config, alphabet: Alphabet, *, train: bool) -> LineImages:
+    return LineImages(choose(config, alphabet, train=train), config.data, train=train)
 
 
-def _left_out(parts: Mapping[str, Chosen]) -> str:
+def _left_out(parts: Mapping[str, SelectedLines]) -> str:
     lines = []
     for name, chosen in parts.items():
         counts = {
-            "with characters that the alphabet lacks": chosen.num_unknown,
+            "with characters that are not in the alphabet": chosen.num_unknown,
             "too long for their time steps": chosen.num_too_long,
         }
-        told = [f"{count:,} line{'s' if count > 1 else ''} {why}" for why, count in counts.items() if count]
+        parts_of_row = [f"{count:,} line{'s' if count > 1 else ''} {why}" for why, count in counts.items() if count]
         if chosen.labels.num_gaps:
-            told.append(f"{chosen.labels.num_gaps:,} characters by numbers that stand for nothing")
-        if told:
-            lines.append(f"{name}: {', '.join(told)}")
+            parts_of_row.append(f"{chosen.labels.num_gaps:,} index labels without a character")
+        if parts_of_row:
+            lines.append(f"{name}: {', '.join(parts_of_row)}")
     return "\n".join(lines)
 
 

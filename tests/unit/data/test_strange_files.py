@@ -25,7 +25,7 @@ from lockstep.provenance.environment import commit_of
 from lockstep.recipes.classify.listing import read_csv
 from lockstep.recipes.mnist.data import SCALES
 from lockstep.recipes.mnist.idx import read_idx
-from lockstep.recipes.mnist.picture import read_picture
+from lockstep.recipes.mnist.predict import read_image
 from lockstep.recipes.pose.coco.fields import read_json
 from lockstep.recipes.pose.coco.store import Zip
 from lockstep.recipes.text.alphabet import read_alphabet
@@ -37,7 +37,7 @@ from lockstep.storage.pretrained import read_state
 
 READERS: dict[str, Callable[[Path], object]] = {
     "a picture": read_rgb,
-    "a digit's picture": lambda path: read_picture(path, SCALES["mnist"]),
+    "a digit's picture": lambda path: read_image(path, SCALES["mnist"]),
     "IDX": lambda path: read_idx(path, 3),
     "YAML": lambda path: read(path, "run.yaml"),
     "weights": read_state,
@@ -62,7 +62,7 @@ def test_a_picture_of_a_format_that_is_not_in_the_list_is_refused_whatever_its_n
     if form not in Image.SAVE and (Image.init(), form not in Image.SAVE)[1]:
         pytest.skip(f"this Pillow has no {form}")
     Image.new("RGB", (32, 32)).save(tmp_path / "a.jpg", form)
-    for ask in (read_rgb, lambda path: read_picture(path, SCALES["mnist"])):
+    for ask in (read_rgb, lambda path: read_image(path, SCALES["mnist"])):
         with pytest.raises(DataError, match=r"a\.jpg is not an image") as error:
             ask(tmp_path / "a.jpg")
         assert "JPEG, PNG, WebP, BMP, GIF, TIFF or PPM" in str(error.value)

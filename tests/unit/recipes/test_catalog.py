@@ -12,7 +12,7 @@ from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.recipes import catalog
-from lockstep.recipes.catalog import RecipeSpec, find, presets, recipes
+from lockstep.recipes.catalog import RecipeSpec, find, list_presets, list_recipes
 from lockstep.recipes.trust import trust
 
 CONFIG = """
@@ -75,9 +75,9 @@ def refused(name: str) -> ConfigError:
 
 
 def test_recipes_and_their_presets_are_listed_the_default_first(shelf: Path) -> None:
-    assert {"mnist", "shapes", "waves"} <= set(recipes())
-    assert [preset.name for preset in presets("shapes")] == ["shapes", "small", "stars"]
-    assert presets("shapes")[2].meaning == "stars of shapes"
+    assert {"mnist", "shapes", "waves"} <= set(list_recipes())
+    assert [preset.name for preset in list_presets("shapes")] == ["shapes", "small", "stars"]
+    assert list_presets("shapes")[2].meaning == "stars of shapes"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_recipe_file_that_can_not_be_used_says_why(shelf: Path, text: str, wha
 
 
 def test_every_preset_that_comes_with_lockstep_is_right() -> None:
-    found = [preset for recipe in catalog.recipes() for preset in presets(recipe)]
+    found = [preset for recipe in catalog.list_recipes() for preset in list_presets(recipe)]
     assert {"mnist", "tutorial", "digits"} <= {preset.name for preset in found}
     for preset in found:
         config_of(find(f"{preset.recipe}/{preset.name}"))

@@ -1,6 +1,6 @@
 """Annotation files in COCO's form, which CrowdPose has too: read, checked field by field, and laid out in columns.
 
-Legend: N pictures, A annotations (people and crowds), K joints.
+Legend: N images, A annotations (people and crowds), K joints.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Runs:
 
     Attributes:
         counts: The lengths, or COCO's text for them.
-        height: Of the picture, pixels.
-        width: Of the picture, pixels.
+        height: Of the image, pixels.
+        width: Of the image, pixels.
     """
 
     counts: IntArray | str
@@ -54,14 +54,14 @@ Region = Runs | Outlines
 
 @dataclass(frozen=True)
 class Annotations:
-    """What is known of some pictures.
+    """What is known of some images.
 
     Attributes:
-        ids: N picture numbers.
+        ids: N image numbers.
         names: N file names.
         sizes: (N, 2) width and height, pixels.
         crowd_indices: N shares of overlapping people, as CrowdPose has them; None where the file has none.
-        starts: (N + 1,) the annotations of picture i are [starts[i], starts[i + 1]), in the order of the file.
+        starts: (N + 1,) the annotations of image i are [starts[i], starts[i + 1]), in the order of the file.
         people_ids: (A,) annotation numbers.
         category: The number of the category "person".
         keypoints: (A, K, 3): x, y, visible.
@@ -91,11 +91,11 @@ class Annotations:
         return len(self.ids)
 
     def rows(self, picture: int) -> slice:
-        """The annotations of a picture."""
+        """The annotations of an image."""
         return slice(int(self.starts[picture]), int(self.starts[picture + 1]))
 
-    def truth(self, picture: int) -> dict[str, Any]:
-        """All that is known of a picture, as an evaluation wants it."""
+    def ground_truth(self, picture: int) -> dict[str, Any]:
+        """Return the ground truth of an image; `Source.ground_truth` describes it."""
         people = []
         for row in range(*self.rows(picture).indices(len(self.people_ids))):
             person = {
@@ -122,7 +122,7 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
     """Read an annotation file.
 
     Raises:
-        DataError: It can't be read, or is not what it claims to be; says which field of which entry.
+        DataError: It cannot be read, or a field is invalid. Shows the field and its entry.
     """
     content = read_json(path)
     images, entries, categories = (entries_of(content, part, path) for part in ("images", "annotations", "categories"))
@@ -130,7 +130,7 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
     picture = Fields(images, "images", path)
     ids = picture.column("id", _is_64_bit, "a whole number of 64 bits")
     names = picture.column("file_name", is_name, "a file name that can be printed, without .. or a leading /")
-    sizes = f"a whole number of pixels, up to {MAX_PIXELS:,} in the picture"
+    sizes = f"a whole number of pixels, up to {MAX_PIXELS:,} in the image"
     widths, heights = (picture.column(name, _is_side, sizes) for name in ("width", "height"))
     picture.unique("id", ids)
     _check_pixels(widths, heights, ids, path)
@@ -186,7 +186,7 @@ def _counts(person: Fields, keypoints: Floats, skeleton: Skeleton) -> IntArray:
     array = np.array(counts, dtype=np.int64)
     if skeleton.name == "crowdpose":
         return array  # it counts all joints but head and neck
-    # Whoever has none by the file is neither trained on nor looked for, whatever their joints are.
+    # A person with num_keypoints = 0 is used neither in training nor in evaluation, whatever its joints are.
     num_visible = (keypoints.reshape(-1, most, 3)[:, :, 2] > 0).sum(axis=1)
     wrong = np.flatnonzero((array > 0) != (num_visible > 0))
     if len(wrong):
@@ -200,11 +200,18 @@ def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path
     people = [entry for entry in categories if entry.get("name") == "person"]
     if not people or not is_whole(people[0].get("id")):
         names = ", ".join(shown(entry.get("name")) for entry in categories[:8])
-        raise DataError(f"{path} has no category person", given=f"categories: {names or 'none'}")
+        raise DataError(
+            f"{path} has no category person",
+            given=f"categories: {names or 'none'}",
+            fix="Use an annotation file of person keypoints.",
+        )
     joints = people[0].get("keypoints")
     if joints is not None and not isinstance(joints, list):
         raise DataError(
-            f"the joints in {path} are no list", where=f"{path}: categories, keypoints of person", given=shown(joints)
+            f"the joints in {path} are not a list",
+            given=shown(joints),
+            where=f"{path}: categories, keypoints of person",
+            fix="Correct the keypoints of the category person.",
         )
     if joints is not None and tuple(joints) != skeleton.joints:
         others = [other.name for other in SKELETONS.values() if tuple(joints) == other.joints]
@@ -212,7 +219,7 @@ def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path
             f"{path} has other joints than {skeleton.name}: {len(joints)} of them",
             where=f"{path}: categories, keypoints of person",
             allowed=f"{skeleton.num_joints}: {skeleton.joints[0]} to {skeleton.joints[-1]}",
-            fix=f"data.name={others[0]}" if others else None,
+            fix=f"Set data.name={others[0]}." if others else "Use an annotation file of the dataset data.name.",
         )
     return int(people[0]["id"])
 
@@ -229,12 +236,15 @@ def _check_pixels(widths: Sequence[int], heights: Sequence[int], ids: Sequence[i
     for width, height, number in zip(widths, heights, ids, strict=True):
         if width * height > MAX_PIXELS:
             raise DataError(
-                f"image {number} claims to be {width}x{height}", where=path, allowed=f"up to {MAX_PIXELS:,} pixels"
+                f"image {number} is {width}x{height} by its annotation",
+                where=path,
+                allowed=f"at most {MAX_PIXELS:,} pixels",
+                fix="Correct the width and the height, or remove the image.",
             )
 
 
 def _region(entries: Sequence[Mapping[str, Any]], person: Fields, place: int) -> Region | None:
-    """As arrays, which take a tenth of the memory."""
+    """Read a region as arrays, which take a tenth of the memory."""
     region: Any = entries[place].get("segmentation")
     if not region:
         return None

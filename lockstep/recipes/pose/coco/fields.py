@@ -1,4 +1,4 @@
-"""Lists of entries in a JSON file of another's making, each field looked at before it is used."""
+"""Reads an untrusted JSON file of annotations, and checks each field before it is used."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from lockstep.config.plain_file import parse_json, read_plain
 from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Floats
 
-# No picture has so many pixels, and the square of this is still a number: what is larger is a slip.
+# No image has so many pixels, and the square of this is still a number: what is larger is a slip.
 LARGEST = 1e9
 _SHOWN = 60
+_FIX = "Correct the annotation file."
 MAX_JSON_BYTES = 1 << 31  # COCO's largest file of annotations has 450 MB
 
 
@@ -39,7 +40,16 @@ class Fields:
         self._places = range(len(entries)) if places is None else places
 
     def column(self, field: str, is_good: Callable[[Any], bool], expected: str) -> list[Any]:
-        """The field of all entries; None where an entry has none, if that is good."""
+        """Return a field of all entries; None for an entry without it, if `is_good` accepts None.
+
+        Args:
+            field: Name of the field.
+            is_good: Whether a value is valid.
+            expected: Description of a valid value, for the error.
+
+        Raises:
+            DataError: A value is invalid.
+        """
         values = [entry.get(field) for entry in self._entries]
         for place, value in enumerate(values):
             try:
@@ -77,17 +87,20 @@ class Fields:
                     f"{field} {value} comes twice in {self._part}",
                     where=f"{self._path}: {self._at(seen[value])} and {self._at(place)}",
                     allowed="a number that no other entry has",
+                    fix="Give each entry a unique id.",
                 )
             seen[value] = place
 
     def wrong(self, place: int, field: str, expected: str, item: int | None = None) -> DataError:
-        """What to say of an entry's field, or of one item of a list there."""
+        """Make the error of an invalid field, or of one item of a list in it."""
         entry = self._entries[place]
         number: Any = entry.get("id")
         is_known = is_whole(number) and abs(number) < 2**64
         name = f"{self._part[:-1]} {number if is_known else f'number {self._places[place]}'}"
         if field not in entry:
-            return DataError(f"{name} has no {field}", where=f"{self._path}: {self._at(place)}", allowed=expected)
+            return DataError(
+                f"{name} has no {field}", where=f"{self._path}: {self._at(place)}", allowed=expected, fix=_FIX
+            )
         value = entry[field]
         if item is not None:
             field, value = f"{field}[{item}]", value[item]
@@ -96,6 +109,7 @@ class Fields:
             f"{field} of {name} is {shown(value)}{length}",
             where=f"{self._path}: {self._at(place)}.{field}",
             allowed=expected,
+            fix=_FIX,
         )
 
     def _at(self, place: int) -> str:
@@ -103,7 +117,7 @@ class Fields:
 
 
 def shown(value: Any) -> str:
-    """A value of the file as one sees it there, its beginning if it is long."""
+    """Format a value of the file as JSON, shortened."""
     try:
         text = json.dumps(value)
     except RecursionError:
@@ -112,31 +126,35 @@ def shown(value: Any) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An annotation file's parts.
+    """Read an annotation file.
 
     Raises:
-        DataError: It can't be read, or is no such file.
+        DataError: It cannot be read, or is not an annotation file.
     """
     expected = "a JSON file with images, annotations and categories"
-    # The collector would go through a hundred million new objects again and again, and find nothing.
+    # The garbage collector would traverse a hundred million new objects again and again.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         content = parse_json(read_plain(path, MAX_JSON_BYTES))
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}", allowed=expected) from error
+        raise DataError(
+            f"{path} cannot be read: {error.strerror or error}", allowed=expected, fix="Make it readable."
+        ) from error
     except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}", allowed=expected) from error
+        raise DataError(f"{path} is not JSON: {error}", allowed=expected, fix="Download it again.") from error
     finally:
         if was_enabled:
             gc.enable()
     if not isinstance(content, dict):
-        raise DataError(f"{path} holds a {type(content).__name__}, no annotations", allowed=expected)
+        raise DataError(
+            f"{path} contains a {type(content).__name__}, not annotations", allowed=expected, fix="Use another file."
+        )
     return content
 
 
 def entries_of(content: Mapping[str, Any], part: str, path: Path) -> list[dict[str, Any]]:
-    """One of the file's lists.
+    """Return one of the lists of the file.
 
     Raises:
         DataError: There is no such list of objects.
@@ -148,37 +166,38 @@ def entries_of(content: Mapping[str, Any], part: str, path: Path) -> list[dict[s
             f"{path} has no list of {part}",
             given=f"its parts: {', '.join(content) or 'none'}",
             allowed="images, annotations and categories",
-            cause="a file of results, or of pictures only" if is_left_out else None,
+            cause="it is a file of results, or of images without annotations" if is_left_out else None,
+            fix="Use an annotation file with keypoints.",
         )
     for place, entry in enumerate(entries):
         if not isinstance(entry, dict):
-            raise DataError(f"{part}[{place}] of {path} is {shown(entry)}", allowed="an object")
+            raise DataError(f"{part}[{place}] of {path} is {shown(entry)}", allowed="an object", fix=_FIX)
     return entries
 
 
 def is_whole(value: Any) -> bool:
-    """A whole number; true and false are none."""
+    """Whether a value is a whole number; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_count(value: Any) -> bool:
-    """A whole number from 0."""
+    """Whether a value is a whole number of at least 0."""
     return is_whole(value) and value >= 0
 
 
 def is_size(value: Any) -> bool:
-    """A whole number from 1."""
+    """Whether a value is a whole number of at least 1."""
     return is_whole(value) and value > 0
 
 
 def is_number(value: Any) -> bool:
-    """A number of a size that pixels have; true and false are none."""
+    """Whether a value is a number of a plausible size; true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
 def _floats(values: Sequence[Sequence[Any]]) -> Floats:
-    """Rows of equal length -> an array, not a number where a value is none that is allowed."""
-    # numpy would read texts as numbers, and true as 1.
+    """Convert rows of equal length to an array, with NaN for values that are not numbers."""
+    # numpy would convert strings to numbers, and true to 1.
     if set(map(type, chain.from_iterable(values))) <= {int, float}:
         with suppress(OverflowError):
             return np.array(values, dtype=np.float64)
@@ -186,7 +205,7 @@ def _floats(values: Sequence[Sequence[Any]]) -> Floats:
 
 
 def is_name(value: Any) -> bool:
-    """A file's name that does not lead out of its folder."""
+    """Whether a value is a file name that stays inside of its folder."""
     if not isinstance(value, str) or not value:
         return False
     name = PurePosixPath(value)

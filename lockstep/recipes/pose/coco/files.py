@@ -1,4 +1,4 @@
-"""COCO's and CrowdPose's pictures, where they lie as the data sets ship them."""
+"""Opens the images and annotations of COCO and CrowdPose, in the layouts of their downloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.recipes.pose.coco.store import Store, decode, open_store
 from lockstep.recipes.pose.config import SPLITS, DataConfig
 from lockstep.recipes.pose.data import Example
 
-# Where annotations and pictures of a split may lie below the root, the usual place first.
+# Possible paths of the annotations and images of a split below the root, the usual one first.
 ANNOTATIONS = {
     "coco": ("annotations/person_keypoints_{}.json", "person_keypoints_{}.json"),
     "crowdpose": ("json/crowdpose_{}.json", "annotations/crowdpose_{}.json", "crowdpose_{}.json"),
@@ -27,13 +27,13 @@ PICTURES = {
 }
 
 
-class AnnotatedPictures:
-    """Pictures of one annotation file.
+class AnnotatedImages:
+    """Images of one annotation file.
 
     Args:
         annotations: What is known of them.
         store: Where they lie.
-        pictures: Which of them, by their place in the file.
+        images: Which of them, by their place in the file.
         with_masks: Leave crowds and people without keypoints out of the loss. The reference does so on COCO only.
     """
 
@@ -43,9 +43,9 @@ class AnnotatedPictures:
         if missing:
             more = f" … and {len(missing) - 3:,} more" if len(missing) > 3 else ""
             raise DataError(
-                f"{len(missing):,} of {len(pictures):,} pictures are missing in {store.title}",
-                missing="\n".join(missing[:3]) + more,
-                fix="fetch them, or give the data set's folder: data.root=DIR",
+                f"{len(missing):,} of {len(pictures):,} images are missing in {store.title}",
+                given="\n".join(missing[:3]) + more,
+                fix="Download them, or set data.root to the folder of the dataset.",
             )
 
     def __len__(self) -> int:
@@ -53,14 +53,14 @@ class AnnotatedPictures:
 
     @property
     def files(self) -> list[str]:
-        """Paths of the pictures, or of the archive that holds them."""
+        """Paths of the images, or of the archive that holds them."""
         place = self._store.title
         if Path(place).is_file():
             return [place]
         return [f"{place}/{self.annotations.names[picture]}" for picture in self._pictures]
 
     def example(self, index: int, key: int) -> Example:
-        """Read a picture."""
+        """Read an image."""
         picture, known = self._pictures[index], self.annotations
         rows = known.rows(picture)
         is_person = ~known.is_crowd[rows] | (known.num_keypoints[rows] > 0)
@@ -73,15 +73,15 @@ class AnnotatedPictures:
             mask=draw_mask(known, picture) if self._with_masks else None,
         )
 
-    def truth(self, index: int) -> dict[str, Any]:
-        """All that is known of a picture."""
-        return self.annotations.truth(self._pictures[index])
+    def ground_truth(self, index: int) -> dict[str, Any]:
+        """Return the ground truth of an image."""
+        return self.annotations.ground_truth(self._pictures[index])
 
 
-class Several:
-    """Several sources one after another."""
+class ConcatImages:
+    """The concatenation of several sources."""
 
-    def __init__(self, parts: list[AnnotatedPictures]) -> None:
+    def __init__(self, parts: list[AnnotatedImages]) -> None:
         self._parts = parts
         self._ends = list(accumulate(len(part) for part in parts))
 
@@ -90,29 +90,29 @@ class Several:
 
     @property
     def files(self) -> list[str]:
-        """Paths of all pictures, or of the archives that hold them."""
+        """Paths of all images, or of the archives that hold them."""
         return [file for part in self._parts for file in part.files]
 
     def example(self, index: int, key: int) -> Example:
-        """Read a picture."""
+        """Read an image."""
         part, place = self._find(index)
         return part.example(place, key)
 
-    def truth(self, index: int) -> dict[str, Any]:
-        """All that is known of a picture."""
+    def ground_truth(self, index: int) -> dict[str, Any]:
+        """Return the ground truth of an image."""
         part, place = self._find(index)
-        return part.truth(place)
+        return part.ground_truth(place)
 
-    def _find(self, index: int) -> tuple[AnnotatedPictures, int]:
+    def _find(self, index: int) -> tuple[AnnotatedImages, int]:
         number = bisect_right(self._ends, index)
         return self._parts[number], index - (self._ends[number - 1] if number else 0)
 
 
-def open_files(config: DataConfig, *, train: bool) -> AnnotatedPictures | Several:
-    """The pictures of a split. Those without any annotation are left out of training.
+def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages | ConcatImages:
+    """Open the images of a split. Training leaves out images without annotations.
 
     Raises:
-        DataError: Files are missing, or are not what they claim to be.
+        DataError: Files are missing or invalid.
     """
     split = (config.train if train else config.eval) or SPLITS[config.name][0 if train else 1]
     names = split.split("+")
@@ -125,23 +125,23 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedPictures | Severa
         known = read_annotations(path, config.skeleton)
         if not train and config.name == "coco" and known.areas is None and len(known.people_ids):
             raise DataError(
-                f"no annotation of split {name} has an area, by which COCO measures how near is near enough",
+                f"no annotation of split {name} has an area, which COCO's evaluation requires",
                 where=f"{path}: annotations",
-                fix="give each annotation the area of its person, in pixels",
+                fix="Add the area of each person, in pixels.",
             )
         counts = np.diff(known.starts)
         pictures = np.flatnonzero(counts > 0).tolist() if train else list(range(len(known)))
         if limit is not None:
             pictures, limit = pictures[:limit], max(0, limit - len(pictures))
         folders = [config.root.expanduser() / form.format(name) for form in PICTURES[config.name]]
-        parts.append(AnnotatedPictures(known, open_store(folders), pictures, with_masks=config.name == "coco"))
+        parts.append(AnnotatedImages(known, open_store(folders), pictures, with_masks=config.name == "coco"))
     if not any(len(part) for part in parts):
         raise DataError(
-            f"split {split} of {config.name} has no picture" + (" with people" if train else ""),
+            f"split {split} of {config.name} has no image" + (" with people" if train else ""),
             where="\n".join(str(_annotations(config, name)) for name in names),
-            fix="name another split: data.train=..., data.eval=...",
+            fix="Set data.train or data.eval to another split.",
         )
-    return parts[0] if len(parts) == 1 else Several(parts)
+    return parts[0] if len(parts) == 1 else ConcatImages(parts)
 
 
 def _find(config: DataConfig, name: str) -> Path | None:
@@ -158,8 +158,8 @@ def _annotations(config: DataConfig, name: str) -> Path:
     beside = sorted({file.name for form in ANNOTATIONS[config.name] for file in (root / form).parent.glob("*.json")})
     raise DataError(
         f"there are no annotations of split {name} of {config.name}",
-        given=f"data.root={config.root}" + ("" if root.is_dir() else ", which is no folder"),
-        looked="\n".join(str(root / form.format(name)) for form in ANNOTATIONS[config.name]),
-        found=", ".join(beside[:6]) or None,
-        fix="give the data set's folder as data.root, and its splits as data.train and data.eval",
+        given=f"data.root={config.root}" + ("" if root.is_dir() else ", which is not a folder"),
+        allowed="\n".join(str(root / form.format(name)) for form in ANNOTATIONS[config.name]),
+        cause=f"there are only {', '.join(beside[:6])}" if beside else None,
+        fix="Set data.root to the folder of the dataset, and data.train and data.eval to its splits.",
     )

@@ -1,4 +1,4 @@
-"""Where a picture says nothing about keypoints: in crowds, and on people without any."""
+"""Masks of crowds and of people without keypoints, which the loss ignores."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Floats, Pixels
 from lockstep.recipes.pose.coco.annotations import Annotations, Outlines, Runs
 
-# Outlines are followed point by point, also outside of a picture: one that leads far away would take all memory.
+# Outlines are followed point by point, also outside of an image: one that leads far away would take all memory.
 _MAX_TIMES_OUTSIDE = 100
 MAX_OUTLINE_PX = 1_000_000  # of a region; following it takes some 200 bytes a pixel
-_MAX_OUTLINES_PX = 10_000_000  # of all regions of a picture; each is kept as run lengths until all are joined
+_MAX_OUTLINES_PX = 10_000_000  # of all regions of an image; each is kept as run lengths until all are joined
 
 
 def draw_mask(annotations: Annotations, picture: int) -> Pixels | None:
-    """What counts of a picture when it is trained on.
+    """Draw the loss mask of an image.
 
     Returns:
         (H, W), 255 where a pixel counts, 0 in crowds and on people without keypoints; None where all of it counts.
 
     Raises:
-        DataError: A region does not fit the picture.
+        DataError: A region does not fit the image.
     """
     rows = range(*annotations.rows(picture).indices(len(annotations.people_ids)))
     hidden = [row for row in rows if row in annotations.regions]
@@ -48,12 +48,13 @@ def draw_mask(annotations: Annotations, picture: int) -> Pixels | None:
                     raise ValueError(f"with those before it, its outline is longer than {_MAX_OUTLINES_PX:,} pixels")
         except (ValueError, TypeError, RuntimeError) as error:
             raise DataError(
-                f"the region of annotation {annotations.people_ids[row]} does not fit its picture",
-                where=f"picture {annotations.ids[picture]}, {width}x{height}",
-                reason=error,
+                f"the region of annotation {annotations.people_ids[row]} does not fit its image",
+                where=f"image {annotations.ids[picture]}, {width}x{height}",
+                cause=error,
+                fix="Correct the annotation file.",
             ) from error
     if runs:
-        # Joined as runs and decoded once: single pictures of each region would take several times as long.
+        # Joined as runs and decoded once: single images of each region would take several times as long.
         inside |= np.asarray(coco_mask.decode(coco_mask.merge(runs)).T, np.uint8)
     return np.asarray(cv2.transpose(inside), np.uint8) - np.uint8(1)  # 0 becomes 255, and 1 becomes 0
 

@@ -1,4 +1,4 @@
-"""Where a data set's pictures lie: in a folder, or in the zip that they ship in."""
+"""Reads the images of a dataset from a folder or from a zip file."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Store(Protocol):
-    """A place that pictures are read from by name."""
+    """A source of image files by name."""
 
     @property
     def title(self) -> str:
-        """What a person calls it: a folder, a file."""
+        """The path of the folder or of the zip file."""
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Those of some pictures that it does not hold."""
+        """Return the names that it does not contain."""
 
     def read(self, name: str) -> bytes:
-        """A picture's file."""
+        """Read an image file."""
 
 
 class Folder:
-    """Pictures in a folder."""
+    """Images in a folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.title = str(path)
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Those of some pictures that it does not hold."""
-        # One look at each folder: a hundred thousand questions about single files would take long on a file server.
+        """Return the names that it does not contain."""
+        # List each folder once: a hundred thousand stat calls would take long on a file server.
         folders = {str(PurePosixPath(name).parent) for name in names}
         known: set[str] = set()
         for folder in folders:
@@ -52,12 +52,12 @@ class Folder:
         return [name for name in names if str(PurePosixPath(name)) not in known]
 
     def read(self, name: str) -> bytes:
-        """A picture's file."""
+        """Read an image file."""
         return read_content(self._path / name)
 
 
 class Zip:
-    """Pictures in a zip file, below any one folder of it."""
+    """Images in a zip file, below any one folder of it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -67,16 +67,16 @@ class Zip:
         self._names: dict[str, str] = {}
         for member in self._opened().namelist():
             parts = PurePosixPath(member).parts
-            for depth in (1, 0):  # a picture at the top comes before one in a folder
+            for depth in (1, 0):  # an image at the top comes before one in a folder
                 if len(parts) > depth:
                     self._names["/".join(parts[depth:])] = member
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Those of some pictures that it does not hold."""
+        """Return the names that it does not contain."""
         return [name for name in names if str(PurePosixPath(name)) not in self._names]
 
     def read(self, name: str) -> bytes:
-        """A picture's file."""
+        """Read an image file."""
         file = self._opened()
         try:
             member = file.getinfo(self._names[str(PurePosixPath(name))])
@@ -84,28 +84,39 @@ class Zip:
             if member.file_size > MAX_FILE_BYTES:
                 raise too_large(f"{name} in {self._path}", member.file_size)
             if member.compress_type not in _PACKINGS:
-                raise DataError(f"{name} is packed in a way that is not read", where=self._path, fix="pack it as a zip")
+                raise DataError(
+                    f"{name} has an unsupported compression",
+                    where=self._path,
+                    fix="Compress it with deflate, or store it.",
+                )
             return file.read(member)
         except DataError:
             raise
         except Exception as error:  # of a damaged file, zipfile raises whatever comes up
-            raise DataError(f"{name} can't be read from {self._path}: {str(error) or type(error).__name__}") from error
+            raise DataError(
+                f"{name} cannot be read from {self._path}: {str(error) or type(error).__name__}",
+                fix="Download the zip file again.",
+            ) from error
 
     def _opened(self) -> zipfile.ZipFile:
-        # After a fork, a loader process shares its parent's place in the file: each opens its own.
+        # After a fork, a DataLoader worker shares the file offset of its parent, so each process opens the file itself.
         if self._file is None or self._pid != os.getpid():
             try:
                 self._file, self._pid = zipfile.ZipFile(self._path), os.getpid()
             except Exception as error:
-                raise DataError(f"{self._path} can't be opened: {error}", allowed="a zip file of pictures") from error
+                raise DataError(
+                    f"{self._path} cannot be opened: {error}",
+                    allowed="a zip file of images",
+                    fix="Download the zip file again.",
+                ) from error
         return self._file
 
 
 def open_store(candidates: Sequence[Path]) -> Store:
-    """The first of some folders and zip files that is there.
+    """Open the first folder or zip file that exists.
 
     Raises:
-        DataError: There is none of them.
+        DataError: None of them exists.
     """
     for path in candidates:
         if path.is_dir():
@@ -113,25 +124,25 @@ def open_store(candidates: Sequence[Path]) -> Store:
         if path.suffix == ".zip" and path.is_file():
             return Zip(path)
     raise DataError(
-        "there is neither a folder nor a zip file of pictures",
-        looked="\n".join(map(str, candidates)),
-        fix="unpack the pictures there, or put the zip there as it ships",
+        "there is neither a folder nor a zip file of images",
+        allowed="\n".join(map(str, candidates)),
+        fix="Unpack the images into this folder, or copy the zip file there.",
     )
 
 
 def _check_size(name: str, found: tuple[int, int], annotated: tuple[int, int]) -> None:
     if found != annotated:
         raise DataError(
-            f"the picture {name} is {found[0]}x{found[1]}, its annotation says {annotated[0]}x{annotated[1]}",
-            cause="it was annotated as EXIF turns it; pictures are taken as they are stored"
+            f"the image {name} is {found[0]}x{found[1]}, but {annotated[0]}x{annotated[1]} in its annotation",
+            cause="it was annotated after its EXIF rotation, which is not applied here"
             if found == annotated[::-1]
             else None,
-            fix="take pictures and annotations from one source",
+            fix="Use images and annotations from the same source.",
         )
 
 
 def decode(content: bytes, name: str, size: tuple[int, int]) -> Pixels:
-    """A picture's file -> (H, W, 3) bytes, red, green, blue, as it is stored: annotations ignore how EXIF turns it.
+    """An image's file -> (H, W, 3) bytes, red, green, blue, as it is stored: annotations ignore how EXIF turns it.
 
     Args:
         content: The file.
@@ -139,7 +150,7 @@ def decode(content: bytes, name: str, size: tuple[int, int]) -> Pixels:
         size: (width, height) that it has to have.
 
     Raises:
-        DataError: It is no picture, is damaged, or has another size.
+        DataError: It is no image, is damaged, or has another size.
     """
     picture = Picture(name, content, upright=False)
     _check_size(name, picture.size, size)

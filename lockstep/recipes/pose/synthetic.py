@@ -1,6 +1,6 @@
-"""Made-up people on made-up grounds, drawn when they are read: nothing to download, and truth to the pixel.
+"""Synthetic images of people, drawn when they are loaded, with ground truth exact to the pixel.
 
-Everybody faces the viewer, so left and right follow from the body, and stay true in the mirrored picture.
+All people face the viewer, so that left and right can be recognized, also in a mirrored image.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from lockstep.recipes.pose.data import Example
 from lockstep.recipes.pose.paint import Painter, random_colour
 from lockstep.recipes.pose.skeletons import COCO
 
-NUM_TRAIN, NUM_EVAL = 2048, 128  # where the settings name no number
+NUM_TRAIN, NUM_EVAL = 2048, 128  # defaults of data.num_train and data.num_eval
 MAX_PEOPLE = 4
-MIN_SHARE, MAX_SHARE = 0.4, 0.85  # a person's height as a share of the picture's
+MIN_SHARE, MAX_SHARE = 0.4, 0.85  # height of a person as a fraction of the height of the image
 OCCLUDED, VISIBLE = 1, 2
-EVAL = 5  # keys of held-out pictures are made with it; those of training pictures never are
+EVAL = 5  # first part of the keys of validation images, never of training images
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A made-up picture.
+    """A synthetic image.
 
     Attributes:
         rgb: (H, W, 3).
-        joints: (P, 17, 3): x, y in pixels, and 2 visible, 1 behind somebody, 0 outside of the picture.
-        owners: (H, W): 0 for the ground, else whose pixel it is, from 1.
+        joints: (P, 17, 3): x, y in pixels, and 2 visible, 1 occluded by another person, 0 outside of the image.
+        owners: (H, W): 0 for the background, else the number of the person, from 1.
     """
 
     rgb: Pixels
@@ -43,17 +43,17 @@ class Drawing:
 
     @property
     def boxes(self) -> Floats:
-        """(P, 4) x, y, width, height of what is seen of each person, pixels."""
+        """(P, 4) x, y, width, height of the visible part of each person, pixels."""
         return np.array([_box(self.owners == person + 1) for person in range(len(self.joints))]).reshape(-1, 4)
 
 
-class Figures:
-    """Made-up pictures as a source.
+class SyntheticPeople:
+    """A source of synthetic images.
 
     Args:
-        size_px: Height and width of a picture.
-        count: How many pictures an epoch has.
-        is_fixed: Each index is always the same picture; else the key decides, and no two epochs are alike.
+        size_px: Height and width of an image.
+        count: Images per epoch.
+        is_fixed: Whether an index is always the same image. Otherwise it depends on the key, so on the epoch.
     """
 
     def __init__(self, size_px: int, count: int, *, is_fixed: bool) -> None:
@@ -63,33 +63,33 @@ class Figures:
         return self._count
 
     def example(self, index: int, key: int) -> Example:
-        """Draw a picture."""
+        """Draw an image, and return it with its people."""
         drawing = self._draw(index, key)
         return Example(drawing.rgb, drawing.joints, drawing.boxes[:, 2:].max(axis=1, initial=0))
 
-    def truth(self, index: int) -> dict[str, Any]:
-        """All that is known of a picture, in COCO's form."""
+    def ground_truth(self, index: int) -> dict[str, Any]:
+        """Return the ground truth of an image in COCO's format."""
         drawing = self._draw(index, 0)
         return describe(drawing, picture_id=index + 1)
 
     def _draw(self, index: int, key: int) -> Drawing:
-        return draw_figures(self._size_px, make_key(EVAL, index) if self._is_fixed else key)
+        return draw_synthetic_image(self._size_px, make_key(EVAL, index) if self._is_fixed else key)
 
 
 def describe(drawing: Drawing, picture_id: int) -> dict[str, Any]:
-    """A drawing's annotations in COCO's form. A person has the number picture_id * 100 + place."""
+    """Return the annotations of a drawing in COCO's format. The ids of its people start at picture_id * 100."""
     people = []
-    for place, (joints, box) in enumerate(zip(drawing.joints, drawing.boxes, strict=True)):
+    for number, (joints, box) in enumerate(zip(drawing.joints, drawing.boxes, strict=True)):
         people.append(
             {
-                "id": picture_id * 100 + place,
+                "id": picture_id * 100 + number,
                 "image_id": picture_id,
                 "category_id": 1,
                 "iscrowd": 0,
                 "keypoints": [round(value, 2) for value in joints.reshape(-1).tolist()],
                 "num_keypoints": int((joints[:, 2] > 0).sum()),
                 "bbox": [float(value) for value in box],
-                "area": float((drawing.owners == place + 1).sum()),
+                "area": float((drawing.owners == number + 1).sum()),
             }
         )
     height, width = drawing.owners.shape
@@ -103,37 +103,39 @@ def describe(drawing: Drawing, picture_id: int) -> dict[str, Any]:
     }
 
 
-def draw_figures(size_px: int, key: int) -> Drawing:
-    """Draw up to four people of different sizes who hide little of each other.
+def draw_synthetic_image(size_px: int, key: int) -> Drawing:
+    """Draw up to four people of different sizes with little overlap.
 
     Args:
-        size_px: Height and width of the picture.
-        key: All that is random follows from it.
+        size_px: Height and width of the image.
+        key: Seed of all random numbers.
     """
     random = np.random.default_rng(key)
-    image = _ground(size_px, random)
+    image = _background(size_px, random)
     owners = Image.new("L", image.size)
     people: list[Floats] = []
     count = 1 + int(random.integers(MAX_PEOPLE))
-    heights = np.sort(random.uniform(MIN_SHARE, MAX_SHARE, count)) * size_px  # those in front are drawn last, larger
+    heights = (
+        np.sort(random.uniform(MIN_SHARE, MAX_SHARE, count)) * size_px
+    )  # larger people are in front, so drawn last
     for height in heights.tolist():
         joints = _pose(random) * height
         taken = [_bounds(other) for other in people]
-        centre = _free_place(joints, taken, size_px, random)
+        centre = _free_position(joints, taken, size_px, random)
         if centre is None:
             continue
         people.append(joints + centre)
         canvases = [ImageDraw.Draw(image), ImageDraw.Draw(owners)]
         Painter(canvases, people[-1], height, random).paint(owner=len(people))
-    whose = np.asarray(owners)
-    placed = [_seen(joints, whose, person + 1) for person, joints in enumerate(people)]
+    owner_map = np.asarray(owners)
+    placed = [_with_visibility(joints, owner_map, person + 1) for person, joints in enumerate(people)]
     noise = random.integers(-12, 13, (size_px, size_px, 1), dtype=np.int16)
     rgb = np.clip(np.asarray(image).astype(np.int16) + noise, 0, 255).astype(np.uint8)
-    return Drawing(rgb, np.array(placed).reshape(-1, COCO.num_joints, 3), whose)
+    return Drawing(rgb, np.array(placed).reshape(-1, COCO.num_joints, 3), owner_map)
 
 
-def _ground(size_px: int, random: np.random.Generator) -> Image.Image:
-    """Two colours that fade into each other, and clutter."""
+def _background(size_px: int, random: np.random.Generator) -> Image.Image:
+    """Draw a gradient with random shapes on it."""
     corners = random.integers(40, 216, (2, 2, 3)).astype(np.uint8)
     image = Image.fromarray(corners).resize((size_px, size_px), Image.Resampling.BILINEAR)
     draw = ImageDraw.Draw(image)
@@ -153,14 +155,14 @@ def _ground(size_px: int, random: np.random.Generator) -> Image.Image:
 
 
 def _pose(random: np.random.Generator) -> Floats:
-    """(17, 2) joints of a person of height 1 around the middle of the hips; y points down."""
+    """Draw (17, 2) joints of a person of height 1, relative to the middle of the hips; y points down."""
     spots: dict[str, Floats] = {}
     shoulder, hip = random.uniform(0.10, 0.13), random.uniform(0.06, 0.08)
     torso = random.uniform(0.26, 0.32)
     head = np.array([random.uniform(-0.015, 0.015), -torso - 0.17])
     turn = random.uniform(-0.025, 0.025)  # of the face, to one side
     spots["nose"] = head + np.array([turn, 0.025])
-    # One's left is on the viewer's right.
+    # The left side of a person is on the right of the image.
     for side, sign in (("left", 1), ("right", -1)):
         spots[f"{side}_eye"] = head + np.array([turn + sign * 0.042, -0.025])
         spots[f"{side}_ear"] = head + np.array([sign * 0.1 + turn / 2, 0.005])
@@ -180,20 +182,20 @@ def _pose(random: np.random.Generator) -> Floats:
 
 
 def _limb(length: float, angle: float, sign: int) -> Floats:
-    """Hangs down at angle 0 and points outwards at a quarter turn."""
+    """Return the vector of a limb: down at angle 0, outwards at a quarter turn."""
     return np.array([sign * math.sin(angle), math.cos(angle)]) * length
 
 
 def _bounds(joints: Floats) -> Floats:
-    """Left, top, right, bottom."""
+    """Return left, top, right, bottom."""
     return np.concatenate([joints.min(axis=0), joints.max(axis=0)])
 
 
-def _free_place(joints: Floats, taken: Sequence[Floats], size_px: int, random: np.random.Generator) -> Floats | None:
-    """Where a person can stand without much of an overlap; None if there is no such place."""
+def _free_position(joints: Floats, taken: Sequence[Floats], size_px: int, random: np.random.Generator) -> Floats | None:
+    """Find a position of a person with little overlap; None if there is none."""
     left, top, right, bottom = _bounds(joints).tolist()
     for _ in range(40):
-        # A little of a person may lie outside.
+        # A small part of a person may be outside of the image.
         margin = 0.03 * size_px
         low = np.array([-left - margin, -top])
         high = np.array([size_px - right + margin, size_px - bottom + margin])
@@ -205,14 +207,14 @@ def _free_place(joints: Floats, taken: Sequence[Floats], size_px: int, random: n
 
 
 def _overlap(first: Floats, second: Floats) -> float:
-    """The shared area as a share of the smaller box."""
+    """Return the area of the intersection divided by the area of the smaller box."""
     shared = np.clip(np.minimum(first[2:], second[2:]) - np.maximum(first[:2], second[:2]), 0, None).prod()
     smaller = min((first[2:] - first[:2]).prod(), (second[2:] - second[:2]).prod())
     return float(shared / smaller)
 
 
-def _seen(joints: Floats, owners: Pixels, owner: int) -> Floats:
-    """(17, 2) -> (17, 3): with what is seen of each joint. Those outside have no place, as in COCO's files."""
+def _with_visibility(joints: Floats, owners: Pixels, owner: int) -> Floats:
+    """Add the visibility to (17, 2) joints: (17, 3). Joints outside are all zeros, as in COCO's files."""
     size = owners.shape[0]
     spots = np.round(joints).astype(np.int64)
     inside = ((spots >= 0) & (spots < size)).all(axis=1)
@@ -222,7 +224,7 @@ def _seen(joints: Floats, owners: Pixels, owner: int) -> Floats:
 
 
 def _box(is_mine: npt.NDArray[np.bool_]) -> list[float]:
-    """x, y, width, height of the pixels that are true."""
+    """Return x, y, width, height of the pixels that are true."""
     rows, columns = np.flatnonzero(is_mine.any(axis=1)), np.flatnonzero(is_mine.any(axis=0))
     if not len(rows):
         return [0.0, 0.0, 0.0, 0.0]

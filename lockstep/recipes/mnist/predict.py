@@ -1,4 +1,4 @@
-"""A person's own picture of a digit, made to look like the training pictures; and the model's answer to it."""
+"""Reads an image file of a digit in the format of the training images, and makes a prediction from the logits."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from lockstep.recipes.mnist.data import Scale
 
 GreyArray = npt.NDArray[np.float32]
 
-# Ink fainter than this share of the darkest is taken for paper.
+# Ink fainter than this fraction of the darkest ink counts as paper.
 _FAINT = 0.2
-# A picture of one digit: as floats, it is copied several times.
+# Enough for an image of one digit, which is copied several times as floats.
 _MAX_PIXELS = 25_000_000
 
 
-def read_picture(path: Path, scale: Scale) -> Tensor:
-    """Read a picture of one digit: (1, H, W) float32, as the model takes it.
+def read_image(path: Path, scale: Scale) -> Tensor:
+    """Read an image of one digit as the model's input.
 
-    A picture of the training pictures' size is taken as it is. Any other is cut to its ink, scaled so that the ink
-    fills the box that it fills in the training pictures, and laid with its centre of mass in the middle. Where the
-    border is light, the picture is dark ink on paper, and is inverted; transparent parts count as white paper.
+    An image of the size of the training images is used as it is. Any other is cropped to its ink, scaled so that the
+    ink fills the same box as in the training images, and its centre of mass is moved to the middle. An image with a
+    light border is dark ink on paper and is inverted. Transparent pixels count as white paper.
+
+    Returns:
+        (1, H, W) float32, normalized.
 
     Raises:
-        DataError: The file can't be read, is no picture, or shows nothing.
+        DataError: The file cannot be read, is not an image, or is empty paper.
     """
     ink = _ink(path)
     if ink.shape != (scale.size_px, scale.size_px):
@@ -39,34 +42,38 @@ def read_picture(path: Path, scale: Scale) -> Tensor:
     return scale.normalise(torch.from_numpy(ink * scale.white)).unsqueeze(0)
 
 
-def answer(logits: Tensor, num_top: int = 3) -> Mapping[str, Any]:
-    """(10,) logits of one picture -> the class, its probability, and the most likely classes in order."""
+def to_prediction(logits: Tensor, num_top: int = 3) -> Mapping[str, Any]:
+    """Make a prediction from (10,) logits: the class, its probability, and the `num_top` most likely classes."""
     probabilities = logits.detach().flatten().to(torch.float64).softmax(dim=0)
     values, classes = probabilities.topk(num_top)
     top = [
-        {"class": place, "probability": round(value, 6)}
-        for place, value in zip(classes.tolist(), values.tolist(), strict=True)
+        {"class": label, "probability": round(value, 6)}
+        for label, value in zip(classes.tolist(), values.tolist(), strict=True)
     ]
     return {**top[0], "top": top}
 
 
 def _ink(path: Path) -> GreyArray:
-    """(H, W), 0 where nothing is written, 1 for full ink."""
-    from lockstep.data.images import Picture  # training does not need it, and would start later
+    """Read (H, W) ink: 0 for paper, 1 for full ink."""
+    from lockstep.data.images import Picture  # imported late, because training does not need it
 
     grey = _grey(Picture(path, max_pixels=_MAX_PIXELS).image())
     border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
     ink = 1 - grey if np.median(border) > 0.5 else grey
     if ink.max() - ink.min() < 0.05:
-        raise DataError(f"{path} shows nothing: all of it is one shade", allowed="a picture of one digit")
+        raise DataError(
+            f"{path} shows nothing: all pixels have the same shade",
+            allowed="an image of one digit",
+            fix="Use an image with dark ink on a light background, or light ink on a dark one.",
+        )
     return ink
 
 
 def _grey(image: Image.Image) -> GreyArray:
-    """(H, W) brightness in 0 ... 1, whatever the mode."""
+    """Convert an image of any mode to (H, W) brightness in 0 to 1."""
     if image.mode[0] in "IF":
-        # 16 and 32 bits: a conversion to "L" would cut off everything above 255. The brightest pixel counts as white.
-        wide = np.nan_to_num(np.asarray(image, dtype=np.float32))  # floats of a file can be infinite, or no numbers
+        # 16 and 32 bits: a conversion to "L" would clip everything above 255. The brightest pixel counts as white.
+        wide = np.nan_to_num(np.asarray(image, dtype=np.float32))  # floats in a file can be infinite or NaN
         bright: GreyArray = np.clip(wide / max(float(wide.max()), 1.0), 0, 1, dtype=np.float32)
         return bright
     image = image.convert("RGBA")
@@ -76,7 +83,7 @@ def _grey(image: Image.Image) -> GreyArray:
 
 
 def _fit(ink: GreyArray, scale: Scale) -> GreyArray:
-    """Ink of any size -> (size_px, size_px), as the training pictures have it."""
+    """Scale ink of any size to (size_px, size_px), as in the training images."""
     ink = (ink - ink.min()) / (ink.max() - ink.min())
     ink = np.where(ink < _FAINT, 0, ink).astype(np.float32)
     rows, columns = np.nonzero(ink.max(axis=1))[0], np.nonzero(ink.max(axis=0))[0]
@@ -93,6 +100,6 @@ def _fit(ink: GreyArray, scale: Scale) -> GreyArray:
 
 
 def _offset(mass: npt.NDArray[np.float32], size_px: int) -> int:
-    """Where ink with this mass along one axis has to start for its centre of mass to lie in the middle."""
+    """Compute the offset along one axis that moves the centre of mass to the middle."""
     centre = float((mass * (np.arange(len(mass)) + 0.5)).sum() / mass.sum())
     return min(max(round(size_px / 2 - centre), 0), size_px - len(mass))

@@ -1,6 +1,6 @@
-"""Pictures of lines: read, brought to a size, and to the numbers that the network sees.
+"""Reads, resizes and normalizes images of lines.
 
-Legend: N pictures, H and W their height and width in pixels.
+Legend: N images, H and W their height and width in pixels.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from lockstep.recipes.text.config import HEIGHT_PX
 
 GreyArray = npt.NDArray[np.uint8]
 
-# Wide text lines are small; what is larger than this in a set was not made for it.
+# Text lines are small images. A larger one in an LMDB file is an attack or a mistake.
 _MAX_PACKED_PIXELS = 50_000_000
 
 
 def read_grey(path: Path) -> GreyArray:
-    """A picture file as (H, W) bytes.
+    """Read an image file as (H, W) bytes.
 
     Raises:
-        DataError: It can't be read.
+        DataError: It cannot be read.
     """
     return _grey(read_rgb(path))
 
 
 def size_of(path: Path) -> tuple[int, int]:
-    """(width, height) of a picture file, as it is shown.
+    """Read (width, height) of an image file, after its EXIF rotation.
 
     Raises:
-        DataError: It can't be read.
+        DataError: It cannot be read.
     """
     return Picture(path).size
 
 
 def read_packed(folder: Path, number: int) -> GreyArray:
-    """A picture of an LMDB set as (H, W) bytes.
+    """Read an image of an LMDB dataset as (H, W) bytes.
 
     Raises:
         DataError: There is none, or it is damaged.
@@ -53,38 +53,38 @@ def read_packed(folder: Path, number: int) -> GreyArray:
 
 
 def packed_size(folder: Path, number: int) -> tuple[int, int]:
-    """(width, height) of a picture of an LMDB set, as it is shown.
+    """Read (width, height) of an image of an LMDB dataset, after its EXIF rotation.
 
     Raises:
-        DataError: There is none, or it is no picture.
+        DataError: There is none, or it is not an image.
     """
     return _packed(folder, number).size
 
 
-def stretched(picture: GreyArray, width_px: int) -> GreyArray:
-    """(H, W) bytes of any size -> (32, width_px), as the reference does it: bicubic, without padding."""
+def stretch(picture: GreyArray, width_px: int) -> GreyArray:
+    """Resize (H, W) bytes to (32, width_px) like the reference: bicubic, without padding."""
     resized = cv2.resize(picture, (width_px, HEIGHT_PX), interpolation=cv2.INTER_CUBIC)
     return np.asarray(resized, dtype=np.uint8)
 
 
 def normalise(pictures: Sequence[GreyArray], mean: float, std: float) -> Tensor:
-    """N pictures of one size -> (N, 1, H, W) float32."""
+    """Stack and normalize N images (H, W) of one size: (N, 1, H, W) float32."""
     pixels = torch.from_numpy(np.stack(pictures)).to(torch.float32)
     return pixels.div_(255).sub_(mean).div_(std).unsqueeze(1)
 
 
-def nearest(widths: Sequence[int], sizes: npt.NDArray[np.float64]) -> IntArray:
-    """The width that each picture is changed least by, 32 pixels high: of 100 and 160, for 130 the second.
+def nearest_width(widths: Sequence[int], sizes: npt.NDArray[np.float64]) -> IntArray:
+    """Find the width that changes the aspect ratio of each image least, at a height of 32 pixels.
 
     Args:
-        widths: To choose from, rising.
-        sizes: (N, 2) widths and heights.
+        widths: Candidates, ascending.
+        sizes: (N, 2) widths and heights of the images.
 
     Returns:
-        (N,) places among the widths.
+        (N,) indices into `widths`.
     """
     natural = sizes[:, 0] * (HEIGHT_PX / sizes[:, 1])
-    # Halfway is where both change it by the same factor.
+    # The border between two widths is where both change the image by the same factor.
     borders = np.sqrt(np.asarray(widths[:-1], dtype=np.float64) * np.asarray(widths[1:]))
     return np.searchsorted(borders, natural, side="right").astype(np.int64)
 
@@ -94,5 +94,5 @@ def _grey(rgb: npt.NDArray[np.uint8]) -> GreyArray:
 
 
 def _packed(folder: Path, number: int) -> Picture:
-    content = packed_lmdb.read_picture(folder, number)
+    content = packed_lmdb.read_image(folder, number)
     return Picture(f"image-{number:09d} of {folder}", content, max_pixels=_MAX_PACKED_PIXELS)
