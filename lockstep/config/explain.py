@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from lockstep.config import describe
 from lockstep.config.describe import Setting
 from lockstep.config.document import KeyPath
+from lockstep.config.renamed import renamed_settings
 from lockstep.errors import ConfigError
 
 _WIDTH = 68  # of a fact: 80 columns less the fact's name
@@ -59,6 +60,7 @@ class _Reader:
 
     def __init__(self, model: type[BaseModel], values: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> None:
         self.settings = {setting.path: setting for setting in describe.settings(model)}
+        self.renamed = renamed_settings(model)
         self.values = values
         self.origins = origins
 
@@ -87,6 +89,10 @@ class _Reader:
 
     def _unknown(self, path: KeyPath) -> tuple[str, dict[str, Any]]:
         value = describe.at(self.values, path)
+        for old, new in self.renamed.items():
+            if old[: len(path)] == path and describe.at(self.values, old) is not PydanticUndefined:
+                problem = f"{'.'.join(old)} was renamed to {'.'.join(new)}"
+                return problem, {"given": self._origin(old), "fix": f"Use {'.'.join(new)}."}
         if "." in path[-1]:
             section, _, name = path[-1].rpartition(".")
             example = f"{section.replace('.', ': {')}: {{{name}: {describe.show(value)}}}" + "}" * section.count(".")

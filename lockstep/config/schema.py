@@ -7,7 +7,8 @@ follows from it is computed later.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -15,6 +16,9 @@ from lockstep.config.interval import INTERVAL_FORMS, parse_interval
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+
+# Former name of a shared setting -> its present name. A recipe lists its own in the `RENAMED` of its `Config`.
+RENAMED: Mapping[str, str] = {"watch.drift_every": "watch.replica_check_every"}
 
 
 class Settings(BaseModel):
@@ -132,12 +136,12 @@ class WatchConfig(Settings):
         description="end the run when no rank has made progress for so long, naming the one that holds the others up, "
         "seconds; null: never",
     )
-    drift_every: str | None = Field(
+    replica_check_every: str | None = Field(
         default="1 epoch",
         description=f"time between looks whether all ranks have the same weights: {INTERVAL_FORMS}; null: never",
     )
 
-    @field_validator("drift_every")
+    @field_validator("replica_check_every")
     @classmethod
     def _is_an_interval(cls, value: str | None) -> str | None:
         if value is not None:
@@ -155,7 +159,13 @@ class ReportConfig(Settings):
 
 
 class RunConfig(Settings):
-    """All settings of a run. Recipes add `data` and `model`."""
+    """All settings of a run. Recipes add `data` and `model`.
+
+    Attributes:
+        RENAMED: Former dotted name of a recipe's own setting -> its present name.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {}
 
     recipe: str = Field(description="what to train: a recipe's name, or the path of a recipe file")
     seed: int = Field(default=0, ge=0, lt=2**63, description="all random numbers of the run follow from it")

@@ -16,6 +16,7 @@ from lockstep.cluster.world import World
 from lockstep.config import document
 from lockstep.config.given import flat
 from lockstep.config.plain_file import read_plain
+from lockstep.config.renamed import with_present_names
 from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError, LaunchError
 from lockstep.provenance.environment import PROCESSOR, device_name
@@ -181,6 +182,7 @@ def _unequal(first: Mapping[str, object], theirs: Mapping[str, object], rank: in
 
 def _with_defaults(settings: dict[str, Any], config: RunConfig) -> dict[str, Any]:
     """A run's settings with the defaults of those that have come since it began."""
+    settings = with_present_names(type(config), settings)
     try:
         return plain_settings(type(config).model_validate(settings))
     except ValidationError:  # a setting has gone, or means something else
