@@ -232,6 +232,15 @@ class RunConfig(Settings):
     watch: WatchConfig = Field(default=WatchConfig(), description="what happens when training goes wrong")
     report: ReportConfig = Field(default=ReportConfig(), description="what is written down")
 
+    def check_inputs(self) -> None:
+        """Check that the files that the settings name exist. A recipe overrides it.
+
+        The launcher calls it before it starts processes, so it must answer at once and must not import torch.
+
+        Raises:
+            DataError: A file or folder does not exist.
+        """
+
     @property
     def peak_lr(self) -> float:
         """The peak learning rate, for the global batch that there is."""

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from lockstep.config.given import check_exists
 from lockstep.config.schema import RunConfig, Settings
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -140,6 +141,16 @@ class Config(RunConfig):
     data: DataConfig = Field(default=DataConfig(), description="which pictures")
     model: ModelConfig = Field(default=ModelConfig(), description="which network")
     loss: LossConfig = Field(default=LossConfig(), description="what is minimised")
+
+    def check_inputs(self) -> None:
+        """Check that data is set, and that its files and folders exist."""
+        data = self.data
+        if data.root is None and data.train is None:
+            from lockstep.recipes.classify.listing import find_pictures
+
+            find_pictures(data, self.seed)  # raises the error, with what to set
+        for name in ("root", "train", "eval", "images"):
+            check_exists(f"data.{name}", getattr(data, name))
 
 
 class MakeConfig(Settings):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from lockstep.config.given import check_exists
 from lockstep.config.schema import RunConfig, Settings
 from lockstep.recipes.pose.skeletons import SKELETONS, Skeleton
 
@@ -144,6 +145,11 @@ class Config(RunConfig):
     model: ModelConfig = Field(default=ModelConfig(), description="the network")
     loss: LossConfig = Field(default=LossConfig(), description="what counts how much")
     test: TestConfig = Field(default=TestConfig(), description="how people are found")
+
+    def check_inputs(self) -> None:
+        """Check that the dataset's folder exists; synthetic figures have none."""
+        if self.data.name != "figures":
+            check_exists("data.root", self.data.root)
 
     @property
     def skeleton(self) -> Skeleton:

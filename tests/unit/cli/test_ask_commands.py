@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import lockstep
+import lockstep.inference
 from lockstep.cli.main import run
 from lockstep.errors import DataError
 from lockstep.inference import predict
@@ -38,7 +38,7 @@ class FakeTrained(SimpleNamespace):
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTrained:
     fake = FakeTrained()
     monkeypatch.setitem(sys.modules, "lockstep.inference.predict", fake)
-    monkeypatch.setattr(lockstep, "trained", fake, raising=False)
+    monkeypatch.setattr(lockstep.inference, "predict", fake)
     return fake
 
 
