@@ -126,7 +126,7 @@ class ModelConfig(Settings):
         if name in RESNETS or name.startswith("timm/"):
             return name
         near = difflib.get_close_matches(name, RESNETS, n=1)
-        raise ValueError(f"must be {near[0] if near else RESNETS[0]} or another of those below")
+        raise ValueError(f"must be one of the names below; fix: Use model.name={near[0] if near else RESNETS[0]}.")
 
 
 class LossConfig(Settings):

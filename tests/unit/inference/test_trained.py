@@ -75,7 +75,7 @@ def test_predict_answers_with_the_names_that_the_run_kept_for_every_file_of_a_fo
 ) -> None:
     answers = list(predictions(TrainedModel(run), [pictures, pictures / "a.png"]))
     assert [str(answer.file.relative_to(pictures)) for answer in answers] == ["a.png", "b.png", "more/b.png"]
-    assert [answer.facts["class"] for answer in answers] == ["dark", "bright", "bright"]
+    assert [answer.prediction["class"] for answer in answers] == ["dark", "bright", "bright"]
 
 
 def test_a_recipe_s_own_way_to_infer_is_used_and_settings_can_differ(run: Path, pictures: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_file_that_can_not_be_read_has_its_error_and_the_others_their_answers(
     (pictures / "torn.png").write_bytes((pictures / "a.png").read_bytes()[:30])
     files = [pictures, pictures / "gone.png"]
     answers = list(predictions(TrainedModel(run), files))
-    errors = {answer.file.name: answer.facts["error"] for answer in answers if answer.error}
+    errors = {answer.file.name: answer.prediction["error"] for answer in answers if answer.error}
     assert set(errors) == {"notes.txt", "torn.png", "gone.png"}
     assert all(name in text and "\n" not in text for name, text in errors.items())
     assert len(answers) - len(errors) == 3
@@ -182,8 +182,8 @@ def test_a_file_of_weights_is_asked_as_the_model_of_a_preset(
 @pytest.mark.parametrize(
     ("path", "preset", "text"),
     [
-        ("run/weights.safetensors", None, "nothing says of which model"),
-        ("run", "digits", "--preset was given with a run folder"),
+        ("run/weights.safetensors", None, "its model is not known"),
+        ("run", "digits", "--preset digits was given with a run folder"),
         ("runs", None, "runs does not exist"),
         ("pictures", None, "is not a run folder"),
         ("nothing.pth", "digits", "nothing.pth does not exist"),
@@ -203,7 +203,9 @@ def test_a_run_that_is_not_there_is_told_with_the_newest_that_are() -> None:
     for name in ("digits-0009", "runs/digits-0009"):
         with pytest.raises(CheckpointError) as caught:
             evaluate(name)
-        assert caught.value.slots["runs"] == ", ".join(f"runs/digits-000{number}" for number in range(3, 8))
+        assert caught.value.slots["fix"] == "Name a run folder: " + ", ".join(
+            f"runs/digits-000{number}" for number in range(3, 8)
+        )
 
 
 def test_settings_may_be_given_by_name_as_for_train(run: Path, pictures: Path) -> None:

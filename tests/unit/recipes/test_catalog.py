@@ -125,7 +125,7 @@ def test_an_unknown_name_lists_what_there_is(shelf: Path, name: str, nearest: st
 def test_a_run_folder_is_recognised_as_one(shelf: Path) -> None:
     (shelf / "run").mkdir()
     (shelf / "run" / "config.yaml").write_text("recipe: shapes")
-    assert "run is a run folder" in refused("run").facts["fix"]
+    assert "run is a run folder" in refused("run").slots["fix"]
 
 
 def test_a_yaml_file_goes_over_the_recipes_default_preset(shelf: Path) -> None:
@@ -177,8 +177,8 @@ def test_a_wrong_value_in_a_preset_or_file_has_its_line(shelf: Path) -> None:
 def test_a_file_that_is_not_there_is_named_with_its_neighbour(shelf: Path) -> None:
     (shelf / "mine.yaml").touch()
     assert refused("mien.yaml").what == "there is no file mien.yaml"
-    assert refused("mien.yaml").facts["nearest"] == "mine.yaml"
-    assert refused("nowhere/mine.yaml").facts["where"] == "there is no folder nowhere either"
+    assert refused("mien.yaml").slots["nearest"] == "mine.yaml"
+    assert refused("nowhere/mine.yaml").slots["where"] == "there is no folder nowhere either"
     (shelf / "folder.py").mkdir()
     assert refused("folder.py").what == "folder.py is a folder"
 
