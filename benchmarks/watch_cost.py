@@ -6,7 +6,8 @@
 With it: every step tells what it is at, two threads a rank wake once a second, rank 0 hears of all. Without it: none of
 these. Blocks take turns inside the same processes; printed are medians over the rounds, the median of the rounds'
 ratios, the same for rank 0's CPU time, which other work on the machine changes less, and how long it takes to compare
-the ranks' weights and optimizer state once (`watch.drift_every`: once an epoch). CPU, gloo, one thread a process.
+the ranks' weights and optimizer state once (`watch.replica_check_every`: once an epoch). CPU, gloo, one thread a
+process.
 """
 
 from __future__ import annotations

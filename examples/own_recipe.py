@@ -1,4 +1,4 @@
-"""Your own recipe: any torch data set and any module, trained by `lockstep train`.
+"""Your own recipe: any torch dataset and any module, trained by `lockstep train`.
 
 lockstep train examples/own_recipe.py --procs 2
 lockstep train examples/own_recipe.py model.width=32 epochs=5 optim.lr=0.1
@@ -12,11 +12,9 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchvision.transforms import v2 as transforms
 
-from lockstep import DatasetSamples, Parts
-from lockstep.config.schema import RunConfig, Settings
-from lockstep.metrics.classification import Accuracy
+from lockstep import Accuracy, DatasetSamples, Parts, RunConfig, Settings
 
-# What differs from Lockstep's own defaults; a YAML file or the command line may change it again.
+# Defaults that differ from Lockstep's. A YAML file or the command line overrides them.
 PRESET = {"epochs": 3, "global_batch": 64, "micro_batch": 16, "optim": {"lr": 0.05, "schedule": "cosine"}}
 
 
@@ -29,18 +27,18 @@ class Config(RunConfig):
 
 
 class Digits(Dataset):
-    """A map-style data set with a random transform, as for any other loop."""
+    """A map-style dataset with a random transform, as for any other loop."""
 
     def __init__(self, first, last, transform):
-        pictures, labels = sklearn.datasets.load_digits(return_X_y=True)
-        self.pictures = pictures[first:last].reshape(-1, 8, 8).astype("float32") / 16
+        images, labels = sklearn.datasets.load_digits(return_X_y=True)
+        self.images = images[first:last].reshape(-1, 8, 8).astype("float32") / 16
         self.labels, self.transform = labels[first:last], transform
 
     def __len__(self):
         return len(self.labels)
 
     def __getitem__(self, index):
-        return self.transform(self.pictures[index]), int(self.labels[index])
+        return self.transform(self.images[index]), int(self.labels[index])
 
 
 def build(config):
@@ -58,7 +56,7 @@ def build(config):
     return Parts(
         model=model,
         loss=lambda outputs, batch: {"cross_entropy": F.cross_entropy(outputs, batch.targets)},
-        # Each sample's random numbers follow from seed, epoch and index: the same on any rank and in any worker.
+        # The transform's random numbers are a function of (seed, epoch, index): equal on any rank, in any worker.
         train_data=lambda: DatasetSamples(Digits(0, 1437, augmented)),
         eval_data=lambda: DatasetSamples(Digits(1437, 1797, plain)),
         metric=lambda: Accuracy(10),

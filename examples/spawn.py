@@ -1,4 +1,4 @@
-"""Training processes that a script of one's own starts, as the tutorials do with mp.spawn.
+"""Training processes that your own script starts with `torch.multiprocessing.spawn`.
 
 python examples/spawn.py
 """
@@ -7,13 +7,13 @@ import sys
 
 from torch.multiprocessing import spawn
 
-from lockstep.cli.main import run
+from lockstep import run_command
 
 
-def work(rank: int, world_size: int) -> None:
+def train(rank: int, world_size: int) -> None:
     join = ["--init", "tcp://127.0.0.1:29500", "--rank", str(rank), "--world-size", str(world_size)]
-    sys.exit(run(["train", "digits", *sys.argv[1:], *join]))
+    sys.exit(run_command(["train", "digits", *sys.argv[1:], *join]))
 
 
 if __name__ == "__main__":
-    spawn(work, args=(2,), nprocs=2)
+    spawn(train, args=(2,), nprocs=2)

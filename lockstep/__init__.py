@@ -1,6 +1,9 @@
-"""Trains PyTorch vision models on any number of processes, and gives the same model every time.
+"""Train PyTorch vision models on any number of processes, to the same model each time.
 
-The names below are imported when they are first used, so that `import lockstep` is quick.
+`train`, `evaluate` and `predict` do what the commands do. `Parts` and `RunConfig` make a recipe. `world`, `Order`,
+`Reducer` and `Checkpoint` make a training loop of your own.
+
+A name is imported when it is first used, so `import lockstep` takes milliseconds and does not import torch.
 """
 
 from __future__ import annotations
@@ -11,40 +14,114 @@ from lockstep.version import __version__
 
 if TYPE_CHECKING:
     from lockstep.api import Run, train, world
-    from lockstep.data.order import Order
-    from lockstep.data.samples import Batch, DatasetSamples
+    from lockstep.cli.main import run as run_command
+    from lockstep.cluster.world import World
+    from lockstep.config.schema import RunConfig, Settings
+    from lockstep.data.keyed import seeded, uniform, uniforms
+    from lockstep.data.order import MicroBatch, Order, Step
+    from lockstep.data.samples import Batch, DatasetSamples, Samples
+    from lockstep.engine.evaluate import evaluate as evaluate_model
     from lockstep.engine.parts import Parts
-    from lockstep.errors import LockstepError
+    from lockstep.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        HangError,
+        LaunchError,
+        LockstepError,
+        TrainError,
+    )
     from lockstep.inference.predict import evaluate, predict
+    from lockstep.launch.stopped import Stopped
+    from lockstep.metrics.classification import Accuracy
+    from lockstep.metrics.metric import Metric
+    from lockstep.metrics.text import TextMetric
+    from lockstep.module.freeze import freeze
     from lockstep.parallel.reduce import Reducer
+    from lockstep.storage.checkpoint import Checkpoint
+    from lockstep.storage.checkpoint import load_newest as load_newest_checkpoint
+    from lockstep.storage.checkpoint import save as save_checkpoint
+    from lockstep.storage.pretrained import load_pretrained
+    from lockstep.storage.weights import weights_sha256
 
 __all__ = [
+    "Accuracy",
     "Batch",
+    "Checkpoint",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
     "DatasetSamples",
+    "HangError",
+    "LaunchError",
     "LockstepError",
+    "Metric",
+    "MicroBatch",
     "Order",
     "Parts",
     "Reducer",
     "Run",
+    "RunConfig",
+    "Samples",
+    "Settings",
+    "Step",
+    "Stopped",
+    "TextMetric",
+    "TrainError",
+    "World",
     "__version__",
     "evaluate",
+    "evaluate_model",
+    "freeze",
+    "load_newest_checkpoint",
+    "load_pretrained",
     "predict",
+    "run_command",
+    "save_checkpoint",
+    "seeded",
     "train",
+    "uniform",
+    "uniforms",
+    "weights_sha256",
     "world",
 ]
 
-_HOMES = {
-    "Batch": "lockstep.data.samples",
-    "DatasetSamples": "lockstep.data.samples",
-    "LockstepError": "lockstep.errors",
-    "Order": "lockstep.data.order",
-    "Parts": "lockstep.engine.parts",
-    "Reducer": "lockstep.parallel.reduce",
-    "Run": "lockstep.api",
-    "evaluate": "lockstep.inference.predict",
-    "predict": "lockstep.inference.predict",
-    "train": "lockstep.api",
-    "world": "lockstep.api",
+# Module -> the public names in it.
+_MODULES = {
+    "lockstep.api": ("Run", "train", "world"),
+    "lockstep.cluster.world": ("World",),
+    "lockstep.config.schema": ("RunConfig", "Settings"),
+    "lockstep.data.keyed": ("seeded", "uniform", "uniforms"),
+    "lockstep.data.order": ("MicroBatch", "Order", "Step"),
+    "lockstep.data.samples": ("Batch", "DatasetSamples", "Samples"),
+    "lockstep.engine.parts": ("Parts",),
+    "lockstep.errors": (
+        "CheckpointError",
+        "ConfigError",
+        "DataError",
+        "HangError",
+        "LaunchError",
+        "LockstepError",
+        "TrainError",
+    ),
+    "lockstep.inference.predict": ("evaluate", "predict"),
+    "lockstep.launch.stopped": ("Stopped",),
+    "lockstep.metrics.classification": ("Accuracy",),
+    "lockstep.metrics.metric": ("Metric",),
+    "lockstep.metrics.text": ("TextMetric",),
+    "lockstep.module.freeze": ("freeze",),
+    "lockstep.parallel.reduce": ("Reducer",),
+    "lockstep.storage.checkpoint": ("Checkpoint",),
+    "lockstep.storage.pretrained": ("load_pretrained",),
+    "lockstep.storage.weights": ("weights_sha256",),
+}
+_HOMES = {name: (module, name) for module, names in _MODULES.items() for name in names}
+# Names that mean something only together with their module's.
+_HOMES |= {
+    "evaluate_model": ("lockstep.engine.evaluate", "evaluate"),
+    "load_newest_checkpoint": ("lockstep.storage.checkpoint", "load_newest"),
+    "run_command": ("lockstep.cli.main", "run"),
+    "save_checkpoint": ("lockstep.storage.checkpoint", "save"),
 }
 
 
@@ -53,4 +130,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    module, inner_name = _HOMES[name]
+    return getattr(import_module(module), inner_name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

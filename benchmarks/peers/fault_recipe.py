@@ -9,10 +9,7 @@ import torch
 import torch.nn.functional as F
 from fault_task import BATCH_A_PROCESS, EPOCHS, digits, network, pictures
 
-from lockstep.config.schema import RunConfig
-from lockstep.data.samples import Batch
-from lockstep.engine.parts import Parts
-from lockstep.metrics.classification import Accuracy
+from lockstep import Accuracy, Batch, Parts, RunConfig
 
 PRESET = {
     "global_batch": 2 * BATCH_A_PROCESS,

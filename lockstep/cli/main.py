@@ -1,14 +1,16 @@
-"""The `lockstep` command. Imports late, so that --help and mistakes are answered before torch is loaded."""
+"""The `lockstep` command. It imports late, so that --help and wrong settings are answered before torch is imported."""
 
 from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
@@ -17,16 +19,17 @@ from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, 
 from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
 from lockstep.cluster import abort
 from lockstep.errors import ConfigError, LaunchError, LockstepError
+from lockstep.launch.commands import ERROR_FILE
 from lockstep.launch.ssh import stop_at_eof
 from lockstep.open_files import is_too_many_files, too_many_files
 from lockstep.version import __version__
 
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
-# What a path can be wrong by, where nothing nearer to it has said so.
+# Errors of a path that no nearer code has handled.
 _OF_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
 
-# Plain help: half the time of the one with boxes, and the same in a log.
+# Plain help takes half the time of help with boxes, and reads the same in a log.
 app = typer.Typer(
     name="lockstep",
     add_completion=False,
@@ -50,7 +53,7 @@ def _root(
     ] = False,
     local_rank: LocalRank = None,  # torch.distributed.launch puts it before the command's name
 ) -> None:
-    """Train vision models on any number of processes, to the same model each time.
+    """Train PyTorch vision models on any number of processes, to the same model each time.
 
     First run:  lockstep train digits
     """
@@ -71,26 +74,34 @@ app.add_typer(data.app, name="data")
 
 def main() -> None:
     """Run the command that this process was started with, and exit."""
-    # torch warns of every address that has no name, and of every connection that ends.
+    # torch warns about every address without a name and every closed connection.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     _open_closed_streams()
     _write_any_text()
     stop_at_eof()
-    abort.leave(run(sys.argv[1:]))
+    # Not for the processes that this one starts: theirs would be written over this one's.
+    error_file = os.environ.pop(ERROR_FILE, None)
+    abort.leave(run(sys.argv[1:], error_file))
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command.
+def run(arguments: Sequence[str], error_file: str | None = None) -> int:
+    """Run one command in this process.
+
+    Args:
+        arguments: What follows `lockstep` on a command line.
+        error_file: Where to write an error as JSON too, for `lockstep.train`.
 
     Returns:
-        Its exit code: 0, an error's own (1 to 6), 130 after Ctrl-C, 141 if nobody reads what it prints. A fault of
-        ours is raised.
+        The exit code: 0; 1 to 6 for an error, by its kind; 130 after Ctrl-C; 141 if standard output was closed. A bug
+        is raised.
     """
     try:
         _check_current_folder()
         result = app(list(arguments), prog_name="lockstep", standalone_mode=False)
         sys.stdout.flush()
     except LockstepError as error:
+        if error_file is not None:
+            _write_error(error, error_file)
         _print_error(error)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort) as stop:
@@ -98,27 +109,29 @@ def run(arguments: Sequence[str]) -> int:
             raise stop.__cause__ from None
         return INTERRUPTED
     except BrokenPipeError:
-        return _nobody_reads()
+        return _broken_pipe()
     except OSError as error:
         if is_too_many_files(error):
             _print_error(too_many_files())
             return LaunchError.exit_code
         if error.errno in _OF_PATHS and error.filename is not None:
             _print_error(
-                LockstepError(f"can't use {error.filename}: {error.strerror}", fix="name another file or folder")
+                LockstepError(f"can't use {error.filename}: {error.strerror}", fix="Use another file or folder.")
             )
             return LockstepError.exit_code
         if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
-        _print_error(LockstepError(f"can't write {error.filename or 'any more'}: {error.strerror}", fix="make room"))
+        _print_error(
+            LockstepError(f"can't write {error.filename or 'the output'}: {error.strerror}", fix="Free disk space.")
+        )
         _drop(sys.stdout)
         return LockstepError.exit_code
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):  # typer's answer to it
-            return _nobody_reads()
+            return _broken_pipe()
         raise
     except Exception as error:
-        # A wrong command or option. By its looks: typer has click's classes in other places in each version.
+        # A wrong command or option. Recognized by its attributes: typer moves click's classes between versions.
         if not (hasattr(error, "show") and hasattr(error, "exit_code")):
             raise
         error.show()
@@ -126,6 +139,13 @@ def run(arguments: Sequence[str]) -> int:
             print("Settings are given without dashes: epochs=3 optim.lr=0.1", file=sys.stderr)
         return int(error.exit_code)
     return result if isinstance(result, int) else 0
+
+
+def _write_error(error: LockstepError, path: str) -> None:
+    kinds = [kind.__name__ for kind in type(error).__mro__]  # the caller takes the first that is public
+    content = {"kinds": kinds, "what": error.what, "slots": error.slots}
+    with suppress(OSError):  # the caller then has the exit code and the text
+        Path(path).write_text(json.dumps(content), encoding="utf-8")
 
 
 def _print_error(error: LockstepError) -> None:
@@ -143,34 +163,36 @@ def _print_error(error: LockstepError) -> None:
         _drop(sys.stderr)
 
 
-def _nobody_reads() -> int:
+def _broken_pipe() -> int:
     _drop(sys.stdout)
     return BROKEN_PIPE
 
 
 def _drop(stream: TextIO) -> None:
-    # Else Python would try to flush what is left once more on its way out, and complain.
+    # Otherwise Python flushes the rest again at exit, and prints an error.
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _open_closed_streams() -> None:
-    """Put /dev/null where standard input, output or errors are closed: else a file gets their number, and what is
-    printed; and Python has None for them.
+    """Open /dev/null in place of closed standard streams.
+
+    Otherwise the next file that is opened gets the stream's number and receives what is printed, and Python's stream
+    is None.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # It gets the lowest number that is free, which is this one; the processes that are started need it too.
+            # open() takes the lowest free number, which is this one. Child processes need it too.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we live
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the process ends
 
 
 def _write_any_text() -> None:
-    """Let output hold any character, whatever the terminal's encoding: those that it does not have become escapes."""
+    """Print characters that the terminal's encoding lacks as escapes, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -180,4 +202,4 @@ def _check_current_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise ConfigError("the current folder no longer exists", fix="cd to one that does") from None
+        raise ConfigError("the current folder no longer exists", fix="Change to a folder that exists: cd ~") from None

@@ -158,7 +158,7 @@ def train(
 
     if run_dir is not None:
         check_run_dir(run_dir, resume, is_first=nodes is None and here is None)
-    from lockstep import api
+    from lockstep.cli import start_run
     from lockstep.launch.start import LaunchOptions
 
     # --local-rank is what old launchers add to the command; torchrun gives it as a variable too.
@@ -166,7 +166,7 @@ def train(
     options = LaunchOptions(
         procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank, master
     )
-    return api.train_command(found, loaded, run_dir, resume, options)
+    return start_run.train_command(found, loaded, run_dir, resume, options)
 
 
 def _on_hosts(

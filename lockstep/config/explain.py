@@ -1,4 +1,4 @@
-"""From pydantic's list of faults to one text that a person can act on."""
+"""Turn pydantic's validation errors into one `ConfigError` that the user can act on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,50 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from lockstep.config import describe
 from lockstep.config.describe import Setting
 from lockstep.config.document import KeyPath
+from lockstep.config.renamed import renamed_settings
 from lockstep.errors import ConfigError
 
-_WIDTH = 68  # of a fact: 80 columns less the fact's name
+_WIDTH = 68  # of a slot's text: 80 columns less the slot's name
+# A validator's message may end in this and an imperative sentence, which becomes the slot `fix`.
+FIX = "; fix: "
+
+# Names that other tools give to a setting. Such a name, or one with a typing error in it, leads to the setting.
+_ALIASES = {
+    "accumulate": "micro_batch",
+    "amp": "precision",
+    "arch": "model.name",
+    "backbone": "model.name",
+    "batch_size": "global_batch",
+    "beta1": "optim.betas",
+    "clip_grad": "optim.clip_norm",
+    "criterion": "loss",
+    "dataset": "data.root",
+    "decay": "optim.weight_decay",
+    "dtype": "precision",
+    "ema_decay": "optim.ema",
+    "grad_clip": "optim.clip_norm",
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_clip_val": "optim.clip_norm",
+    "learning_rate": "optim.lr",
+    "lr_scheduler": "optim.schedule",
+    "max_epochs": "epochs",
+    "max_grad_norm": "optim.clip_norm",
+    "nonfinite": "watch.nonfinite",
+    "num_epochs": "epochs",
+    "optimizer": "optim.name",
+    "per_device_batch_size": "micro_batch",
+    "pretrained": "model.weights",
+    "random_seed": "seed",
+    "save_every": "checkpoint.every",
+    "scheduler": "optim.schedule",
+    "sync_bn": "batch_norm",
+    "sync_batchnorm": "batch_norm",
+    "train_batch_size": "global_batch",
+    "val_batch_size": "eval_batch",
+    "val_every": "eval_every",
+    "warmup": "optim.warmup_epochs",
+    "wd": "optim.weight_decay",
+}
 
 
 def explain(
@@ -26,17 +67,17 @@ def explain(
     origins: Mapping[KeyPath, str],
     source: str | None = None,
 ) -> ConfigError:
-    """The first fault in full, the others in one line each.
+    """Return the first problem in full, and the others in one line each.
 
     Args:
         model: The settings' model.
-        error: What pydantic found.
+        error: What pydantic reported.
         values: The merged values that were checked.
         origins: Where each key was given.
-        source: What `lockstep config` shows these settings for.
+        source: The argument of `lockstep config` that shows these settings.
     """
     reader = _Reader(model, values, origins)
-    # Wrong keys first: one of them often is why another key is missing.
+    # Unknown keys first: one of them often is why another key is missing.
     faults = sorted(
         error.errors(include_url=False), key=lambda fault: (fault["type"] != "extra_forbidden", is_missing(fault))
     )
@@ -45,126 +86,156 @@ def explain(
         what, slots = reader.problem(fault)
         problems.setdefault(what, slots)
     (what, slots), *others = problems.items()
-    slots["also"] = "\n".join(wrapped(other) for other, _ in others[:5])
-    return ConfigError(what, **slots, all=f"lockstep config {source}" if source else None)
+    also = [wrapped(f"also: {other}") for other, _ in others[:5]]
+    slots["given"] = "\n".join(filter(None, [slots.get("given"), *also]))
+    everything = f"For all settings: lockstep config {source}" if source else None
+    slots["fix"] = "\n".join(filter(None, [slots.get("fix"), everything]))
+    return ConfigError(what, **{name: slots.get(name) for name in ("given", "where", "allowed", "cause", "fix")})
 
 
 def is_missing(fault: ErrorDetails) -> bool:
-    """Whether a setting was not given; pydantic says "missing" also of an item of a list that is too short."""
-    return fault["type"] == "missing" and all(isinstance(word, str) for word in fault["loc"])
+    """Whether a setting was not given. Pydantic reports "missing" also for an item of a list that is too short."""
+    return fault["type"] == "missing" and all(isinstance(key, str) for key in fault["loc"])
 
 
 class _Reader:
-    """Explains one fault at a time."""
+    """Explains one of pydantic's errors at a time."""
 
     def __init__(self, model: type[BaseModel], values: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> None:
         self.settings = {setting.path: setting for setting in describe.settings(model)}
+        self.defaults = describe.defaults(model)
+        self.renamed = renamed_settings(model)
         self.values = values
         self.origins = origins
 
     def problem(self, fault: ErrorDetails) -> tuple[str, dict[str, Any]]:
-        """One line that says what is wrong, and the slots about it."""
-        place = tuple(str(word) for word in fault["loc"])
+        """Return the problem in one line, and its slots."""
+        location = tuple(str(key) for key in fault["loc"])
         if fault["type"] == "extra_forbidden":
-            return self._unknown(place)
-        path = self._known(place)
+            return self._unknown(location)
+        path = self._setting_of(location)
         if is_missing(fault):
             return self._missing(path)
         if fault["type"] == "missing":
-            place = path  # its value is the list
+            location = path  # its value is the list
         message = str(fault["ctx"]["error"]) if fault["type"] == "value_error" else ""
         if path not in self.settings:  # of the settings as a whole
             return self._clash(path, message or fault["msg"])
         if message and self.settings[path].is_section:
             return self._clash(path, message)
-        return self._wrong(path, place, fault["input"], message)
+        return self._wrong(path, location, fault["input"], message)
 
-    def _known(self, place: KeyPath) -> KeyPath:
-        """The setting that a place is in: pydantic's place may go on into a list or a union."""
-        while place and place not in self.settings:
-            place = place[:-1]
-        return place
+    def _setting_of(self, location: KeyPath) -> KeyPath:
+        """Return the setting of a location, which pydantic may extend into a list or a union."""
+        while location and location not in self.settings:
+            location = location[:-1]
+        return location
 
     def _unknown(self, path: KeyPath) -> tuple[str, dict[str, Any]]:
         value = describe.at(self.values, path)
+        for old, new in self.renamed.items():
+            if old[: len(path)] == path and describe.at(self.values, old) is not PydanticUndefined:
+                problem = f"{'.'.join(old)} was renamed to {'.'.join(new)}"
+                return problem, {"given": self._origin(old), "fix": f"Use {'.'.join(new)}."}
         if "." in path[-1]:
             section, _, name = path[-1].rpartition(".")
             example = f"{section.replace('.', ': {')}: {{{name}: {describe.show(value)}}}" + "}" * section.count(".")
             return f"{path[-1]} is written with a dot", {
                 "given": self._origin(path),
-                "fix": f"in a file:  {example}\non the command line:  {path[-1]}={describe.show(value)}",
+                "fix": f"In a file:  {example}\nOn the command line:  {path[-1]}={describe.show(value)}",
             }
         if not isinstance(value, Mapping):
             return f"{'.'.join(path)} is not a setting", {
                 "given": self._origin(path),
-                "nearest": self._nearest(path, sections=False),
+                "fix": self._use_nearest(path, sections=False),
             }
-        # A whole section: perhaps its name is wrong, perhaps where it stands.
+        # A whole section: its name may be wrong, or its place.
         inside = next(iter(value), None)
-        near = self._nearest(path, sections=True)
+        near = self._use_nearest(path, sections=True)
         if not near and inside is not None:
-            near = self._nearest((*path, inside), sections=False)
-        return f"{'.'.join(path)} is not a section of the settings", {"given": self._origin(path), "nearest": near}
+            near = self._use_nearest((*path, inside), sections=False)
+        return f"{'.'.join(path)} is not a section of the settings", {"given": self._origin(path), "fix": near}
 
     def _missing(self, path: KeyPath) -> tuple[str, dict[str, Any]]:
         setting = self.settings[path]
         return f"{setting.key} is missing", {
-            "needs": wrapped(f"{setting.type}: {setting.meaning}"),
-            "fix": f"add {setting.key}=VALUE to the command, or set it in a YAML file",
+            "allowed": wrapped(f"{setting.type}: {setting.meaning}"),
+            "fix": f"Add {setting.key}=VALUE to the command, or set it in a YAML file.",
         }
 
     def _clash(self, section: KeyPath, message: str) -> tuple[str, dict[str, Any]]:
-        """Settings of one section that don't fit together; the message names them."""
-        words = set(re.findall(r"[a-z_0-9]+", message))
+        """Explain settings that contradict each other. The message names them."""
+        message, _, fix = message.partition(FIX)
+        names = set(re.findall(r"[a-z_0-9]+", message))
         named = [
             path
             for path, setting in self.settings.items()
-            if path[:-1] == section and path[-1] in words and not setting.is_section
+            if path[:-1] == section and path[-1] in names and not setting.is_section
         ]
         given = []
         for path in named:
             origin = self._origin(path) or "(default)"
             value = f"{'.'.join(path)}={describe.show(describe.at(self.values, path))}"
-            is_told = origin.replace(" ", "").endswith(value.replace(" ", ""))
-            given.append(origin if is_told else f"{origin}  {value.replace('=', ': ', 1)}")
-        return f"{'.'.join(section)}: {message}" if section else message, {"given": "\n".join(given)}
+            has_value = origin.replace(" ", "").endswith(value.replace(" ", ""))
+            given.append(origin if has_value else f"{origin}  {value.replace('=', ': ', 1)}")
+        problem = f"{'.'.join(section)}: {message}" if section else message
+        return problem, {"given": "\n".join(given), "fix": wrapped(fix) or "Change one of these settings."}
 
-    def _wrong(self, path: KeyPath, place: KeyPath, value: Any, message: str) -> tuple[str, dict[str, Any]]:
+    def _wrong(self, path: KeyPath, location: KeyPath, value: Any, message: str) -> tuple[str, dict[str, Any]]:
         setting = self.settings[path]
-        inside = "".join(f"[{word}]" for word in place[len(path) :] if word.isdecimal())
+        inside = "".join(f"[{key}]" for key in location[len(path) :] if key.isdecimal())
+        message, _, fix = message.partition(FIX)
         allowed = message.removeprefix("must be ") or setting.type
         if setting.is_section:
             keys = [other[-1] for other in self.settings if other[:-1] == path]
-            allowed = wrapped(f"a section with {', '.join(keys)}")
+            allowed = f"a section with {', '.join(keys)}"
         return f"{setting.key}{inside} can't be {_quoted(value)}", {
             "given": self._origin(path),
-            "allowed": allowed,
-            "meaning": wrapped(setting.meaning),
+            "allowed": f"{wrapped(allowed)}\n{wrapped(setting.meaning)}".rstrip(),
+            "fix": fix or self._better_value(setting, value),
         }
 
+    def _better_value(self, setting: Setting, value: Any) -> str:
+        """Return a sentence with a value that is allowed: the nearest of several names, or the default."""
+        if setting.is_section:
+            return f"Set what is in the section, such as {setting.key}.KEY=VALUE."
+        near = difflib.get_close_matches(str(value), setting.type.split(" | "), n=1) if isinstance(value, str) else []
+        if near:
+            return f"Use {setting.key}={near[0]}."
+        default = describe.show(describe.at(self.defaults, setting.path))
+        return f"Use an allowed value, such as {setting.key}={default}." if default else f"Set {setting.key}."
+
     def _origin(self, path: KeyPath) -> str | None:
-        """Where a key was given, else the first key in it."""
+        """Return where a key was given, else where the first key inside it was."""
         inside = (origin for known, origin in self.origins.items() if known[: len(path)] == path)
         return self.origins.get(path) or next(inside, None)
 
-    def _nearest(self, path: KeyPath, *, sections: bool) -> str | None:
-        """The setting that was perhaps meant, with its type, value and meaning."""
+    def _use_nearest(self, path: KeyPath, *, sections: bool) -> str | None:
+        """Name the setting that was probably meant, with its type, value and meaning."""
         candidates = [setting for setting in self.settings.values() if setting.is_section == sections]
-        setting = _closest(path, candidates)
+        is_known_alias = path[-1] in _ALIASES and not any(setting.path[-1] == path[-1] for setting in candidates)
+        setting = self._by_alias(path, sections=sections) if is_known_alias else None
+        setting = setting or _closest(path, candidates) or self._by_alias(path, sections=sections)
         if setting is None:
             return None
         if setting.is_section:
-            return wrapped(f"{setting.key} (section): {setting.meaning}")
+            return wrapped(f"Use {setting.key} (section): {setting.meaning}")
         value = describe.at(self.values, setting.path)
         now = "" if value is PydanticUndefined else f", now {describe.show(value)}"
-        return wrapped(f"{setting.key} ({setting.type}{now}): {setting.meaning}")
+        return wrapped(f"Use {setting.key} ({setting.type}{now}): {setting.meaning}")
+
+    def _by_alias(self, path: KeyPath, *, sections: bool) -> Setting | None:
+        """Return the setting that other tools call so."""
+        near = difflib.get_close_matches(path[-1], _ALIASES, n=1, cutoff=0.8)
+        setting = self.settings.get(tuple(_ALIASES[near[0]].split("."))) if near else None
+        return setting if setting is not None and setting.is_section == sections else None
 
 
 def _closest(path: KeyPath, candidates: Sequence[Setting]) -> Setting | None:
-    """The candidate of the same last word, else of the most similar key, else of the most similar last word."""
+    """Return the candidate with the same last key, else with the most similar path, else with the most similar key."""
     same = [setting for setting in candidates if setting.path[-1] == path[-1]]
     if same:
-        return max(same, key=lambda setting: _alike(".".join(path), setting.key))
+        return max(same, key=lambda setting: _similarity(".".join(path), setting.key))
     for cutoff, key in ((0.7, ".".join(path)), (0.6, path[-1])):
         names = {(setting.key if cutoff == 0.7 else setting.path[-1]): setting for setting in reversed(candidates)}
         near = difflib.get_close_matches(key, names, n=1, cutoff=cutoff)
@@ -173,7 +244,7 @@ def _closest(path: KeyPath, candidates: Sequence[Setting]) -> Setting | None:
     return None
 
 
-def _alike(one: str, other: str) -> float:
+def _similarity(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one, other).ratio()
 
 
@@ -183,5 +254,5 @@ def _quoted(value: Any) -> str:
 
 
 def wrapped(text: str) -> str:
-    """A fact's text in lines that leave the whole within 80 columns."""
+    """Break a slot's text into lines, so that the whole error fits into 80 columns."""
     return "\n".join(textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False))

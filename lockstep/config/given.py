@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, DataError
 
 
 def as_overrides(settings: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
@@ -44,6 +46,24 @@ def _text(key: str, value: Any) -> str:
         )
 
     return str(value) if isinstance(value, Path) else json.dumps(value, ensure_ascii=False, default=plain)
+
+
+def check_exists(setting: str, path: Path | None) -> None:
+    """Check that the file or folder of a setting exists, if one is set.
+
+    Args:
+        setting: The dotted key, such as data.root.
+        path: Its value.
+
+    Raises:
+        DataError: It does not exist.
+    """
+    if path is not None and not os.path.exists(path.expanduser()):
+        raise DataError(
+            f"{setting} is {str(path)!r}, which does not exist",
+            where=socket.gethostname(),
+            fix=f"Set {setting} to an existing file or folder.",
+        )
 
 
 def given_path(text: str | Path, name: str) -> Path:

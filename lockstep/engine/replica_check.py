@@ -29,14 +29,14 @@ _TELLING = ("commit", "python", "packages", "gpu", "cuda", "cpu")
 
 
 class ReplicaCheck:
-    """Compares the ranks now and then, as `watch.drift_every` says.
+    """Compares the ranks now and then, as `watch.replica_check_every` says.
 
     Args:
         job: The run.
     """
 
     def __init__(self, job: Job) -> None:
-        every = job.config.watch.drift_every
+        every = job.config.watch.replica_check_every
         self._every = parse_interval(every) if every is not None and job.world.size > 1 else None
         self._compared_at = time.monotonic()
         self._equal_step: int | None = None
@@ -87,7 +87,7 @@ class ReplicaCheck:
             rank="\n".join(f"{rank} (host {hosts[rank]})" for rank in (odd or range(len(hosts)))[:8]),
             cause=_likely(groups, info),
             since=f"they were equal after step {self._equal_step:,}" if self._equal_step is not None else None,
-            doing="stop (watch.drift_every); this step was not saved",
+            doing="stop (watch.replica_check_every); this step was not saved",
             fix=_advice(self._equal_step),
         )
 

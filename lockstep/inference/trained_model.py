@@ -1,8 +1,9 @@
-"""A trained model as a person names it: a run folder, or a file of weights and what it is of."""
+"""A trained model: a run folder, or a file of weights and the name of its model."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -27,13 +28,13 @@ _SHOWN = 5  # runs, in an error
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained model, as a person names it.
+    """A trained model, as the user names it.
 
     Attributes:
         path: A run folder, or a file of weights from elsewhere.
-        overrides: Settings that differ from the run's, or from the preset's.
-        checkpoint: Of a run: "last" for the final weights, "best", or a checkpoint's name.
-        preset: Of a file: the recipe, preset or YAML file that says which model it is.
+        overrides: Settings that differ from those of the run or the preset.
+        checkpoint: For a run folder: "last" for the final weights, "best", or a checkpoint's name.
+        preset: For a file: the recipe, preset or YAML file of its model.
     """
 
     path: Path
@@ -43,31 +44,39 @@ class TrainedModel:
 
     @property
     def log_dir(self) -> Path:
-        """Where the stacks go if a rank hangs."""
+        """Folder for stack dumps if a rank hangs."""
         logs = self.path / "logs"
-        is_elsewhere = self.preset is not None or logs.is_symlink()  # a stranger's link may lead to any folder
+        is_elsewhere = self.preset is not None or logs.is_symlink()  # a link in a stranger's folder may lead anywhere
         return Path(tempfile.gettempdir()) if is_elsewhere else logs
 
     def settings(self) -> tuple[RecipeSpec, RunConfig]:
-        """The recipe and the settings.
+        """Return the recipe and the resolved settings.
 
         Raises:
-            CheckpointError: There is no such run folder or file.
-            ConfigError: What was given does not fit together.
+            CheckpointError: The run folder or file does not exist.
+            ConfigError: `preset` is missing or not allowed, or a setting is wrong.
         """
         if os.path.isfile(self.path):  # unlike Path.is_file, never an error
             if self.preset is None:
                 raise ConfigError(
-                    f"{self.path} is a file, and nothing says of which model",
-                    fix="add --preset NAME: a recipe, a preset or a YAML file; or name a run folder",
+                    f"{self.path} is a file, and its model is not known",
+                    fix="Add --preset NAME: the recipe, preset or YAML file of its model. Or name a run folder.",
                 )
             found = find(self.preset)
         elif self.preset is not None and os.path.isdir(self.path):
-            raise ConfigError("--preset was given with a run folder, which has its settings in it", fix="leave it out")
+            raise ConfigError(
+                f"--preset {self.preset} was given with a run folder, which contains its settings",
+                given=str(self.path),
+                fix="Remove --preset.",
+            )
         elif not os.path.lexists(self.path):
-            raise CheckpointError(f"{self.path} does not exist", runs=", ".join(_runs_near(self.path)))
+            raise CheckpointError(f"{self.path} does not exist", fix=_name_a_run(self.path))
         elif not os.path.lexists(self.path / "config.yaml"):
-            raise CheckpointError(f"{self.path} is not a run folder: it has no config.yaml")
+            raise CheckpointError(
+                f"{self.path} is not a run folder: it has no config.yaml",
+                fix=f"{_name_a_run(self.path)}\n"
+                f"To evaluate a run on the data in it: lockstep eval RUN data.root={shlex.quote(str(self.path))}",
+            )
         else:
             found = self._find_run()
         return found, load(found.config_class, found.layers, self.overrides).config
@@ -78,10 +87,20 @@ class TrainedModel:
         try:
             return find(str(self.path / "config.yaml"))
         except ConfigError as error:
-            raise ConfigError(error.what, **error.slots, run=describe_copy(self.path)) from error
+            cause = _lines(error.slots.get("cause"), describe_copy(self.path))
+            raise ConfigError(error.what, **{**error.slots, "cause": cause}) from error
 
     def open(self, found: RecipeSpec, config: RunConfig, world: World) -> tuple[Parts, nn.Module]:
-        """The parts, and the model with its weights, in evaluation mode, on the world's device."""
+        """Build the recipe's parts and the model with its weights, in evaluation mode.
+
+        Args:
+            found: The recipe.
+            config: Its settings.
+            world: The ranks; the model is placed on this rank's device.
+
+        Raises:
+            LockstepError: The weights, settings or dataset info do not fit, or were altered.
+        """
         from lockstep.engine.build import build_parts, prepare_model
         from lockstep.engine.dataset_info import build_from, dataset_info_for
         from lockstep.module.determinism import use_deterministic_algorithms
@@ -102,7 +121,7 @@ class TrainedModel:
         return parts, prepare_model(parts.model, config, world.device).eval()
 
     def _checked_dataset_info(self, found: RecipeSpec, config: RunConfig, world: World) -> dict[str, Any]:
-        """The run's dataset_info, after a look whether recipe, settings and dataset_info are still those of the run."""
+        """Return the run's dataset info, after comparing recipe, settings and dataset info with its checkpoint."""
         from lockstep.engine.dataset_info import dataset_info_for
         from lockstep.provenance.run_identity import check_settings
         from lockstep.storage.recipe_copy import recipe_change
@@ -115,8 +134,18 @@ class TrainedModel:
         return dataset_info_for(found, config, world, self.path)
 
 
+def _lines(*texts: str | None) -> str:
+    return "\n".join(filter(None, texts))
+
+
+def _name_a_run(path: Path) -> str:
+    """Return what to do where a path is no run folder, with the runs nearby."""
+    runs = _runs_near(path)
+    return f"Name a run folder: {', '.join(runs)}" if runs else "Name a run folder. To make one: lockstep train digits"
+
+
 def _runs_near(path: Path) -> list[str]:
-    """The newest runs where a run was looked for, or else in runs/."""
+    """Return the newest runs beside a path, or else below runs/."""
     for parent in (path.parent, Path("runs")):
         found = sorted(filter(os.path.isfile, parent.glob("*/config.yaml")), key=os.path.getmtime)
         if found:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-# -P: without it, -m puts the current folder first on sys.path, where another user's torch.py may be.
+# Set by `lockstep.train` for the command that it starts: its own process id, and where to write an error as JSON.
+CALLER, ERROR_FILE = "LOCKSTEP_CALLER", "LOCKSTEP_ERROR_FILE"
+# -P: without it, -m puts the current folder first on sys.path, where a torch.py of a stranger may lie.
 LOCKSTEP = (sys.executable, "-P", "-m", "lockstep")
 
 

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import ValidationError
-from torch import nn
 
-from lockstep.cluster import collectives
-from lockstep.cluster.world import World
 from lockstep.config import document
 from lockstep.config.given import flat
 from lockstep.config.plain_file import read_plain
+from lockstep.config.renamed import with_present_names
 from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError, LaunchError
-from lockstep.provenance.environment import PROCESSOR, device_name
-from lockstep.provenance.fingerprint import Fingerprint
-from lockstep.storage.checkpoint import steps
 from lockstep.storage.run_folder import RunFolder, holds_a_run
 from lockstep.version import __version__
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lockstep.cluster.world import World
+    from lockstep.provenance.fingerprint import Fingerprint
 
 # Settings that change how a run is carried out, but not what it gives.
 FREE = {"loader", "cluster", "report", "checkpoint", "watch", "device", "eval_batch", "eval_every"}
@@ -40,14 +41,15 @@ def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
     """
     if not folder.config.exists():
         return
-    if resume == "never" and steps(folder.checkpoints):
+    if resume == "never" and folder.has_checkpoints:
         raise holds_a_run(folder.path)
     other = _differing(folder, config)
-    if other and steps(folder.checkpoints):
+    if other and folder.has_checkpoints:
         raise ConfigError(
             f"run folder {folder.path} holds a run with other settings",
             given="\n".join(other),
-            fix="give the same settings to go on with it, or another --run-dir for a new run" + _more_epochs(other),
+            fix="Give the same settings to resume it, or another --run-dir for a new run."
+            + _more_epochs(other, config, folder),
         )
 
 
@@ -67,8 +69,7 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
         raise ConfigError(
             f"the run in {folder.path} has other settings, so this one can't go on from its checkpoint",
             given="\n".join(other),
-            fix="give the same settings; or start anew from its weights, where the recipe has model.weights"
-            + _more_epochs(other),
+            fix="Give the same settings, or start a new run." + _more_epochs(other, config, folder),
         )
 
 
@@ -107,10 +108,17 @@ def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
     ]
 
 
-def _more_epochs(other: list[str]) -> str:
+def _more_epochs(other: list[str], config: RunConfig, folder: RunFolder) -> str:
+    """Return how to train on with another number of epochs, where that is what differs."""
     if not any(line.startswith("epochs:") for line in other):
         return ""
-    return "; the learning rate's schedule runs over all epochs, so more of them are another run"
+    # The schedule of the learning rate covers all epochs, so another number of them is another run.
+    if not hasattr(getattr(config, "model", None), "weights"):
+        return "\nThe learning rate follows from epochs, so a run keeps its number of epochs."
+    return (
+        "\nTo train further from its weights, start a new run:\n"
+        f"  --run-dir NEW model.weights={shlex.quote(str(folder.weights))} epochs={config.epochs}"
+    )
 
 
 def check_ranks_agree(
@@ -132,6 +140,11 @@ def check_ranks_agree(
         LaunchError: A rank has other versions, settings, code, data or another model; the rank and what differs are
             named.
     """
+    import torch
+
+    from lockstep.cluster import collectives
+    from lockstep.provenance.environment import PROCESSOR, device_name
+
     mine = {
         "lockstep": __version__,
         "torch": torch.__version__,
@@ -181,6 +194,7 @@ def _unequal(first: Mapping[str, object], theirs: Mapping[str, object], rank: in
 
 def _with_defaults(settings: dict[str, Any], config: RunConfig) -> dict[str, Any]:
     """A run's settings with the defaults of those that have come since it began."""
+    settings = with_present_names(type(config), settings)
     try:
         return plain_settings(type(config).model_validate(settings))
     except ValidationError:  # a setting has gone, or means something else

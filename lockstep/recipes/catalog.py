@@ -23,6 +23,7 @@ import lockstep.recipes
 from lockstep.config import describe
 from lockstep.config.explain import wrapped
 from lockstep.config.load import Layer, leaves, mapping_layer, read_layer, short_path
+from lockstep.config.renamed import with_present_names
 from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.recipes.recipe_file import check_file, expand_user, load_file
@@ -213,7 +214,15 @@ def _from_yaml(path: Path) -> RecipeSpec:
         )
     except ConfigError as error:
         raise ConfigError(error.what, **{"where": where, **error.slots}) from error
+    if _is_run_config(path):
+        layer = replace(layer, values=with_present_names(base.config_class, layer.values))
     return replace(base, name=name, layers=(*base.layers, _without_recipe(layer)))
+
+
+def _is_run_config(path: Path) -> bool:
+    """Whether a YAML file is the `config.yaml` that a run has written, perhaps one of an earlier version."""
+    beside = ("checkpoints", "weights.safetensors", "environment.json")
+    return path.name == "config.yaml" and any((path.parent / name).exists() for name in beside)
 
 
 def _name_of_yaml(path: Path) -> str:

@@ -120,6 +120,13 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def has_checkpoints(self) -> bool:
+        """Whether there is a checkpoint to resume from, damaged or not."""
+        return any(
+            path.is_dir() and path.name.removeprefix("step-").isdecimal() for path in self.checkpoints.glob("step-*")
+        )
+
+    @property
     def weights(self) -> Path:
         """The weights that eval, predict and export open."""
         return self.path / "weights.safetensors"

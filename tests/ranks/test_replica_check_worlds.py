@@ -43,7 +43,7 @@ def change(job: Any, what: str) -> None:
 
 def drifting(every: str) -> RunConfig:
     config = settings(every="2 steps", keep=9)
-    return config.model_copy(update={"watch": config.watch.model_copy(update={"drift_every": every})})
+    return config.model_copy(update={"watch": config.watch.model_copy(update={"replica_check_every": every})})
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,9 @@ def test_what_can_not_be_is_refused_before_there_is_a_folder(asked: dict[str, An
 def test_a_new_folder_of_a_run_that_never_began_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = []
 
-    def failing(command: list[str]) -> tuple[int, str]:
+    def failing(command: list[str]) -> tuple[int, DataError]:
         commands.append(command)
-        return 3, "data error: there are none"
+        return 3, DataError("there are none")
 
     monkeypatch.setattr(api, "_run_command", failing)
     with pytest.raises(DataError, match="there are none"):

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from lockstep.config.given import check_exists
 from lockstep.config.schema import RunConfig, Settings
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -133,7 +134,7 @@ class ModelConfig(Settings):
         if name in RESNETS or name.startswith("timm/"):
             return name
         near = difflib.get_close_matches(name, RESNETS, n=1)
-        raise ValueError(f"must be {near[0] if near else RESNETS[0]} or another of those below")
+        raise ValueError(f"must be one of the names below; fix: Use model.name={near[0] if near else RESNETS[0]}.")
 
 
 class LossConfig(Settings):
@@ -152,6 +153,16 @@ class Config(RunConfig):
     data: DataConfig = Field(default=DataConfig(), description="Dataset and augmentation.")
     model: ModelConfig = Field(default=ModelConfig(), description="Network and initial weights.")
     loss: LossConfig = Field(default=LossConfig(), description="Loss.")
+
+    def check_inputs(self) -> None:
+        """Check that data is set, and that its files and folders exist."""
+        data = self.data
+        if data.root is None and data.train is None:
+            from lockstep.recipes.classify.listing import find_pictures
+
+            find_pictures(data, self.seed)  # raises the error, with what to set
+        for name in ("root", "train", "eval", "images"):
+            check_exists(f"data.{name}", getattr(data, name))
 
 
 class MakeConfig(Settings):

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from lockstep.config.given import check_exists
 from lockstep.config.schema import RunConfig, Settings
 from lockstep.recipes.pose.skeletons import SKELETONS, Skeleton
 
@@ -171,6 +172,11 @@ class Config(RunConfig):
     model: ModelConfig = Field(default=ModelConfig(), description="Network.")
     loss: LossConfig = Field(default=LossConfig(), description="Weights of the terms of the loss.")
     test: TestConfig = Field(default=TestConfig(), description="Inference: from heatmaps and tags to people.")
+
+    def check_inputs(self) -> None:
+        """Check that the dataset's folder exists; synthetic figures have none."""
+        if self.data.name != "figures":
+            check_exists("data.root", self.data.root)
 
     @property
     def skeleton(self) -> Skeleton:

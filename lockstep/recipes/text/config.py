@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from lockstep.config.given import check_exists
 from lockstep.config.schema import RunConfig, Settings
 
 Count = Annotated[int, Field(ge=1)]
@@ -213,6 +214,16 @@ class Config(RunConfig):
     data: DataConfig = Field(default=DataConfig(), description="Text lines.")
     model: ModelConfig = Field(default=ModelConfig(), description="Network.")
     decode: DecodeConfig = Field(default=DecodeConfig(), description="Decoding of the network's output to text.")
+
+    def check_inputs(self) -> None:
+        """Check that the data's files and folders exist."""
+        data = self.data
+        check_exists("data.root", data.root)
+        if data.root is None:  # otherwise these are relative to root
+            check_exists("data.train", None if data.train is None else Path(data.train))
+            check_exists("data.eval", None if data.eval is None else Path(data.eval))
+        for name in ("images", "chars", "alphabet"):
+            check_exists(f"data.{name}", getattr(data, name))
 
     @model_validator(mode="after")
     def _lines_fit(self) -> Config:

@@ -38,7 +38,7 @@ class FakeTrained(SimpleNamespace):
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTrained:
     fake = FakeTrained()
     monkeypatch.setitem(sys.modules, "lockstep.inference.predict", fake)
-    monkeypatch.setattr(lockstep.inference, "predict", fake, raising=False)
+    monkeypatch.setattr(lockstep.inference, "predict", fake)
     return fake
 
 

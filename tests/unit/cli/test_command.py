@@ -15,7 +15,9 @@ import pytest
 
 import lockstep
 import lockstep.version
+from lockstep.cli import start_run
 from lockstep.cli.main import run
+from lockstep.config.given import flat
 from lockstep.config.load import Loaded
 from lockstep.config.schema import RunConfig
 from lockstep.errors import CheckpointError, ConfigError
@@ -26,13 +28,13 @@ COMMAND = [sys.executable, "-m", "lockstep"]
 
 
 class FakeApi(SimpleNamespace):
-    """Stands for `lockstep.api`: notes what it is called with."""
+    """Stands for `train_command`: records its calls."""
 
     def __init__(self) -> None:
         super().__init__(calls=[], error=None, code=0)
 
     def train_command(self, found: RecipeSpec, loaded: Loaded[RunConfig], *args: Any) -> int:
-        self.calls.append((found.name, loaded.diff, *args))
+        self.calls.append((found.name, [f"{name}={value}" for name, value in flat(loaded.diff).items()], *args))
         if self.error:
             raise self.error
         return int(self.code)
@@ -41,8 +43,7 @@ class FakeApi(SimpleNamespace):
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     fake = FakeApi()
-    monkeypatch.setitem(sys.modules, "lockstep.api", fake)
-    monkeypatch.setattr(lockstep, "api", fake, raising=False)
+    monkeypatch.setattr(start_run, "train_command", fake.train_command)
     monkeypatch.delenv("LOCKSTEP_DEBUG", raising=False)
     return fake
 

@@ -17,6 +17,7 @@ from lockstep.errors import ConfigError
 from lockstep.report.console import Console
 from tests.runs import environment
 
+FULL = "can't write the output: No space left on device"
 COMMAND = f"{sys.executable} -m lockstep"
 
 
@@ -29,7 +30,11 @@ def shell(line: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
-        ("config digits >/dev/full", 1, "error: can't write any more: No space left on device\n  fix  make room\n"),
+        (
+            "config digits >/dev/full",
+            1,
+            "error: can't write the output: No space left on device\n  fix  Free disk space.\n",
+        ),
         ("config digits >/dev/full 2>&1", 1, ""),
         ("config nothing 2>/dev/full", 2, ""),
     ],
@@ -52,9 +57,8 @@ def test_a_current_folder_that_is_gone_is_said(
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert run(["train", "digits", "--run-dir", "X"]) == 2
-    assert capsys.readouterr().err == (
-        "config error: the current folder no longer exists\n  fix  cd to one that does\n"
-    )
+    text = "config error: the current folder no longer exists\n  fix  Change to a folder that exists: cd ~\n"
+    assert capsys.readouterr().err == text
 
 
 class Ascii(io.TextIOWrapper):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep import api
+from lockstep.cli import start_run
 from lockstep.cli.main import run
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.launch.start import LaunchOptions
@@ -17,7 +17,7 @@ from lockstep.launch.start import LaunchOptions
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What training was started with."""
     made: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(api, "train_command", lambda *arguments: made.append(arguments) or 0)
+    monkeypatch.setattr(start_run, "train_command", lambda *arguments: made.append(arguments) or 0)
     return made
 
 

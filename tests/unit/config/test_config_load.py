@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import Field, model_validator
 
+from lockstep.config.describe import settings
 from lockstep.config.document import parse, to_yaml
 from lockstep.config.load import Layer, load, mapping_layer, preview, read_layer
 from lockstep.config.schema import OptimConfig, RunConfig, Settings
@@ -92,10 +93,10 @@ def test_the_resolved_config_gives_the_same_config_again() -> None:
 def test_an_unknown_key_is_named_with_its_place_and_the_nearest() -> None:
     assert str(fails("optim.lrr=0.1")) == (
         "config error: optim.lrr is not a setting\n"
-        "  given    on the command line: optim.lrr=0.1\n"
-        "  nearest  optim.lr (float > 0, now 0.05): peak learning rate for the global\n"
-        "           batch\n"
-        "  all      lockstep config shapes"
+        "  given  on the command line: optim.lrr=0.1\n"
+        "  fix    Use optim.lr (float > 0, now 0.05): Peak learning rate for the\n"
+        "         global batch.\n"
+        "         For all settings: lockstep config shapes"
     )
 
 
@@ -104,7 +105,7 @@ def test_an_unknown_key_of_a_file_has_its_line(tmp_path: Path, monkeypatch: pyte
     error = fails(layers=(PRESET, layer))
     assert error.what == "optim.momentun is not a setting"
     assert error.slots["given"] == "my.yaml:3"
-    assert error.slots["nearest"].startswith("optim.momentum (")
+    assert error.slots["fix"].startswith("Use optim.momentum (")
 
 
 @pytest.mark.parametrize(
@@ -114,15 +115,44 @@ def test_an_unknown_key_of_a_file_has_its_line(tmp_path: Path, monkeypatch: pyte
         ("learning.lr=0.1", "optim.lr "),
         ("optimizer.lr=0.1", "optim (section)"),
         ("epoch=3", "epochs "),
-        ("batch_size=3", ""),
+        ("batch_size=3", "global_batch "),
+        ("batchsize=3", "global_batch "),
+        ("optim.leanring_rate=0.1", "optim.lr "),
+        ("train.max_epochs=3", "epochs "),
+        ("data.seeed=3", "seed "),
         ("optim.shedule=cosine", "optim.schedule "),
         ("dat.root=x", "data (section)"),
         ("workers=2", "loader.num_workers "),
-        ("zzz=2", ""),
+        ("zzz=2", None),
     ],
 )
-def test_the_nearest_setting_is_named(override: str, nearest: str) -> None:
-    assert fails(override).slots.get("nearest", "").startswith(nearest)
+def test_the_nearest_setting_is_named_also_by_its_name_in_other_tools(override: str, nearest: str | None) -> None:
+    fix = fails(override).slots["fix"]
+    assert fix.startswith("For all settings: " if nearest is None else f"Use {nearest}")
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("optim.name=sdg", "Use optim.name=sgd."),
+        ("device=cuda0", "Use device=cuda."),
+        ("device=gpu9", "Use an allowed value, such as device=auto."),
+        ("epochs=0", "Use an allowed value, such as epochs=10."),
+        ("optim=3", "Set what is in the section, such as optim.KEY=VALUE."),
+        ("optim.schedule=multi_step", "Set optim.milestones=[30, 60], for example."),
+        ("loss_scale=3", "Set precision=fp16, or loss_scale=dynamic."),
+    ],
+)
+def test_a_wrong_value_comes_with_one_that_is_allowed(override: str, fix: str) -> None:
+    assert fails(override).slots["fix"].splitlines()[0] == fix
+
+
+def test_every_name_of_other_tools_leads_to_a_setting() -> None:
+    from lockstep.config.explain import _ALIASES
+    from lockstep.recipes.catalog import find, recipes
+
+    known = {setting.key for name in recipes() for setting in settings(find(name).config_class)}
+    assert set(_ALIASES.values()) <= known
 
 
 def test_an_unknown_section_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +160,7 @@ def test_an_unknown_section_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     error = fails(layers=(PRESET, layer))
     assert error.what == "optimiser is not a section of the settings"
     assert error.slots["given"] == "my.yaml:2"
-    assert error.slots["nearest"].startswith("optim (section)")
+    assert error.slots["fix"].startswith("Use optim (section)")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +212,7 @@ def test_a_wrong_value_of_a_file_has_its_line(tmp_path: Path, monkeypatch: pytes
 def test_a_missing_setting_says_what_it_needs() -> None:
     error = fails(layers=(mapping_layer({"recipe": "shapes"}, "x"),))
     assert error.what == "data.root is missing"
-    assert error.slots["needs"] == "path: folder with the pictures"
+    assert error.slots["allowed"] == "path: folder with the pictures"
     assert "data.root=VALUE" in error.slots["fix"]
 
 
@@ -196,7 +226,8 @@ def test_settings_that_do_not_fit_together_are_named_with_their_places() -> None
 def test_the_first_fault_comes_in_full_and_the_others_in_a_line_each() -> None:
     error = fails("epochs=x", "optim.lrr=1", "device=y", layers=(mapping_layer({"recipe": "shapes"}, "x"),))
     assert error.what == "optim.lrr is not a setting"
-    assert error.slots["also"] == 'epochs can\'t be "x"\ndevice can\'t be "y"\ndata.root is missing'
+    given = 'on the command line: optim.lrr=1\nalso: epochs can\'t be "x"\nalso: device can\'t be "y"\n'
+    assert error.slots["given"] == f"{given}also: data.root is missing"
 
 
 @pytest.mark.parametrize("override", ["epochs", "=3", "optim..lr=3", "a b=3", ".=1"])
@@ -267,4 +298,4 @@ def test_all_settings_are_shown_for_what_was_typed() -> None:
     for source, shown in ((None, "mnist"), ("digits", "digits")):
         with pytest.raises(ConfigError) as caught:
             load(RunConfig, [replace(layers[0], source=source)], ["lrr=1"])
-        assert caught.value.slots["all"] == f"lockstep config {shown}"
+        assert caught.value.slots["fix"].endswith(f"For all settings: lockstep config {shown}")

@@ -182,8 +182,8 @@ def test_a_file_of_weights_is_asked_as_the_model_of_a_preset(
 @pytest.mark.parametrize(
     ("path", "preset", "text"),
     [
-        ("run/weights.safetensors", None, "nothing says of which model"),
-        ("run", "digits", "--preset was given with a run folder"),
+        ("run/weights.safetensors", None, "its model is not known"),
+        ("run", "digits", "--preset digits was given with a run folder"),
         ("runs", None, "runs does not exist"),
         ("pictures", None, "is not a run folder"),
         ("nothing.pth", "digits", "nothing.pth does not exist"),
@@ -203,7 +203,9 @@ def test_a_run_that_is_not_there_is_told_with_the_newest_that_are() -> None:
     for name in ("digits-0009", "runs/digits-0009"):
         with pytest.raises(CheckpointError) as caught:
             evaluate(name)
-        assert caught.value.slots["runs"] == ", ".join(f"runs/digits-000{number}" for number in range(3, 8))
+        assert caught.value.slots["fix"] == "Name a run folder: " + ", ".join(
+            f"runs/digits-000{number}" for number in range(3, 8)
+        )
 
 
 def test_settings_may_be_given_by_name_as_for_train(run: Path, pictures: Path) -> None:

@@ -68,7 +68,7 @@ def test_settings_that_change_the_result_are_named_with_both_values(folder: RunF
     with pytest.raises(ConfigError) as caught:
         check_same_run(folder, CONFIG.model_copy(update={"seed": 5, "epochs": 3}), "auto")
     assert caught.value.slots["given"] == "epochs: 10 in the run, 3 now\nseed: 0 in the run, 5 now"
-    assert "learning rate's schedule" in caught.value.slots["fix"]
+    assert "learning rate follows from epochs" in caught.value.slots["fix"]
 
 
 def test_a_setting_that_came_later_had_its_default_in_older_runs(folder: RunFolder) -> None:

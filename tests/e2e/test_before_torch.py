@@ -1,0 +1,114 @@
+"""What can be known before processes start is refused before torch is imported, which takes seconds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from tests.runs import LOCKSTEP, LONG_S, environment
+from tests.runs import lockstep as run_lockstep
+
+FORMER = Path(__file__).resolve().parents[1] / "fixtures" / "run_of_0_1"
+IMPORTED = re.compile(r"^import time:.*\|\s+(\S+)$", re.MULTILINE)
+
+
+def refused(command: str, folder: Path, **more: str) -> tuple[int, str]:
+    """Return the exit code and the error of a command that must not import torch."""
+    done = subprocess.run(
+        [LOCKSTEP[0], "-X", "importtime", *LOCKSTEP[1:], *command.split()],
+        cwd=folder,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+    )
+    modules = set(IMPORTED.findall(done.stderr))
+    assert "lockstep.cli.main" in modules, "the list of imported modules can be read"
+    assert "torch" not in modules
+    return done.returncode, "\n".join(line for line in done.stderr.splitlines() if "import time:" not in line)
+
+
+@pytest.mark.parametrize("procs", ["1", "2"])
+@pytest.mark.parametrize(
+    ("command", "code", "text"),
+    [
+        ("train classify", 3, "lockstep data make classify"),
+        ("train classify data.root=/nope", 3, "data.root is '/nope', which does not exist"),
+        ("train classify data.train=/nope data.eval=/nope", 3, "data.train is '/nope', which does not exist"),
+        ("train text data.root=/nope", 3, "data.root is '/nope', which does not exist"),
+        ("train text data.train=/nope data.eval=/nope", 3, "data.train is '/nope', which does not exist"),
+        ("train pose data.name=coco data.root=/nope", 3, "data.root is '/nope', which does not exist"),
+        ("train digits optim.leanring_rate=0.1", 2, "Use optim.lr "),
+        ("train classify data.root=. model.name=resnet19", 2, "Use model.name=resnet18."),
+    ],
+)
+def test_missing_data_and_wrong_names_are_refused_before_torch(
+    tmp_path: Path, command: str, code: int, text: str, procs: str
+) -> None:
+    returned, error = refused(f"{command} --procs {procs}", tmp_path)
+    assert (returned, text in error) == (code, True), error
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_gpu_that_is_hidden_is_missed_before_torch(tmp_path: Path) -> None:
+    code, error = refused("train digits device=cuda", tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert code == 4
+    assert "device is cuda, but there is no CUDA device" in error
+    assert "fix    Set device=cpu" in error
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_resume_with_other_epochs_is_refused_before_torch(tmp_path: Path) -> None:
+    code, error = refused(f"train --run-dir {FORMER} --resume auto epochs=4", tmp_path)
+    assert code == 2
+    assert "epochs: 2 in the run, 4 now" in error
+    code, error = refused(f"train digits epochs=4 --resume {FORMER}/checkpoints/step-000023", tmp_path)
+    assert code == 2
+    assert "epochs: 2 in the run, 4 now" in error
+
+
+def test_a_resume_with_more_epochs_shows_how_to_train_further(tmp_path: Path) -> None:
+    run = tmp_path / "flowers-0001"
+    (run / "checkpoints" / "step-000001").mkdir(parents=True)
+    (run / "config.yaml").write_text(f"recipe: classify\nepochs: 3\ndata: {{root: {tmp_path}}}\n")
+    (run / "run.lock").touch()
+    (run / "checkpoints" / "step-000001" / "manifest.json").write_text("{}")
+    code, error = refused(f"train --run-dir {run} --resume auto epochs=5", tmp_path)
+    assert code == 2
+    assert f"model.weights={run}/weights.safetensors epochs=5" in " ".join(error.split())
+
+
+def test_the_same_settings_are_not_refused(tmp_path: Path) -> None:
+    from lockstep.cli.start_run import check_before_start
+    from lockstep.config.load import load
+    from lockstep.recipes.catalog import find
+
+    found = find(str(FORMER / "config.yaml"))
+    config = load(found.config_class, found.layers).config
+    assert isinstance(config, lockstep.RunConfig)
+    check_before_start(config, FORMER, "auto")
+    check_before_start(config, None, str(FORMER / "checkpoints" / "step-000023"))
+
+
+def test_an_image_folder_in_place_of_a_run_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "photos" / "roses").mkdir(parents=True)
+    error = run_lockstep("eval", "photos", cwd=tmp_path, code=5).stderr
+    assert "photos is not a run folder: it has no config.yaml" in error
+    assert "lockstep eval RUN data.root=photos" in error
+
+
+def test_lockstep_train_raises_the_error_of_the_command_with_its_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(lockstep.DataError) as caught:
+        lockstep.train("classify", {"data.root": "/no\nfolder"}, procs=2)
+    assert caught.value.what == "data.root is '/no\\nfolder', which does not exist"
+    assert caught.value.slots["fix"] == "Set data.root to an existing file or folder."
+    assert set(caught.value.slots) == {"where", "fix"}
+    assert "LOCKSTEP_ERROR_FILE" not in os.environ
