@@ -75,6 +75,11 @@ def part(start: int, stop: int, num_parts: int, index: int) -> tuple[int, int]:
     return first, first + size + (index < longer)
 
 
+def num_micro_batches(num_samples: int, micro_batch: int) -> int:
+    """Return the fewest micro-batches of at most `micro_batch` samples that hold `num_samples`."""
+    return -(-num_samples // micro_batch)
+
+
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
     """The samples of one forward pass.

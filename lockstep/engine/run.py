@@ -1,4 +1,16 @@
-"""One process's part of a run, from settings to `result.json`."""
+"""One process's part of a run, from settings to `result.json`.
+
+    lock the folder (rank 0), log       `_opened`
+    build job, compare ranks            `_prepare` -> `make_job`
+    restore a checkpoint, or            `CheckpointManager.restore`
+      initialize weights                `init_weights`
+    train <-- RollBack --+              `train`; a step that is not finite can restart from the last checkpoint
+      |------------------+
+    write weights, result.json          `finish`, if complete; otherwise exit with 128 + signal
+
+The order matters. Settings are compared before the model is built, so that a wrong resume fails early. Files of the run
+folder are written only after a checkpoint was restored, so that a refused resume changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -68,27 +80,29 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
         try:
             reports.block(*header)
             for note in notes:
-                reports.say(note)
+                reports.notify(note)
             stop_flag = StopFlag(world, stop)
             with (
                 HangDetector(world, spec.config.watch.hang_timeout_s, folder.path / "logs") as detector,
                 job.compiling(),
             ):
                 reports.work_of_ranks = detector.work
+                # A rollback repeats the loop with the same objects; `restore` puts all of their state back.
                 while True:
                     try:
-                        is_complete = train(job, manager, reports, stop_flag, stop_flag.is_asked)
+                        is_complete = train(job, manager, reports, stop_flag, stop_flag.is_requested)
                         break
                     except RollBack:
-                        manager.restore(job, "auto", reports.say)
+                        manager.restore(job, "auto", reports.notify)
             if not is_complete:
-                reports.say(
+                reports.notify(
                     f"stopped after step {job.progress.step:,} and saved; resume with\n"
                     f"  lockstep train --run-dir {shlex.quote(str(folder.path))} --resume auto"
                 )
                 announce("stopped")
                 return stop.exit_code or 143
             waits = collectives.all_gather_object(world, (world.pulse.work_s, world.pulse.wait_s))
+            # Collective: a sharded model's weights are gathered from all ranks before rank 0 writes them.
             weights = job.final_weights()
             if world.is_main:
                 finish(spec, job, folder, reports, weights, waits)
@@ -107,7 +121,7 @@ def _prepare(
         spec: The run, with its folder.
         recipe: Builds data, model, loss and metric.
         world: The processes of the run.
-        folder: The run folder, held by rank 0.
+        folder: The run folder, locked by rank 0.
         origin: The run folder that the run resumes from; None for a new run.
 
     Returns:
@@ -149,7 +163,7 @@ def _prepare(
 
 @contextmanager
 def _opened(folder: RunFolder, world: World) -> Iterator[None]:
-    """Hold the run folder on rank 0, and log on every rank."""
+    """Lock the run folder on rank 0, and write a log on every rank."""
     with rank_log(folder.path, world.rank):
         if world.is_main:
             folder.open()
@@ -165,7 +179,11 @@ def _opened(folder: RunFolder, world: World) -> Iterator[None]:
 
 @contextmanager
 def announced(folder: Path, world: World) -> Iterator[Callable[[str], None]]:
-    """Print on a rank that was started by hand, in a terminal of its own, that it joined and how it ended."""
+    """Print on a rank that was started by hand, in a terminal of its own, that it joined and how it ended.
+
+    Yields:
+        A function that prints how the rank ended.
+    """
     if world.is_main or world.placement.started_by != "command line":
         yield lambda _: None
         return
@@ -177,11 +195,11 @@ def announced(folder: Path, world: World) -> Iterator[Callable[[str], None]]:
 
 
 def _origin(spec: RunSpec, folder: RunFolder) -> Path | None:
-    """The run folder that this run goes on from, if it does."""
+    """Return the run folder that this run resumes from, if it does."""
     if spec.resume not in ("never", "auto"):
         return Path(spec.resume).absolute().parent.parent
-    goes_on = spec.is_restart or spec.resume == "auto"
-    return folder.path if goes_on and steps(folder.checkpoints) else None
+    is_resumed = spec.is_restart or spec.resume == "auto"
+    return folder.path if is_resumed and steps(folder.checkpoints) else None
 
 
 def _named_as_before(spec: RunSpec, origin: Path) -> RunSpec:

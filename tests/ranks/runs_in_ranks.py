@@ -51,10 +51,10 @@ class Quiet:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def say(self, text: object) -> None:
+    def notify(self, text: object) -> None:
         self.said.append(str(text))
 
-    def begin(self, *_: Any) -> None: ...
+    def start(self, *_: Any) -> None: ...
 
     def resume(self, *_: Any) -> None: ...
 

@@ -55,7 +55,7 @@ def test_a_file_cut_short_is_named_and_the_one_before_is_taken(tmp_path: Path, n
     os.truncate(file, int(file.stat().st_size * share))
     said, found = passed_over(tmp_path)
     assert len(said) == 1
-    assert f"{file} is torn" in said[0]
+    assert f"{file} is truncated" in said[0]
     assert found.step == 1
     assert is_whole(found)
 
@@ -183,7 +183,7 @@ from lockstep.config.schema import CheckpointConfig
 from lockstep.storage.checkpoint import clean, save
 from lockstep.engine.job import Progress
 from lockstep.storage.run_folder import RunFolder
-from lockstep.engine.saving import Saver
+from lockstep.engine.saving import CheckpointManager
 from tests.unit.storage.test_checkpoint_damage import passed_over, is_whole, some
 
 run = RunFolder(Path(sys.argv[1]))
@@ -192,7 +192,7 @@ save(some(1), folder)
 done, random_numbers = 1, random.Random(0)
 
 def train(mouth):
-    saver = Saver(run, CheckpointConfig(every="1 steps", keep=2), alone("cpu"))
+    saver = CheckpointManager(run, CheckpointConfig(every="1 steps", keep=2), alone("cpu"))
     for step in range(done + 1, 10_000):
         state = some(step)
         saver.save(SimpleNamespace(

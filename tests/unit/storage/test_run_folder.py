@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import CheckpointError
-from lockstep.storage.run_folder import RunFolder, check_place, new_folder, write_atomically
+from lockstep.storage.run_folder import RunFolder, check_target, new_folder, write_atomically
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_new_folder_where_a_file_is_in_the_way_is_an_error_with_a_text(tmp_pat
     (tmp_path / "runs").write_text("")
     with pytest.raises(CheckpointError, match=r"can't write .*digits-0001: Not a directory") as caught:
         new_folder("digits", tmp_path / "runs")
-    assert caught.value.slots == {"do": "give another --run-dir"}
+    assert caught.value.slots == {"fix": "give another --run-dir"}
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -156,13 +156,13 @@ def test_what_is_written_as_json_comes_back_and_what_is_none_is_named(tmp_path: 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("file/x", "file is no folder"), ("there", "it is a folder"), (f"{300 * 'a'}/x", "File name too long")],
+    [("file/x", "file is not a folder"), ("there", "it is a folder"), (f"{300 * 'a'}/x", "File name too long")],
 )
 def test_a_place_that_can_not_be_written_to_is_told_before_the_work(name: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "there").mkdir()
     with pytest.raises(CheckpointError, match=reason) as caught:
-        check_place(tmp_path / name)
-    assert caught.value.slots == {"do": "give another place"}
-    check_place(tmp_path / "new" / "x")
+        check_target(tmp_path / name)
+    assert caught.value.slots == {"fix": "give another place"}
+    check_target(tmp_path / "new" / "x")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "there"]
