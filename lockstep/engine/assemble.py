@@ -25,13 +25,12 @@ from lockstep.module.ema import ModelEma
 from lockstep.optim.build import optimizer
 from lockstep.parallel.compress import Compression
 from lockstep.parallel.data_parallel import wrap_data_parallel
-from lockstep.parallel.reduce import Reducer
+from lockstep.parallel.replica import Replica, WholeReplica
 from lockstep.provenance.fingerprint import take_fingerprint
 from lockstep.provenance.same_run import check_ranks_agree
 
 if TYPE_CHECKING:
     from lockstep.module.compiled import Compiled
-    from lockstep.parallel.sharded import Shards
 
 
 def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_restart: bool = False) -> Job:
@@ -65,7 +64,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         raise DataError("the validation set is empty", fix="Give it at least one sample.")
     check_batches(config, model, len(train_data))
     checkpoint_activations(model, config.activation_checkpointing)
-    shards = _shard(model, world) if is_sharded else None
+    replica = _hold(model, config, world)
     kind = PaddedOrder if is_sharded else Order
     average = config.optim.ema
     return Job(
@@ -73,34 +72,32 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         world=world,
         parts=parts,
         model=model,
-        optimizer=optimizer(model if shards is None else nn.ParameterList(shards.parameters.values()), config.optim),
-        reducer=Reducer(
-            model,
-            world,
+        optimizer=optimizer(replica.trained, config.optim),
+        reducer=replica.make_reducer(
             exact=config.mode == "exact",
             num_extras=MAX_TERMS,
             synchronised=config.batch_norm == "sync",
             compress=Compression(config.compress, config.powersgd_rank),
-        )
-        if shards is None
-        else shards.reducer(MAX_TERMS),
+        ),
         order=kind(len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data)),
         train_data=train_data,
         eval_data=eval_data,
         progress=Progress(loss_scale=init_scale(config), train_size=len(train_data)),
-        average=ModelEma(model, average, shards.state if shards else None) if average is not None else None,
-        shards=shards,
+        average=ModelEma(model, average, replica.state) if average is not None else None,
+        replica=replica,
         compiled=_compile(model, world) if config.compile else None,
-        on_all_gpus=wrap_data_parallel(model, world) if config.parallel == "dp" else None,
         fingerprint=fingerprint,
         warnings=warnings,
     )
 
 
-def _shard(model: nn.Module, world: World) -> Shards:
-    from lockstep.parallel.sharded import Shards  # late: torch's FSDP takes a second to import
+def _hold(model: nn.Module, config: RunConfig, world: World) -> Replica:
+    """Return this rank's replica of the model, as `parallel` says. One process has a whole one in any case."""
+    if config.parallel == "fsdp" and world.size > 1:
+        from lockstep.parallel.sharded import Shards  # late: torch's FSDP takes a second to import
 
-    return Shards(model, world)
+        return Shards(model, world)
+    return WholeReplica(model, world, wrap_data_parallel(model, world) if config.parallel == "dp" else None)
 
 
 def _compile(model: nn.Module, world: World) -> Compiled:
@@ -152,13 +149,11 @@ def init_weights(job: Job, build: Callable[[], Parts]) -> Mapping[str, str]:
     start = job.parts.init_weights
     if start is None:
         return {}
-    if job.shards is None:
-        rows = collectives.run_on_rank0(job.world, lambda: dict(start(job.model)))
-        collectives.broadcast_tensors(job.world, list(job.model.state_dict().values()))
-    else:  # the recipe fills a whole model, on rank 0's host
-        model = build_parts(job.config, build).model if job.world.is_main else None
-        rows = collectives.run_on_rank0(job.world, lambda: dict(start(model)) if model is not None else {})
-        job.shards.load(model.state_dict() if model is not None else None)
+    model: nn.Module | None = job.model if job.world.is_main else None
+    if model is not None and job.replica.is_sharded:  # the recipe fills a whole model, on rank 0's host
+        model = build_parts(job.config, build).model
+    rows = collectives.run_on_rank0(job.world, lambda: dict(start(model)) if model is not None else {})
+    job.replica.load(model.state_dict() if model is not None else None)
     if job.average is not None:
         job.average.reset(job.state())
     return rows

@@ -27,7 +27,7 @@ def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
         ConfigError: The recipe's loss returns a wrong type, or has no gradient.
     """
     try:
-        outputs = (job.compiled or job.on_all_gpus or job.model)(batch.inputs)
+        outputs = (job.compiled or job.replica.module)(batch.inputs)
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise

@@ -21,12 +21,13 @@ from lockstep.engine.parts import Parts
 from lockstep.errors import CheckpointError
 from lockstep.module.ema import ModelEma
 from lockstep.parallel.reduce import Reducer
+from lockstep.parallel.replica import Replica
 from lockstep.provenance.fingerprint import Fingerprint
 from lockstep.version import __version__
 
 if TYPE_CHECKING:
     from lockstep.module.compiled import Compiled
-    from lockstep.parallel.sharded import ShardedReducer, Shards
+    from lockstep.parallel.sharded import ShardedReducer
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -135,6 +136,7 @@ class Job:
         parts: The recipe's parts.
         model: `parts.model`, on the device.
         optimizer: The optimizer of the trainable parameters.
+        replica: A whole copy of the model, or this rank's shards.
         reducer: Sums a step over the world.
         order: The sample order.
         train_data: The training samples.
@@ -142,9 +144,7 @@ class Job:
         progress: The position of the run.
         average: The moving average of the weights, if configured.
         loader: Reads this process's training batches, once it is open.
-        shards: This rank's shards of the model, if it is sharded.
         compiled: `model` as training calls it, if it is compiled.
-        on_all_gpus: `model` as training calls it, if one process trains on several GPUs.
         identity: The run's identity, for checkpoints; see `run_identity`.
         fingerprint: This process's fingerprint.
         resumed_from: The fingerprint in the checkpoint that the run was resumed from; None for a new run.
@@ -156,6 +156,7 @@ class Job:
     parts: Parts
     model: nn.Module
     optimizer: Optimizer
+    replica: Replica
     reducer: Reducer | ShardedReducer
     order: Order
     train_data: Samples
@@ -163,9 +164,7 @@ class Job:
     progress: Progress
     average: ModelEma | None = None
     loader: Loader | None = None
-    shards: Shards | None = None
     compiled: Compiled | None = None
-    on_all_gpus: nn.Module | None = None
     identity: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
     resumed_from: Fingerprint | None = None
@@ -204,7 +203,7 @@ class Job:
 
     def state(self) -> Mapping[str, Tensor]:
         """Return the model's state_dict, without copies; of a sharded model this rank's shards."""
-        return self.model.state_dict() if self.shards is None else self.shards.state()
+        return self.replica.state()
 
     def final_weights(self) -> Mapping[str, Tensor]:
         """Return the weights to publish: the moving average, if there is one. Called on all ranks.
@@ -212,7 +211,7 @@ class Job:
         A sharded model's weights are whole on rank 0 only.
         """
         state = self.state() if self.average is None else self.average.state
-        return state if self.shards is None else self.shards.gather_all(state)
+        return self.replica.gather_all(state)
 
     def is_evaluation_due(self) -> bool:
         """Whether the last step ended an epoch that is followed by a validation."""

@@ -114,11 +114,11 @@ def end_epoch(
             infer=job.parts.infer,
             metric=job.parts.metric,
             # `infer` may call the model once per image, and all ranks must call a sharded model equally often.
-            batch_size=1 if job.shards is not None and job.parts.infer is not None else config.eval_batch,
+            batch_size=1 if job.replica.is_sharded and job.parts.infer is not None else config.eval_batch,
             num_workers=config.loader.num_workers,
             channels_last=config.channels_last,
             stop=stop_now,
-            even=job.shards is not None,
+            even=job.replica.is_sharded,
         )
     name, better = job.parts.monitor
     if name not in metrics:

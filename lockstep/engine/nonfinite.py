@@ -81,7 +81,7 @@ def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainErro
         cause = "the gradient's norm is too large for float32, or memory or the device had a fault"
         if job.config.compress == "fp16":
             cause = "a gradient, or a sum of some, exceeds 65,504, the largest number of compress=fp16"
-        again = f"each micro-batch run again has finite {'values' if job.shards is None else 'losses'}"
+        again = f"each micro-batch run again has finite {'losses' if job.replica.is_sharded else 'values'}"
         what = f"loss or gradient is not finite at step {step.number}"
         return TrainError(what, given=reaction, cause=f"{cause}: {again}", fix=_FIX)
     report = folder.path / f"nonfinite-{step.number}.json"
@@ -122,7 +122,7 @@ def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
     batch = read(job.train_data, micro_batch.indices, micro_batch.keys).to(job.world.device)
     job.reducer.undo_buffers()
     seed_forward(micro_batch.forward_key, job.world.device)
-    if job.shards is not None:
+    if job.replica.is_sharded:
         return _look_at_loss(job, micro_batch, batch)
     _, loss, _ = forward(job, batch)
     named = {name: parameter for name, parameter in job.model.named_parameters() if parameter.requires_grad}

@@ -20,7 +20,6 @@ from lockstep.config.interval import parse_interval
 from lockstep.engine.job import Job
 from lockstep.engine.saving import pack_job
 from lockstep.errors import TrainError
-from lockstep.parallel.sharded_state import sharded_name
 from lockstep.provenance.environment import environment
 
 _PIECE = 1 << 18  # number of values that fit into the CPU cache together
@@ -55,13 +54,7 @@ class ReplicaCheck:
             TrainError: They differ; the same error on all ranks.
         """
         job.world.pulse.enter("comparing the ranks")
-        tensors = pack_job(job)[0]
-        if job.shards is not None:  # shards differ by design: only tensors that all ranks have can be compared
-            tensors = {
-                name: tensor
-                for name, tensor in tensors.items()
-                if sharded_name(name, tensor, job.shards, job.optimizer) is None
-            }
+        tensors = job.replica.comparable(pack_job(job)[0], job.optimizer)
         sums = checksums(tensors)
         brief = hashlib.sha256(repr(sums).encode()).hexdigest()
         if len(set(collectives.all_gather_object(job.world, brief))) > 1:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -94,7 +94,7 @@ class CheckpointManager:
         if self._every.seconds is None:
             return is_due
         is_due = is_due and self._is_main and not self._background.is_busy
-        return is_due if job.shards is None else collectives.broadcast_object(job.world, is_due)
+        return collectives.broadcast_object(job.world, is_due) if job.replica.is_sharded else is_due
 
     def save(self, job: Job) -> None:
         """Start writing a checkpoint of the current state, and remove surplus ones.
@@ -103,15 +103,15 @@ class CheckpointManager:
             CheckpointError: The previous checkpoint could not be written; those before it are whole.
         """
         self._saved_at = time.monotonic()
-        if not self._is_main and job.shards is None:
+        if not self._is_main and not job.replica.is_sharded:
             return
         step, best = job.progress.step, job.progress.best
         # A save before a validation is repeated after it, under the same name. That replaces the folder, so the
         # checkpoint before must still exist: prune only with the save that is final for its step.
         is_final = job.is_evaluated() or not job.is_evaluation_due()
         tensors, plain = pack_job(job)
-        if job.shards is not None:
-            whole, fetch = gathering(job.shards, job.optimizer, tensors)
+        if job.replica.is_sharded:
+            whole, fetch = gathering(cast("Shards", job.replica), job.optimizer, tensors)
             if self._is_main:
                 self._write(step, whole, plain, best, is_final, fetch)
             else:
@@ -188,9 +188,7 @@ class CheckpointManager:
         """
         self.wait()
         self._copied = None
-        restored = (
-            self._read(job, resume, notify) if job.shards is None else self._read_parts(job, job.shards, resume, notify)
-        )
+        restored = (self._read_parts if job.replica.is_sharded else self._read)(job, resume, notify)
         if restored is None:
             return False
         path = self._path(resume, restored.step)
@@ -237,9 +235,7 @@ class CheckpointManager:
             check_fits(job.model, restored.average, path)
         return restored
 
-    def _read_parts(
-        self, job: Job, shards: Shards, resume: str, notify: Callable[[CheckpointError], None]
-    ) -> Checkpoint | None:
+    def _read_parts(self, job: Job, resume: str, notify: Callable[[CheckpointError], None]) -> Checkpoint | None:
         limits = file_limits(job.model)
         opened = self._find(resume, notify, lambda path: open_checkpoint(path, limits)) if self._is_main else None
         mine = (opened.plain, opened.shapes) if opened is not None else (None, {})
@@ -254,7 +250,9 @@ class CheckpointManager:
         if described.average:
             check_fits(job.model, described.average, path)
         check_state(job.optimizer, described.optimizer)
-        return checkpoint.unpack(read_parts(shards, job.optimizer, job.world, shapes, opened), plain)
+        return checkpoint.unpack(
+            read_parts(cast("Shards", job.replica), job.optimizer, job.world, shapes, opened), plain
+        )
 
     def _path(self, resume: str, step: int) -> Path:
         """Return the folder of the checkpoint that `resume` refers to, given its step."""

@@ -66,7 +66,7 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
         pulse.enter(READING)
         batch = loader.batch(micro_batch.indices, micro_batch.keys)
         # The layers of a sharded model wait for the other ranks, so this rank may be blocked without being slow.
-        pulse.enter(COMPUTING, waits=job.shards is not None)
+        pulse.enter(COMPUTING, waits=job.replica.is_sharded)
         with job.reducer.micro_batch(micro_batch):
             names, loss, terms = forward(job, batch)
             job.reducer.backward(loss, terms)

@@ -56,7 +56,7 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
         rows["lr"] = f"peak {config.peak_lr:g} = {optim.lr:g} x {config.global_batch} / {optim.lr_for_batch}"
     rows["compute"] = _compute(job)
     rows["gradients"] = _gradients(job)
-    if job.shards is not None:
+    if job.replica.is_sharded:
         rows["parallel"] = f"fsdp: parameters, gradients and optimizer state sharded over {world.size} processes"
     if optim.ema is not None:
         rows["ema"] = f"the moving average of the weights (decay {optim.ema:g}) is validated and saved"

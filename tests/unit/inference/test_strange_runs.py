@@ -178,7 +178,7 @@ def test_a_recipe_that_was_edited_since_is_noticed(run: Path, capsys: pytest.Cap
     assert "copied to mine/recipe.py" in text
     assert command(["trust", "my_dots.py"]) == 0
     assert command(["eval", "mine"]) == 0
-    assert "has changed since the run in mine began" in capsys.readouterr().err
+    assert "has changed since the run in mine started" in capsys.readouterr().err
     sys.modules.pop("my_dots", None)
 
 

@@ -197,7 +197,7 @@ def train(mouth):
         state = some(step)
         saver.save(SimpleNamespace(
             progress=Progress(step=step), is_evaluated=lambda: True, average=None, identity={},
-            state=lambda: state.weights, shards=None,
+            state=lambda: state.weights, replica=SimpleNamespace(is_sharded=False),
             optimizer=SimpleNamespace(state_dict=lambda: state.optimizer),
         ))
         os.write(mouth, b".")  # it has waited for the one before
