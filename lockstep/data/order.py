@@ -16,6 +16,7 @@ import numpy as np
 
 from lockstep.data.groups import Groups
 from lockstep.data.keyed import FORWARD, ORDER, IntArray, KeyArray, key, keys, mix_array
+from lockstep.data.micro_batches import num_micro_batches
 
 NUM_ROUNDS = 8
 MIN_BITS = 8  # smaller networks have too few permutations to look random
@@ -73,11 +74,6 @@ def part(start: int, stop: int, num_parts: int, index: int) -> tuple[int, int]:
     size, longer = divmod(stop - start, num_parts)
     first = start + index * size + min(index, longer)
     return first, first + size + (index < longer)
-
-
-def num_micro_batches(num_samples: int, micro_batch: int) -> int:
-    """Return the fewest micro-batches of at most `micro_batch` samples that hold `num_samples`."""
-    return -(-num_samples // micro_batch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +201,7 @@ class Order:
         plans = []
         for number in range(start, stop):
             first, last = self.stretch(number)
-            num_leaves = -(-(last - first) // self.micro_batch)
+            num_leaves = num_micro_batches(last - first, self.micro_batch)
             leaves = range(*part(0, num_leaves, place.size, place.rank))
             plans.append(
                 (number, last - first, num_leaves, [(leaf, part(first, last, num_leaves, leaf)) for leaf in leaves])

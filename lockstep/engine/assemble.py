@@ -11,6 +11,7 @@ from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.data.groups import groups_of
+from lockstep.data.micro_batches import num_micro_batches
 from lockstep.data.order import Order
 from lockstep.data.padded_order import PaddedOrder
 from lockstep.engine.build import build_parts, open_data, prepare_model
@@ -125,7 +126,7 @@ def check_batches(config: RunConfig, model: nn.Module, num_samples: int) -> None
     steps = {min(config.global_batch, num_samples), num_samples % config.global_batch or config.global_batch}
     is_sync = config.batch_norm == "sync"
     # A step is cut evenly into the fewest micro-batches that hold it.
-    if 1 in (steps if is_sync else {step // -(-step // config.micro_batch) for step in steps}):
+    if 1 in (steps if is_sync else {step // num_micro_batches(step, config.micro_batch) for step in steps}):
         raise ConfigError(
             f"batch norm can't work with a {'step' if is_sync else 'micro-batch'} of one sample",
             given=f"{num_samples:,} samples, global_batch={config.global_batch}, micro_batch={config.micro_batch}: "

@@ -62,7 +62,13 @@ class Reports:
             self._console.say(str(text))
 
     def block(self, title: str, rows: dict[str, str], whole: Collection[str] = ()) -> None:
-        """Write a title and a line per row; see `Console.block`."""
+        """Write a title and a line per row; see `Console.block`.
+
+        Args:
+            title: The first line.
+            rows: Texts by name.
+            whole: Names of rows that are not shortened.
+        """
         if self._console is not None:
             self._console.block(title, rows, whole)
 
@@ -83,7 +89,13 @@ class Reports:
         self._step_started = time.perf_counter()
 
     def step(self, job: Job, step: Step, result: StepResult) -> None:
-        """Report a completed step."""
+        """Report a completed step.
+
+        Args:
+            job: The run, after the step.
+            step: The step's plan.
+            result: The step's result.
+        """
         now = time.perf_counter()
         job.progress.seconds += now - self._step_started
         self._step_started = now
@@ -132,7 +144,13 @@ class Reports:
             self.notify(text)
 
     def evaluation(self, job: Job, metrics: dict[str, float], metric: Any) -> None:
-        """Report a completed validation."""
+        """Report a completed validation.
+
+        Args:
+            job: The run.
+            metrics: The metrics, by name.
+            metric: The recipe's metric, merged over the ranks on rank 0.
+        """
         epoch = job.progress.step / job.order.steps_per_epoch
         LOGGER.info("evaluation after epoch %g: %s", epoch, metrics)
         if self._console is not None and self._records is not None:

@@ -75,19 +75,20 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
         origin = _origin(spec, folder)
         spec = spec if origin is None else _named_as_before(spec, origin)
         job, manager, notes, header = _prepare(spec, recipe, world, folder, origin)
-        reports = Reports(job, folder)
+        reports = Reports(job, folder)  # after `_prepare`: a refused resume must not touch the run's records
         reports.settings = flat(spec.diff)
         try:
             reports.block(*header)
             for note in notes:
                 reports.notify(note)
             stop_flag = StopFlag(world, stop)
+            # The detector starts after the model is built: ranks may differ much in how long that takes.
             with (
                 HangDetector(world, spec.config.watch.hang_timeout_s, folder.path / "logs") as detector,
                 job.compiling(),
             ):
                 reports.work_of_ranks = detector.work
-                # A rollback repeats the loop with the same objects; `restore` puts all of their state back.
+                # A rollback repeats the loop with the same objects; `restore` resets their state.
                 while True:
                     try:
                         is_complete = train(job, manager, reports, stop_flag, stop_flag.is_requested)
@@ -100,7 +101,7 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
                     f"  lockstep train --run-dir {shlex.quote(str(folder.path))} --resume auto"
                 )
                 announce("stopped")
-                return stop.exit_code or 143
+                return stop.exit_code or 143  # 128 + SIGTERM: the signal arrived on another rank
             waits = collectives.all_gather_object(world, (world.pulse.work_s, world.pulse.wait_s))
             # Collective: a sharded model's weights are gathered from all ranks before rank 0 writes them.
             weights = job.final_weights()
@@ -128,6 +129,7 @@ def _prepare(
         The job, its checkpoint manager, notes for the user, and title and rows of the header.
     """
     config = spec.config
+    # Only rank 0 needs the run folder's disk. An error ends the other ranks at their next collective.
     if world.is_main:
         check_same_run(folder, config, "auto" if spec.is_restart else spec.resume)
         if origin is not None and origin != folder.path:
@@ -146,6 +148,7 @@ def _prepare(
         if not restored and spec.resume != "never":
             restored = manager.restore(job, spec.resume, notes.append)
         started = {} if restored else init_weights(job, lambda: recipe.build(config, dataset_info))
+        # Compared after the restore, since the fingerprint of the former run is in the checkpoint.
         if job.resumed_from is not None:
             before = job.resumed_from
             job.warnings += collectives.run_on_rank0(world, lambda: check_unchanged(before, job.fingerprint, config))
@@ -170,6 +173,7 @@ def _opened(folder: RunFolder, world: World) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
+            # torch reports a killed DataLoader worker as a plain RuntimeError.
             if (lost := lost_reader(error)) is not None:
                 raise lost from None
             raise

@@ -77,7 +77,7 @@ class CheckpointManager:
         self.rolled_back: set[int] = set()
         self._background, self._copies = Background(), HostCopies()
         self._copied: tuple[int, dict[str, Tensor]] | None = None
-        if self._is_main:
+        if self._is_main:  # it holds the run folder's lock, so no other process is writing there
             checkpoint.clean(folder.checkpoints)
 
     def is_due(self, job: Job) -> bool:
@@ -186,8 +186,8 @@ class CheckpointManager:
                 model.
             DataError: The size of the training set changed.
         """
-        self.wait()
-        self._copied = None
+        self.wait()  # a rollback must not read a checkpoint that is still being written
+        self._copied = None  # the restored state may differ at the same step
         restored = (self._read_parts if job.replica.is_sharded else self._read)(job, resume, notify)
         if restored is None:
             return False
@@ -217,11 +217,12 @@ class CheckpointManager:
         load, limits = checkpoint.load_checkpoint, file_limits(job.model)
         found = self._find(resume, notify, lambda path: load(path, limits)) if self._is_main else None
         tensors, plain = checkpoint.pack(found) if found is not None else ({}, None)
+        # Shapes first: the other ranks must allocate before the tensors are broadcast.
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         plain, shapes = collectives.broadcast_object(job.world, (plain, shapes))
         if plain is None:
             return None
-        self._check_same(job, plain, resume)
+        self._check_same(job, plain, resume)  # before the tensors, which may take minutes to send
         device = job.world.device
         here = {
             name: tensors[name].to(device) if name in tensors else torch.empty(shape, dtype=dtype, device=device)
@@ -243,6 +244,7 @@ class CheckpointManager:
         if plain is None:
             return None
         self._check_same(job, plain, resume)
+        # Everything is compared on the meta device first, so that a wrong checkpoint changes no shard.
         metas = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
         described = checkpoint.unpack(metas, plain)
         path = self._path(resume, described.step)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.data.order import num_micro_batches
+from lockstep.data.micro_batches import num_micro_batches
 from lockstep.engine.job import Job
 from lockstep.engine.reports import Reports
 from lockstep.engine.run_spec import RunSpec

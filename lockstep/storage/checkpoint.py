@@ -130,7 +130,7 @@ def write(
         # A rename cannot replace a folder that is not empty, so the old one gives up its name first. A crash between
         # the two renames loses this step's checkpoint only; the ones before it remain.
         old = _take_name(target)
-        partial.rename(target)
+        partial.rename(target)  # the commit
         sync_folder(folder)
         remove_named(old, FILES)  # only after the commit; `clean` removes what a crash here leaves
     except OSError as error:
@@ -232,9 +232,9 @@ def pack(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Split a checkpoint into tensors by name and plain JSON."""
     tensors = checkpoint.weights | {f"{AVERAGE}{name}": tensor for name, tensor in checkpoint.average.items()}
     values: dict[str, Any] = {}
-    for place, entries in checkpoint.optimizer["state"].items():
+    for index, entries in checkpoint.optimizer["state"].items():
         for key, value in entries.items():
-            name = f"{_OPTIMIZER}{place}:{key}"
+            name = f"{_OPTIMIZER}{index}:{key}"
             if isinstance(value, Tensor):
                 tensors[name] = value
             else:
@@ -266,8 +266,8 @@ def _unpack(tensors: dict[str, Tensor], plain: dict[str, Any]) -> Checkpoint:
     entries: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **plain["values"]}.items():
         if name.startswith(_OPTIMIZER):
-            _, place, key = name.split(":")
-            entries.setdefault(int(place), {})[key] = value
+            _, index, key = name.split(":")
+            entries.setdefault(int(index), {})[key] = value
     optimizer = {"state": entries, "param_groups": plain["groups"]}
     if not (isinstance(plain["step"], int) and isinstance(plain["state"], dict) and isinstance(plain["groups"], list)):
         raise TypeError("step, state or groups is of another type")
