@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from lockstep.data.keyed import IntArray
-from lockstep.data.micro_batches import num_micro_batches
 
 
 class Groups:
@@ -27,7 +26,7 @@ class Groups:
 
     def __init__(self, groups: IntArray, global_batch: int, micro_batch: int) -> None:
         # As an ungrouped step is: into as few micro-batches as can be, all of nearly one size.
-        self.leaves_per_step = num_micro_batches(global_batch, micro_batch)
+        self.leaves_per_step = -(-global_batch // micro_batch)
         most = global_batch // self.leaves_per_step
         self._members = np.argsort(groups, kind="stable")
         counts = np.bincount(groups)

@@ -16,7 +16,6 @@ import numpy as np
 
 from lockstep.data.groups import Groups
 from lockstep.data.keyed import FORWARD, ORDER, IntArray, KeyArray, key, keys, mix_array
-from lockstep.data.micro_batches import num_micro_batches
 
 NUM_ROUNDS = 8
 MIN_BITS = 8  # smaller networks have too few permutations to look random
@@ -201,7 +200,7 @@ class Order:
         plans = []
         for number in range(start, stop):
             first, last = self.stretch(number)
-            num_leaves = num_micro_batches(last - first, self.micro_batch)
+            num_leaves = -(-(last - first) // self.micro_batch)
             leaves = range(*part(0, num_leaves, place.size, place.rank))
             plans.append(
                 (number, last - first, num_leaves, [(leaf, part(first, last, num_leaves, leaf)) for leaf in leaves])

@@ -61,8 +61,7 @@ class Shards:
         _check(model, world)
         if world.device.type == "cpu":
             _give_memory_back()
-        self._model = self.module = model
-        self._world = world
+        self._model, self._world = model, world
         for module in model.modules():
             if isinstance(module, nn.RNNBase):
                 # On a GPU it would move gathered weights into cuDNN's memory for good, out of the reach of the next.
@@ -90,6 +89,7 @@ class Shards:
             name: nn.Parameter(tensor.to_local().detach(), requires_grad=tensor.requires_grad)
             for name, tensor in self._sharded.items()
         }
+        self.module = model
         self.trained: nn.Module = nn.ParameterList(self.parameters.values())
 
     def make_reducer(

@@ -20,7 +20,6 @@ from lockstep.cluster import collectives
 from lockstep.cluster.env import ALONE, RankAssignment, placement
 from lockstep.config.load import load
 from lockstep.data.loader import Loader
-from lockstep.data.micro_batches import num_micro_batches
 from lockstep.data.order import Step
 from lockstep.data.samples import Batch
 from lockstep.engine.assemble import make_job
@@ -113,7 +112,7 @@ def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
     timed = TimedLoader(loader)
     timings: list[Timing] = []
     # Of samples in groups, such as text lines of several widths, few steps may be full.
-    full = num_micro_batches(min(job.config.global_batch, job.order.num_samples), job.config.micro_batch)
+    full = -(-min(job.config.global_batch, job.order.num_samples) // job.config.micro_batch)
     pulse = job.world.pulse
     try:
         for step in job.order.steps(job.world, start=0, stop=job.num_steps):
