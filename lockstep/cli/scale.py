@@ -18,6 +18,7 @@ import typer
 from lockstep.cli.options import Debug, Overrides, path_of
 from lockstep.config.process_range import MAX_PROCS
 from lockstep.cores import describe_other_load, num_cores
+from lockstep.data.micro_batches import num_micro_batches
 from lockstep.errors import ConfigError, LaunchError
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def scale(
     def run(name: str, size: int, answer: Path) -> dict[str, Any]:
         return _measured(config, source, [*given, *VARIANTS[name]], name, size, steps, answer)
 
-    figures = _measure_all(console, jobs, -(-config.global_batch // config.micro_batch), run)
+    figures = _measure_all(console, jobs, num_micro_batches(config.global_batch, config.micro_batch), run)
     if not figures:
         raise ConfigError("nothing could be measured", fix="fewer processes (--procs), or a smaller micro_batch")
     is_on_cpu = any(row["device"] == "cpu" for rows in figures.values() for row in rows.values())

@@ -20,6 +20,21 @@ class Interval:
     epochs: int | None = None
     seconds: float | None = None
 
+    def is_due(self, step: int, steps_per_epoch: int, elapsed_s: float) -> bool:
+        """Whether the interval ends at a step.
+
+        Args:
+            step: Number of optimizer steps done.
+            steps_per_epoch: Number of steps of one epoch.
+            elapsed_s: Seconds since the last time that it was due.
+        """
+        if self.steps is not None:
+            return step % self.steps == 0
+        if self.epochs is not None:
+            return step % (self.epochs * steps_per_epoch) == 0
+        assert self.seconds is not None
+        return elapsed_s >= self.seconds
+
 
 _INTERVAL = re.compile(r"(\d+(?:\.\d+)?)\s*(steps?|epochs?|s|min|h)")
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}

@@ -1,4 +1,4 @@
-"""Assembles a run's parts on the world's device, equal on all ranks."""
+"""Assembly of a run's job on the world's device, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.data.groups import groups_of
+from lockstep.data.micro_batches import num_micro_batches
 from lockstep.data.order import Order
 from lockstep.data.padded_order import PaddedOrder
 from lockstep.engine.build import build_parts, open_data, prepare_model
@@ -25,22 +26,27 @@ from lockstep.module.ema import ModelEma
 from lockstep.optim.build import optimizer
 from lockstep.parallel.compress import Compression
 from lockstep.parallel.data_parallel import wrap_data_parallel
-from lockstep.parallel.reduce import Reducer
+from lockstep.parallel.replica import Replica, WholeReplica
 from lockstep.provenance.fingerprint import take_fingerprint
 from lockstep.provenance.same_run import check_ranks_agree
 
 if TYPE_CHECKING:
     from lockstep.module.compiled import Compiled
-    from lockstep.parallel.sharded import Shards
 
 
 def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_restart: bool = False) -> Job:
     """Build a recipe's parts on the world's device, equal on all ranks, and open its data.
 
+    Args:
+        config: The settings.
+        build: Builds the recipe's parts.
+        world: The world.
+        is_restart: Skip the second pass of exact mode's self-check, which ran when the run started.
+
     Raises:
-        LaunchError: The ranks are not about to do the same.
-        DataError, ConfigError: The data can't be read, or can't be trained on with these settings; in exact mode, the
-            recipe gives other values the second time.
+        LaunchError: The ranks differ in code, settings, data or model.
+        DataError: The data cannot be read.
+        ConfigError: The settings do not fit data or model; in exact mode, a second pass has other values.
     """
     use_deterministic_algorithms(config, world.device)
     parts = build_parts(config, build)
@@ -54,12 +60,12 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
     )  # fmt: skip
     warnings = check_ranks_agree(world, config, model, (len(train_data), len(eval_data)), fingerprint)
     if len(train_data) == 0:
-        raise DataError("the training set is empty", fix="give it at least one sample")
+        raise DataError("the training set is empty", fix="Give it at least one sample.")
     if len(eval_data) == 0:
-        raise DataError("the evaluation set is empty", fix="give it at least one sample")
+        raise DataError("the validation set is empty", fix="Give it at least one sample.")
     check_batches(config, model, len(train_data))
     checkpoint_activations(model, config.activation_checkpointing)
-    shards = _shard(model, world) if is_sharded else None
+    replica = _hold(model, config, world)
     kind = PaddedOrder if is_sharded else Order
     average = config.optim.ema
     return Job(
@@ -67,34 +73,32 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         world=world,
         parts=parts,
         model=model,
-        optimizer=optimizer(model if shards is None else nn.ParameterList(shards.parameters.values()), config.optim),
-        reducer=Reducer(
-            model,
-            world,
+        optimizer=optimizer(replica.trained, config.optim),
+        reducer=replica.make_reducer(
             exact=config.mode == "exact",
             num_extras=MAX_TERMS,
             synchronised=config.batch_norm == "sync",
             compress=Compression(config.compress, config.powersgd_rank),
-        )
-        if shards is None
-        else shards.reducer(MAX_TERMS),
+        ),
         order=kind(len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data)),
         train_data=train_data,
         eval_data=eval_data,
         progress=Progress(loss_scale=init_scale(config), train_size=len(train_data)),
-        average=ModelEma(model, average, shards.state if shards else None) if average is not None else None,
-        shards=shards,
+        average=ModelEma(model, average, replica.state) if average is not None else None,
+        replica=replica,
         compiled=_compile(model, world) if config.compile else None,
-        on_all_gpus=wrap_data_parallel(model, world) if config.parallel == "dp" else None,
         fingerprint=fingerprint,
         warnings=warnings,
     )
 
 
-def _shard(model: nn.Module, world: World) -> Shards:
-    from lockstep.parallel.sharded import Shards  # late: torch's FSDP takes a second to import
+def _hold(model: nn.Module, config: RunConfig, world: World) -> Replica:
+    """Return this rank's replica of the model, as `parallel` says. One process has a whole one in any case."""
+    if config.parallel == "fsdp" and world.size > 1:
+        from lockstep.parallel.sharded import Shards  # late: torch's FSDP takes a second to import
 
-    return Shards(model, world)
+        return Shards(model, world)
+    return WholeReplica(model, world, wrap_data_parallel(model, world) if config.parallel == "dp" else None)
 
 
 def _compile(model: nn.Module, world: World) -> Compiled:
@@ -104,40 +108,53 @@ def _compile(model: nn.Module, world: World) -> Compiled:
 
 
 def check_batches(config: RunConfig, model: nn.Module, num_samples: int) -> None:
-    """See that batch norm over single values never meets a micro-batch (with batch_norm=sync, a step) of one sample.
+    """Check that no micro-batch (with batch_norm=sync, no step) has a single sample if batch norm needs two.
+
+    BatchNorm1d over one sample has no variance. Without this check, an epoch could fail at its last step.
+
+    Args:
+        config: The settings.
+        model: The model.
+        num_samples: Number of training samples.
 
     Raises:
-        ConfigError: It would, at the latest at the end of the first epoch.
+        ConfigError: A micro-batch or step of an epoch has one sample.
     """
-    # One in evaluation mode takes no statistics.
+    # A batch norm in evaluation mode computes no statistics.
     if not any(isinstance(module, nn.BatchNorm1d) and module.training for module in model.modules()):
         return
     steps = {min(config.global_batch, num_samples), num_samples % config.global_batch or config.global_batch}
     is_sync = config.batch_norm == "sync"
-    # A step is cut evenly into as few micro-batches as it takes.
-    if 1 in (steps if is_sync else {step // -(-step // config.micro_batch) for step in steps}):
+    # A step is cut evenly into the fewest micro-batches that hold it.
+    if 1 in (steps if is_sync else {step // num_micro_batches(step, config.micro_batch) for step in steps}):
         raise ConfigError(
             f"batch norm can't work with a {'step' if is_sync else 'micro-batch'} of one sample",
             given=f"{num_samples:,} samples, global_batch={config.global_batch}, micro_batch={config.micro_batch}: "
             f"an epoch's last step has {num_samples % config.global_batch or config.global_batch}",
-            fix="micro_batch=3 or more"
+            fix="Set micro_batch=3 or more."
             if config.micro_batch < 3 and not is_sync and 1 not in steps
-            else f"global_batch={config.global_batch + 1}",
+            else f"Set global_batch={config.global_batch + 1}.",
         )
 
 
 def init_weights(job: Job, build: Callable[[], Parts]) -> Mapping[str, str]:
-    """Bring the fresh model to where training starts, on rank 0, and give it to the others; rows for the head."""
+    """Initialize the fresh model on rank 0 and broadcast it.
+
+    Args:
+        job: The job; its model and moving average change.
+        build: Builds the recipe's parts again, for a whole model if this one is sharded.
+
+    Returns:
+        The recipe's rows for the run's header.
+    """
     start = job.parts.init_weights
     if start is None:
         return {}
-    if job.shards is None:
-        rows = collectives.run_on_rank0(job.world, lambda: dict(start(job.model)))
-        collectives.broadcast_tensors(job.world, list(job.model.state_dict().values()))
-    else:  # what it fills is a whole model, on rank 0's host
-        model = build_parts(job.config, build).model if job.world.is_main else None
-        rows = collectives.run_on_rank0(job.world, lambda: dict(start(model)) if model is not None else {})
-        job.shards.load(model.state_dict() if model is not None else None)
+    model: nn.Module | None = job.model if job.world.is_main else None
+    if model is not None and job.replica.is_sharded:  # the recipe fills a whole model, on rank 0's host
+        model = build_parts(job.config, build).model
+    rows = collectives.run_on_rank0(job.world, lambda: dict(start(model)) if model is not None else {})
+    job.replica.load(model.state_dict() if model is not None else None)
     if job.average is not None:
-        job.average.begin(job.state())
+        job.average.reset(job.state())
     return rows

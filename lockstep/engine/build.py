@@ -1,4 +1,4 @@
-"""From a recipe to its parts, the same on every rank and in every command."""
+"""From a recipe to its parts, equal on every rank and in every command."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from lockstep.parallel.bucket import is_dense
 
 
 def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:
-    """A recipe's parts.
+    """Build a recipe's parts.
 
-    Torch's, numpy's and Python's generators are seeded by the run's seed itself, as a hand-written job does, so that
-    the same seed starts both from the same weights.
+    The generators of torch, numpy and Python are seeded with the run's seed itself, as in a hand-written script: the
+    same seed then starts both from the same weights.
 
     Raises:
-        ConfigError: The recipe gives something else than parts, or a model that can't be used or that this machine has
-            no memory for.
+        ConfigError: The recipe returns no parts, or a model that cannot be used or does not fit into memory.
     """
     try:
         with seeded(config.seed):
@@ -37,49 +36,56 @@ def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:
             raise
         raise ConfigError(
             "the model does not fit into this machine's memory",
-            problem=str(error).partition("\n")[0][:200],
-            fix="choose a smaller model: lockstep config SOURCE shows the settings",
+            cause=str(error).partition("\n")[0][:200],
+            fix="Choose a smaller model; lockstep config SOURCE lists the settings.",
         ) from error
     if not isinstance(parts, Parts):
         raise ConfigError(
-            f"the recipe's build gave {_kind(parts)}, not Parts", fix="return Parts(model=..., loss=..., ...)"
+            f"the recipe's build returned {_kind(parts)}, not Parts", fix="Return Parts(model=..., loss=..., ...)."
         )
     check_model(parts.model)
     return parts
 
 
 def open_data(config: RunConfig, parts: Parts, *, train: bool) -> Samples:
-    """A recipe's training or held-out samples; what it draws for them (a split, say) is the same at every opening.
+    """Open a recipe's training or validation samples; random choices (such as a split) are equal at every opening.
+
+    Args:
+        config: The settings.
+        parts: The recipe's parts.
+        train: Whether to open the training samples.
 
     Raises:
-        ConfigError: The recipe gives something that samples can't be read from.
+        ConfigError: The recipe returns an object that has no samples.
     """
     name = "train_data" if train else "eval_data"
     opener = getattr(parts, name)
     if not callable(opener):
-        raise ConfigError(f"the recipe's {name} is {_kind(opener)}, not a function", fix=f"{name}=lambda: ...")
+        raise ConfigError(f"the recipe's {name} is {_kind(opener)}, not a function", fix=f"Set {name}=lambda: ....")
     with seeded(key(config.seed, DATA, int(train))):
         samples = opener()
     if not hasattr(samples, "batch"):
         raise ConfigError(
             f"the recipe's {name} opens {_kind(samples)}, which has no batch(indices, keys)",
-            fix=f"for a torch data set: {name}=lambda: DatasetSamples(...)",
+            fix=f"For a torch dataset, set {name}=lambda: DatasetSamples(...).",
         )
     try:
         len(samples)
     except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
         raise ConfigError(
             f"the recipe's {name} opens {_kind(samples)} whose length can't be used: {error}",
-            fix="give it a __len__ that returns the number of samples",
+            fix="Give it a __len__ that returns the number of samples.",
         ) from error
-    return samples  # type: ignore[no-any-return]  # it has what SampleSource asks for: just looked at
+    return samples  # type: ignore[no-any-return]  # it has the members of Samples, as just checked
 
 
 def input_shape(parts: Parts, config: RunConfig) -> tuple[int, ...]:
-    """The shape of one sample's input, without the batch: as the recipe has it, or that of the first held-out sample.
+    """Return the shape of one sample's input without the batch dimension, such as `(C, H, W)`.
+
+    It is `Parts.input_shape`, or else the shape of the first validation sample.
 
     Raises:
-        ConfigError: The model's input is not one tensor of floats.
+        ConfigError: The model's input is not one floating-point tensor.
     """
     if parts.input_shape is not None:
         return parts.input_shape
@@ -90,7 +96,8 @@ def input_shape(parts: Parts, config: RunConfig) -> tuple[int, ...]:
     inputs = (batch if finish is None else finish(batch)).inputs
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         raise ConfigError(
-            "a model can be exported whose input is one tensor of floats", given=f"{type(inputs).__name__} here"
+            f"the model's input is a {type(inputs).__name__}, and export needs one floating-point tensor",
+            fix="Let the recipe's samples have one tensor of floats as inputs.",
         )
     return tuple(inputs.shape[1:])
 
@@ -100,14 +107,20 @@ def _kind(value: object) -> str:
 
 
 def prepare_model(model: nn.Module, config: RunConfig, device: torch.device, *, is_sharded: bool = False) -> nn.Module:
-    """The model on a device, its parameters dense in memory, those of 2-d convolutions with the channels last if asked.
+    """Move a model to its device, make its parameters dense and set its precision.
 
-    Fused optimizers go through memory without a look at strides, so gaps would be counted in. The model computes in the
-    precision that is asked for, wherever it is called. One that is going to be sharded stays where it is, its
-    parameters in the plain order, which is the only one that torch can shard.
+    Parameters must be dense because fused optimizers ignore strides and would update gaps too. 4-d parameters
+    `(O, I, H, W)` are laid out channels last if configured. A model that will be sharded stays on the CPU, with
+    contiguous parameters, the only layout that torch can shard.
+
+    Args:
+        model: The model; changed in place.
+        config: The settings.
+        device: The device to train on.
+        is_sharded: Whether the model will be sharded.
 
     Raises:
-        ConfigError: The device can't compute in that precision.
+        ConfigError: The device does not support the precision.
     """
     if not is_sharded:
         model = model.to(device)

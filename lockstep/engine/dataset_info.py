@@ -1,4 +1,4 @@
-"""What a recipe reads from its dataset once and stores with the run: class names, an alphabet, a split.
+"""Dataset info: values that a recipe reads from its data once and stores with the run, such as class names.
 
 A recipe returns it from `dataset_info(config)`, which is called on rank 0 when a run starts, and receives it in
 `build(config, dataset_info)`. Later commands read `dataset_info.json` from the run folder and need no data.
@@ -28,7 +28,7 @@ DatasetInfo = dict[str, Any]
 
 
 class Recipe(Protocol):
-    """What the engine needs of a recipe."""
+    """A recipe, as the engine uses it."""
 
     def dataset_info(self, config: RunConfig) -> Mapping[str, Any]:
         """Return what the run stores about the dataset, as plain JSON; an empty dict if there is nothing to store."""
@@ -81,13 +81,19 @@ def write_dataset_info(folder: RunFolder, dataset_info: DatasetInfo) -> None:
 
 
 def build_from(recipe: Recipe, config: RunConfig, dataset_info: DatasetInfo, run: Path) -> Parts:
-    """A recipe's parts from the dataset_info of a run.
+    """Build a recipe's parts from the dataset info of a run.
 
-    If the recipe is a file and a checkpoint proves the dataset info to be that of the run, the error is the recipe's
-    own and is raised as it is.
+    If the recipe is a file and a checkpoint proves that the dataset info is the run's own, an error is a bug in the
+    recipe and raised as it is.
+
+    Args:
+        recipe: The recipe.
+        config: The settings.
+        dataset_info: The dataset info.
+        run: The run folder that it is from.
 
     Raises:
-        CheckpointError: The recipe can't use the dataset_info, or can't any more.
+        CheckpointError: The dataset info does not fit the recipe.
     """
     try:
         return recipe.build(config, dataset_info)
@@ -97,22 +103,22 @@ def build_from(recipe: Recipe, config: RunConfig, dataset_info: DatasetInfo, run
             raise
         raise CheckpointError(
             f"{run / FILE_NAME} does not fit the recipe: {type(error).__name__}: {error}",
-            cause="the file or the recipe was changed since the run began",
-            fix="put it back as it was; LOCKSTEP_DEBUG=1 shows the traceback",
+            cause="The file or the recipe was changed since the run started.",
+            fix="Restore both; LOCKSTEP_DEBUG=1 shows the traceback.",
         ) from error
 
 
 def dataset_info_for(recipe: Recipe, config: RunConfig, world: World, origin: Path | None) -> DatasetInfo:
-    """The dataset_info that a run is built with, the same on all ranks; only rank 0 looks for them.
+    """Return the dataset info to build a run with, equal on all ranks; only rank 0 reads it.
 
     Args:
-        recipe: Is asked where no run has them.
+        recipe: The recipe, which reads its data if no run has dataset info.
         config: The settings.
-        world: The ranks.
-        origin: The run folder to go on from; None for a run that begins.
+        world: The world.
+        origin: The run folder to resume from; None for a new run.
 
     Raises:
-        CheckpointError: The run's dataset_info were altered since it began, or are gone and the data gives others.
+        CheckpointError: The run's dataset info was altered since it started, or is missing and the data has other info.
     """
 
     def look() -> DatasetInfo:

@@ -1,4 +1,4 @@
-"""Every sample of the evaluation set once, at any world size, and the same digits of it."""
+"""Evaluation: each sample of a dataset once, with metrics that are equal in every digit at any world size."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from lockstep.metrics.metric import Metric
 
 Loss = Callable[[Any, Batch], Mapping[str, Tensor]]
 Infer = Callable[[nn.Module, Any], Any]
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 
 
 class EvaluationStopped(Exception):
-    """Somebody asked for a stop, and not every sample was looked at."""
+    """A stop was requested before all samples were evaluated."""
 
 
 def evaluate(
@@ -40,53 +40,53 @@ def evaluate(
     batch_size: int,
     num_workers: int | Literal["auto"] = 0,
     channels_last: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     stop: Callable[[], bool] = lambda: False,
     even: bool = False,
 ) -> tuple[dict[str, float], Metric]:
-    """Run the model over a whole data set.
+    """Run a model over a whole dataset.
 
-    The set is cut into batches of `batch_size`, groups apart, whatever the world; rank r takes every W-th of them. So
-    each forward pass has the same samples, shape and random numbers at any world size, and every count and sum comes
-    out the same. The model is left as it was.
+    The dataset is cut into batches of `batch_size`, groups separately, regardless of the world. Rank r takes every W-th
+    batch. So each forward pass has the same samples, shape and random numbers at any world size, and all counts and
+    sums are equal. The model's state is restored at the end.
 
     Args:
-        model: On the world's device; in evaluation mode only while this runs.
-        samples: What to evaluate on.
-        world: The ranks.
-        loss: (outputs, batch) -> named terms, each a mean over the batch's samples.
-        infer: (model, inputs) -> outputs, in place of calling the model; then there is no loss.
-        metric: Makes an empty metric.
-        batch_size: Samples of one forward pass.
-        num_workers: Reading processes for each rank.
-        channels_last: Lay pictures out as the model's weights are.
+        model: The model, on the world's device.
+        samples: The dataset.
+        world: The world.
+        loss: (outputs, batch) -> named terms, each the mean over the batch's samples, 0-d.
+        infer: (model, inputs) -> outputs, instead of calling the model. The evaluation then reports no loss.
+        metric: Creates an empty metric.
+        batch_size: Number of samples of one forward pass.
+        num_workers: DataLoader workers per rank.
+        channels_last: Whether to lay out images `(N, C, H, W)` channels last, as the model's weights.
         progress: Called with (batches done, batches) of this rank.
-        stop: Whether to leave off; asked before each batch. One rank that does is enough, the others learn of it as
-            they come to the end of theirs.
-        even: The ranks can't pass through the model without each other: all make the same number of passes, and one
-            that has no batch left repeats the first one, which counts for nothing. `infer` has to call the model
-            equally often for each batch.
+        stop: Whether to stop early; called before each batch. If one rank stops, the others do so after their last
+            batch.
+        even: All ranks make the same number of passes, because they cannot run the model independently (fsdp). A rank
+            without a batch repeats the first one and ignores the result. `infer` must call the model equally often for
+            each batch.
 
     Returns:
-        The figures by name, with `loss` and each named term of it (if there is one) as the mean over samples, equal on
-        all ranks, then the metric's own; and the metric, on rank 0 merged, elsewhere with this rank's own counts. Of
-        two figures of one name the loss's counts.
+        The metrics by name, equal on all ranks: `loss` and its named terms (if there is a loss) as means over samples,
+        then those of `metric`; a loss wins if both have one name. And the metric, merged on rank 0, with its own counts
+        on the other ranks.
 
     Raises:
-        DataError: The data set is empty.
-        TrainError: The metric has failed as it was merged, or has not counted every sample once. On all ranks.
-        EvaluationStopped: On all ranks, if one has left off.
+        DataError: The dataset is empty.
+        TrainError: The metric failed while merging, or did not count each sample once. On all ranks.
+        EvaluationStopped: A rank stopped early. On all ranks.
     """
     num_samples = len(samples)
     if num_samples == 0:
-        raise DataError("the evaluation set is empty", fix="give it at least one sample")
+        raise DataError("the validation set is empty", fix="Give it at least one sample.")
     batches = Batches(num_samples, batch_size, groups_of(samples))
     mine = range(world.rank, len(batches), world.size)
     repeated = [0] if even and world.rank >= len(batches) % world.size > 0 else []
 
     def requests() -> Iterator[Request]:
-        for place in [*mine, *repeated]:
-            indices = batches[place]
+        for index in [*mine, *repeated]:
+            indices = batches[index]
             yield indices, keys(0, 0, indices)
 
     loader = Loader(
@@ -100,7 +100,7 @@ def evaluate(
     counted, is_stopped = metric(), False
     sums: dict[str, list[float]] = {}
     try:
-        # A sharded model's own bookkeeping does not take inference mode.
+        # FSDP's bookkeeping does not work in inference mode.
         with _evaluating(model), torch.no_grad() if even else torch.inference_mode():
             for done, request in enumerate(requests(), start=1):
                 if is_stopped := any(collectives.all_gather_object(world, stop())) if even else stop():
@@ -126,9 +126,9 @@ def evaluate(
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode; at the end each module gets its own mode and the values of its buffers back."""
+    """Put a model into evaluation mode; at the end, restore each module's mode and the values of its buffers."""
     modes = [(module, module.training) for module in model.modules()]
-    # A model may count or collect in a forward pass, on each rank something else.
+    # A model may count or collect values in a forward pass, different ones on each rank.
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -148,30 +148,31 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _merge(
     world: World, merged: Metric, counted: Metric, sums: dict[str, list[float]], num_samples: int
 ) -> tuple[dict[str, float], Metric]:
-    # A metric may keep much of each sample: it goes to rank 0 alone, and only figures come back.
+    # A metric may store much per sample, so its state goes to rank 0 only, and only numbers come back.
     try:
         counts = collectives.gather_object(world, (counted.state(), sums))
     except TypeError as error:
         raise _metric_fault(merged, error) from error
 
-    def own_figures() -> dict[str, float]:
+    def own_metrics() -> dict[str, float]:
         assert counts is not None
         for state, _ in counts:
             merged.merge(state)
         if merged.num_samples != num_samples:
             raise TrainError(
-                f"evaluated {merged.num_samples} samples, the data set has {num_samples}",
-                cause=f"{type(merged).__name__} loses some, or counts some twice, in add, state or merge",
+                f"evaluated {merged.num_samples} samples, the dataset has {num_samples}",
+                cause=f"{type(merged).__name__} loses samples, or counts some twice, in add, state or merge.",
+                fix="Count each sample of a batch once in add, and add up the counts in merge.",
             )
         return {name: float(value) for name, value in merged.result().items()}
 
-    def figures() -> dict[str, float]:
+    def all_metrics() -> dict[str, float]:
         assert counts is not None
         try:
-            own = own_figures()
+            own = own_metrics()
         except LockstepError:
             raise
-        except Exception as error:  # a fault in a person's own metric, say: the others must not wait for the figures
+        except Exception as error:  # a bug in a user's metric; the other ranks must not wait for the result
             raise _metric_fault(merged, error) from error
         all_sums: dict[str, list[float]] = {}
         for _, rank_sums in counts:
@@ -181,18 +182,18 @@ def _merge(
         loss = {"loss": _sum(list(terms.values())), **(terms if len(terms) > 1 else {})} if terms else {}
         return {**loss, **own, **loss}
 
-    return collectives.run_on_rank0(world, figures), merged if world.is_main else counted
+    return collectives.run_on_rank0(world, all_metrics), merged if world.is_main else counted
 
 
 def _metric_fault(metric: Metric, error: Exception) -> TrainError:
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
     return TrainError(
         f"the metric {type(metric).__name__} has failed: {type(error).__name__}: {error}",
-        where=f"{place.filename}:{place.lineno}, in {place.name}",
-        fix="mend it; the traceback is in the run's logs/rank-0.log, or: lockstep eval RUN --debug",
+        where=f"{frame.filename}:{frame.lineno}, in {frame.name}",
+        fix="Correct the metric. The traceback is in the run's logs/rank-0.log, or run lockstep eval RUN --debug.",
     )
 
 
 def _sum(values: list[float]) -> float:
-    # fsum rounds once, at the end, so the order in which ranks come in does not matter. It refuses what has no sum.
+    # fsum rounds once, at the end, so the order of the ranks does not matter. It raises an error for infinities.
     return math.fsum(values) if all(map(math.isfinite, values)) else math.nan

@@ -1,4 +1,4 @@
-"""A micro-batch through model and loss, and what a recipe can do wrong there."""
+"""The forward pass of a micro-batch through model and loss, with checks of the recipe's loss."""
 
 from __future__ import annotations
 
@@ -14,17 +14,28 @@ from lockstep.errors import ConfigError
 
 
 def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
-    """The forward pass: names of the loss's terms, their sum (0-d), and their values (MAX_TERMS,), detached."""
+    """Run the forward pass of a micro-batch.
+
+    Args:
+        job: The run.
+        batch: The micro-batch's samples, on the device; its tensors have any shape `(N, ...)`.
+
+    Returns:
+        The names of the loss's terms, their sum (0-d), and their detached values (MAX_TERMS,), padded with zeros.
+
+    Raises:
+        ConfigError: The recipe's loss returns a wrong type, or has no gradient.
+    """
     try:
-        outputs = (job.compiled or job.on_all_gpus or job.model)(batch.inputs)
+        outputs = (job.compiled or job.replica.module)(batch.inputs)
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
         raise ConfigError(
-            "batch norm can't work with a micro-batch of one sample whose maps have come down to one pixel",
+            "batch norm can't normalize a micro-batch of one sample whose feature maps have one pixel",
             given=f"global_batch={job.config.global_batch}, micro_batch={job.config.micro_batch}: "
-            f"an epoch of {job.order.num_samples:,} samples comes to such a micro-batch",
-            fix=f"global_batch={job.config.global_batch + 1}; or larger pictures, or batch_norm=sync",
+            f"an epoch of {job.order.num_samples:,} samples has such a micro-batch",
+            fix=f"Set global_batch={job.config.global_batch + 1} or batch_norm=sync, or use larger images.",
         ) from None
     terms = job.parts.loss(outputs, batch)
     _check(terms)
@@ -35,32 +46,35 @@ def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
 def _check(terms: object) -> None:
     if not isinstance(terms, Mapping):
         raise ConfigError(
-            f"the recipe's loss gave a {type(terms).__name__}, not a dict of named terms", fix='return {"loss": ...}'
+            f"the recipe's loss returned a {type(terms).__name__}, not a dict of named terms",
+            fix='Return {"loss": ...}.',
         )
     if not 0 < len(terms) <= MAX_TERMS:
         raise ConfigError(
-            f"the recipe's loss gave {len(terms)} terms", allowed=f"1 to {MAX_TERMS}", fix="add some up, or give one"
+            f"the recipe's loss returned {len(terms)} terms",
+            allowed=f"1 to {MAX_TERMS}",
+            fix="Add some of them up, or return at least one.",
         )
     for name, term in terms.items():
         if not isinstance(term, Tensor):
             raise ConfigError(
-                f"the recipe's loss gave {name} as a {type(term).__name__}, not a tensor",
-                fix="give what torch computed",
+                f"the recipe's loss returned {name} as a {type(term).__name__}, not a tensor",
+                fix="Return a tensor that torch computed.",
             )
         if term.dim() != 0:
             raise ConfigError(
-                f"the recipe's loss gave {name} of shape {tuple(term.shape)}, not one number",
-                fix="give the mean over the batch's samples",
+                f"the recipe's loss returned {name} of shape {tuple(term.shape)}, not one number",
+                fix="Return the mean over the batch's samples.",
             )
         if not term.is_floating_point():
             raise ConfigError(
-                f"the recipe's loss gave {name} as {term.dtype}, which has no gradient",
-                fix="compute it in floating point: no .long(), no count",
+                f"the recipe's loss returned {name} as {term.dtype}, which has no gradient",
+                fix="Compute it in floating point, without .long() or counts.",
             )
     if torch.is_grad_enabled() and not any(term.requires_grad for term in terms.values()):
         raise ConfigError(
             "the recipe's loss has no gradient, so nothing would be trained",
             given=f"terms: {', '.join(map(str, terms))}",
-            cause="the outputs were detached, or passed through argmax, NumPy or torch.no_grad() in forward or loss",
-            fix="compute the loss from the model's outputs by torch's functions alone",
+            cause="The outputs were detached, or passed through argmax, NumPy or torch.no_grad() in forward or loss.",
+            fix="Compute the loss from the model's outputs with differentiable torch functions.",
         )

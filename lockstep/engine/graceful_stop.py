@@ -1,4 +1,4 @@
-"""From a signal in one process to a stop of all after the same step."""
+"""Graceful stop: from a signal in one process to a stop of all ranks after the same step."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ POLL_S = 0.5
 
 
 class StopFlag:
-    """Called before each step's sum is finished; rank 0's answer travels with the gradients.
+    """The stop flag of a step; rank 0's value travels to all ranks with the gradients.
 
-    A signal may reach any rank, and not all. Another rank than 0 leaves word in the store, where rank 0 looks now and
-    then.
+    A signal may reach any rank, and not all of them. A rank other than 0 writes the request to the store, which rank 0
+    polls. So every rank reads one decision from the same all-reduce and stops after the same step.
     """
 
     def __init__(self, world: World, stop: StopSignal) -> None:
         self._world, self._stop = world, stop
-        self._said = False
-        self._looked_at = time.monotonic()
+        self._is_reported = False
+        self._polled_at = time.monotonic()
 
     def __call__(self) -> float:
-        """1.0 on rank 0 once the run is asked to stop."""
-        return float(self._is_asked(self._world.is_main))
+        """Return 1.0 on rank 0 once a stop was requested."""
+        return float(self._is_requested(polls=self._world.is_main))
 
-    def is_asked(self) -> bool:
-        """Whether the run is asked to stop, as far as this rank knows: between steps, where nothing travels."""
-        return self._is_asked(True)
+    def is_requested(self) -> bool:
+        """Whether a stop was requested, as far as this rank can see; for use between steps, without an all-reduce."""
+        return self._is_requested(polls=True)
 
-    def _is_asked(self, looks: bool) -> bool:
+    def _is_requested(self, *, polls: bool) -> bool:
         store = self._world.signed
         if self._stop.requested:
-            if store is not None and not self._world.is_main and not self._said:
+            if store is not None and not self._world.is_main and not self._is_reported:
                 store.put(STORE_KEY, self._world.rank)
-                self._said = True
+                self._is_reported = True
             return True
-        if looks and store is not None and time.monotonic() - self._looked_at > POLL_S:
-            self._looked_at = time.monotonic()
+        if polls and store is not None and time.monotonic() - self._polled_at > POLL_S:
+            self._polled_at = time.monotonic()
             return store.get(STORE_KEY) is not None
         return False

@@ -1,4 +1,4 @@
-"""A run as one process holds it: what the loop, the step and the checkpoints work on."""
+"""A run in one process: the state that the loop, the step and the checkpoints work on."""
 
 from __future__ import annotations
 
@@ -21,37 +21,38 @@ from lockstep.engine.parts import Parts
 from lockstep.errors import CheckpointError
 from lockstep.module.ema import ModelEma
 from lockstep.parallel.reduce import Reducer
+from lockstep.parallel.replica import Replica
 from lockstep.provenance.fingerprint import Fingerprint
 from lockstep.version import __version__
 
 if TYPE_CHECKING:
     from lockstep.module.compiled import Compiled
-    from lockstep.parallel.sharded import ShardedReducer, Shards
+    from lockstep.parallel.sharded import ShardedReducer
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-MAX_TERMS = 8  # named terms of a loss that are summed over ranks for the report
+MAX_TERMS = 8  # number of loss terms that are summed over ranks for the report
 
 
 @dataclass
 class Progress:
-    """How far a run is. With weights and optimizer state, this is all that a checkpoint holds.
+    """The position of a run. With weights and optimizer state, it is all that a checkpoint contains.
 
     Attributes:
-        step: Optimizer steps done; epoch, order, random numbers and learning rate follow from it.
-        num_samples: Samples trained on, each as often as it was; those of skipped steps are not counted.
-        evaluated_step: Value of `step` at the last evaluation.
-        metrics: What that evaluation gave.
-        best: Of the best evaluation so far: step, metric, value.
-        skipped: Steps that were not applied, as their loss was not finite.
-        num_overflows: Steps that were not applied, as fp16 had no room for their scaled gradient.
-        loss_scale: What the loss is multiplied by before the backward pass.
-        scale_age: Steps since a dynamic loss scale has last changed.
-        worlds: World sizes and environments that the run had, each with the step from which on.
-        seconds: Training time so far, evaluation and checkpoints left out.
-        data_s: How much of it rank 0 waited for samples.
-        train_size: Samples of the training set; None in checkpoints from before it was kept.
-        fingerprint: Of code, data and environment, see `Fingerprint`; empty in checkpoints from before it was kept.
+        step: Number of optimizer steps done; epoch, sample order, random numbers and learning rate follow from it.
+        num_samples: Number of samples trained on, counted in each epoch, without those of skipped steps.
+        evaluated_step: `step` at the last validation.
+        metrics: The metrics of that validation.
+        best: Step, metric and value of the best validation so far.
+        skipped: Steps that were not applied because their loss or gradient was not finite.
+        num_overflows: Number of steps that were not applied because the scaled gradient overflowed fp16.
+        loss_scale: Factor of the loss before the backward pass.
+        scale_age: Number of steps since the dynamic loss scale changed.
+        worlds: World sizes and environments of the run so far, each with its first step.
+        seconds: Training time so far, without validation and checkpoints.
+        data_s: Part of it that rank 0 waited for samples, in seconds.
+        train_size: Number of training samples; None in checkpoints that predate it.
+        fingerprint: See `Fingerprint`; empty in checkpoints that predate it.
     """
 
     step: Count = 0
@@ -70,19 +71,19 @@ class Progress:
     fingerprint: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """Return the progress as plain JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any], path: Path) -> Progress:
-        """The inverse of `to_json`.
+        """Read the result of `to_json`.
 
         Args:
-            state: What a checkpoint holds.
+            state: The state in a checkpoint.
             path: The checkpoint, for errors.
 
         Raises:
-            CheckpointError: The checkpoint is of a version of Lockstep with other entries, or was altered.
+            CheckpointError: The checkpoint has entries of another version of Lockstep, or was altered.
         """
         unknown = sorted(state.keys() - {entry.name for entry in fields(cls)})
         try:
@@ -97,59 +98,57 @@ class Progress:
             raise _not_progress(path, unknown, "")
         return progress
 
-    def check_position(self, step: int, num_steps: int, figure: str, path: Path) -> None:
-        """See that a run can go on from here.
+    def check_position(self, step: int, num_steps: int, metric: str, path: Path) -> None:
+        """Check that a run can resume from this progress.
 
         Args:
             step: The checkpoint's own step.
-            num_steps: Of the whole run.
-            figure: What its evaluations are compared by.
+            num_steps: Number of steps of the whole run.
+            metric: The monitored metric.
             path: The checkpoint, for errors.
 
         Raises:
-            CheckpointError: It is none of the run's positions, or its last evaluation has no such figure.
+            CheckpointError: The run has no such position, or the last validation lacks the metric.
         """
         if self.step != step or not self.evaluated_step <= step <= num_steps:
             given = f"step {self.step:,} of {num_steps:,}, evaluated after step {self.evaluated_step:,}"
             raise _not_progress(path, [], f"{given}, in the checkpoint of step {step:,}")
-        if self.evaluated_step and figure not in self.metrics:
-            raise _not_progress(path, [], f"its last evaluation has no figure {figure}")
+        if self.evaluated_step and metric not in self.metrics:
+            raise _not_progress(path, [], f"its last validation has no metric {metric}")
 
 
-def _not_progress(path: Path, unknown: list[str], problem: str) -> CheckpointError:
+def _not_progress(path: Path, unknown: list[str], given: str) -> CheckpointError:
     return CheckpointError(
-        f"checkpoint {path} can't be used: its state is not one that this version of Lockstep writes",
-        unknown=", ".join(unknown)[:200],
-        problem=problem[:200],
-        cause="a newer version of Lockstep wrote it" if unknown else "it was altered",
-        fix=f"resume with the version that wrote it; this is {__version__}",
+        f"checkpoint {path} has a state that this version of Lockstep does not write",
+        given=f"unknown entries: {', '.join(unknown)[:200]}" if unknown else given[:200],
+        cause="A newer version of Lockstep wrote it." if unknown else "It was altered.",
+        fix=f"Resume with the version that wrote it; this is {__version__}.",
     )
 
 
 @dataclass
 class Job:
-    """Everything that the loop needs, made once for a process.
+    """All objects that the loop needs, created once per process.
 
     Attributes:
         config: The settings.
-        world: The ranks.
-        parts: What the recipe handed over.
+        world: The world.
+        parts: The recipe's parts.
         model: `parts.model`, on the device.
-        optimizer: Over the model's trainable parameters.
+        optimizer: The optimizer of the trainable parameters.
+        replica: A whole copy of the model, or this rank's shards.
         reducer: Sums a step over the world.
-        order: Which samples a step has.
+        order: The sample order.
         train_data: The training samples.
-        eval_data: The held-out samples.
-        progress: How far the run is.
-        average: The moving average of the weights, if there is to be one.
-        loader: What reads this process's training batches, once it is open.
-        shards: This rank's parts of the model, if it is sharded.
+        eval_data: The validation samples.
+        progress: The position of the run.
+        average: The moving average of the weights, if configured.
+        loader: Reads this process's training batches, once it is open.
         compiled: `model` as training calls it, if it is compiled.
-        on_all_gpus: The same, if one process trains on several GPUs.
-        identity: What decides the bits beside data and code, for checkpoints; see `run_identity`.
-        fingerprint: What this process trains with.
-        resumed_from: The same of the process that wrote the checkpoint; None where there was none to go on from.
-        warnings: What is to be reported when the run begins or goes on.
+        identity: The run's identity, for checkpoints; see `run_identity`.
+        fingerprint: This process's fingerprint.
+        resumed_from: The fingerprint in the checkpoint that the run was resumed from; None for a new run.
+        warnings: Warnings to report when training starts or resumes.
     """
 
     config: RunConfig
@@ -157,6 +156,7 @@ class Job:
     parts: Parts
     model: nn.Module
     optimizer: Optimizer
+    replica: Replica
     reducer: Reducer | ShardedReducer
     order: Order
     train_data: Samples
@@ -164,9 +164,7 @@ class Job:
     progress: Progress
     average: ModelEma | None = None
     loader: Loader | None = None
-    shards: Shards | None = None
     compiled: Compiled | None = None
-    on_all_gpus: nn.Module | None = None
     identity: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
     resumed_from: Fingerprint | None = None
@@ -174,16 +172,16 @@ class Job:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the whole run."""
+        """Number of steps of the whole run."""
         return self.config.epochs * self.order.steps_per_epoch
 
     @property
     def num_ranks_here(self) -> int:
-        """Ranks on this machine."""
+        """Number of ranks on this machine."""
         return -(-self.world.size // self.world.num_hosts)
 
     def open_loader(self) -> Loader:
-        """What reads this process's batches of the steps that are left."""
+        """Open the loader of this process's batches, from the current step on."""
         self.loader = Loader(
             self.train_data,
             lambda: training_requests(self.order, self.world, self.progress.step, self.num_steps),
@@ -196,34 +194,36 @@ class Job:
         return self.loader
 
     def compiling(self) -> AbstractContextManager[None]:
-        """Around training: time spent compiling is counted, and no hang."""
+        """Return a context for training that measures compile time and keeps the watchdog from taking it for a hang."""
         return nullcontext() if self.compiled is None else self.compiled.watched(self.world.activity)
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
-        """Let the model have the weights by which the run is judged: their average, if there is one."""
+        """Return a context in which the model has the weights to validate: the moving average, if there is one."""
         return nullcontext() if self.average is None else self.average.in_place()
 
     def state(self) -> Mapping[str, Tensor]:
-        """The model's state_dict, in its own memory; of a sharded model this rank's parts."""
-        return self.model.state_dict() if self.shards is None else self.shards.state()
+        """Return the model's state_dict, without copies; of a sharded model this rank's shards."""
+        return self.replica.state()
 
     def final_weights(self) -> Mapping[str, Tensor]:
-        """The weights that stay: their average, if there is one. Called on all ranks; a sharded model's are whole on
-        rank 0 and nowhere else."""
+        """Return the weights to publish: the moving average, if there is one. Called on all ranks.
+
+        A sharded model's weights are whole on rank 0 only.
+        """
         state = self.state() if self.average is None else self.average.state
-        return state if self.shards is None else self.shards.gather_all(state)
+        return self.replica.gather_all(state)
 
     def is_evaluation_due(self) -> bool:
-        """Whether the last step done ended an epoch after which the run is evaluated."""
+        """Whether the last step ended an epoch that is followed by a validation."""
         step, between = self.progress.step, self.config.eval_every * self.order.steps_per_epoch
         return step > 0 and (step % between == 0 or step == self.num_steps)
 
     def is_evaluated(self) -> bool:
-        """Whether the weights as they are now were evaluated."""
+        """Whether the current weights were validated."""
         return self.progress.evaluated_step == self.progress.step
 
     def note_world(self) -> None:
-        """Write the present world down, if the run went on in another one or with another environment so far."""
+        """Record the current world, if the run had another one or another environment so far."""
         self.progress.fingerprint = self.fingerprint.to_json()
         now = {"size": self.world.size, "environment": self.fingerprint.environment, "code": self.fingerprint.code}
         worlds = self.progress.worlds

@@ -1,4 +1,12 @@
-"""The training loop, written out: step, report, save, evaluate, in this order."""
+"""The training loop, written out: step, report, save, validate, in this order.
+
+Every rank runs the same loop. Decisions that only one rank can make (a signal arrived, an interval of seconds is over)
+travel as one number with the step's gradients, so all ranks branch the same way without a further collective:
+
+    rank 0   flag = STOP | COMPARE --+
+    rank 1   flag = 0 ---------------+-- all-reduce of step n --> result.flag, equal on all ranks
+    rank 2   flag = 0 ---------------+       compare? save? break? validate?
+"""
 
 from __future__ import annotations
 
@@ -14,7 +22,7 @@ from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.step import run_step
 from lockstep.errors import ConfigError
 
-STOP, COMPARE = 1, 2  # what rank 0 tells all with a step's gradients, added up
+STOP, COMPARE = 1, 2  # bits of the flag that rank 0 sends to all ranks with a step's gradients
 
 
 def train(
@@ -24,45 +32,46 @@ def train(
     stop_flag: Callable[[], float],
     stop_now: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Run a job from where its progress stands to its last step.
+    """Train from the job's progress to its last step.
 
     Args:
-        job: The run; its progress moves on.
+        job: The run; its progress advances.
         saver: Writes checkpoints, on rank 0.
-        reports: Tells people, on rank 0.
-        stop_flag: On rank 0: 1 once the run is asked to stop. It travels with the gradients, so that all ranks stop
+        reports: Reports to the user, on rank 0.
+        stop_flag: Returns 1 on rank 0 once a stop was requested. It travels with the gradients, so that all ranks stop
             after the same step.
-        stop_now: The same, for any rank during an evaluation; what was evaluated so far is then thrown away.
+        stop_now: Whether a stop was requested, on any rank during a validation, whose results are then discarded.
 
     Returns:
-        Whether the run is complete; False if it was stopped and has saved where it stands.
+        Whether the run is complete; False if it was stopped, with its position saved.
 
     Raises:
-        ConfigError: The evaluation has no figure of the name in `Parts.best`.
-        TrainError: A step was not finite, and watch.nonfinite says to stop; or the ranks differ.
+        ConfigError: The validation has no metric of the name in `Parts.monitor`.
+        TrainError: A step was not finite and watch.nonfinite=stop, or the ranks differ.
         CheckpointError: A checkpoint could not be written.
-        RollBack: ... and says to go back.
+        RollBack: A step was not finite and watch.nonfinite=rollback.
     """
-    drift = ReplicaCheck(job)
+    replica_check = ReplicaCheck(job)
     loader = job.open_loader()
     try:
-        reports.begin(job)
-        if job.is_evaluation_due() and not job.is_evaluated():  # it ended between its last step and its evaluation
+        reports.start(job)
+        if job.is_evaluation_due() and not job.is_evaluated():  # it stopped between its last step and the validation
             end_epoch(job, saver, reports, stop_now, is_due=True)
         for step in job.order.steps(job.world, start=job.progress.step, stop=job.num_steps):
-            result = run_step(job, step, loader, STOP * stop_flag() + COMPARE * drift.is_due(job))
+            result = run_step(job, step, loader, STOP * stop_flag() + COMPARE * replica_check.is_due(job))
             if not result.is_finite and not result.is_overflow:
                 handle_nonfinite(job, step, saver, reports)
             job.progress.step = step.number + 1
+            # Progress advances for skipped steps too: the sample order depends on the step number only.
             job.progress.num_samples += step.num_samples if result.is_finite else 0
             reports.step(job, step, result)
 
             if int(result.flag) & COMPARE:
-                drift.compare(job)  # before anything is saved
+                replica_check.compare(job)  # before a checkpoint could store the difference
             is_stopping = bool(int(result.flag) & STOP)
             is_due = is_stopping or job.progress.step == job.num_steps or saver.is_due(job)
             if is_due:
-                saver.save(job)  # before the evaluation: that may take long, or fail
+                saver.save(job)  # before the validation, which may take long or fail
             if is_stopping:
                 break
             if job.is_evaluation_due():
@@ -70,18 +79,31 @@ def train(
             if is_due or job.is_evaluation_due():
                 reports.resume(job)
     except EvaluationStopped:
+        # Between steps, no gradients carry the flag. `evaluate` raises this on all ranks if one of them stops.
         saver.save(job)
     finally:
         loader.close()
         saver.close()
-    saver.wait()
+    saver.wait()  # an error of the last checkpoint is raised here
     return job.progress.step == job.num_steps and job.is_evaluated()
 
 
 def end_epoch(
     job: Job, saver: CheckpointManager, reports: Reports, stop_now: Callable[[], bool], *, is_due: bool
 ) -> None:
-    """Evaluate, and save what that gave, where a checkpoint is due or this is the best one so far."""
+    """Validate, and save the result if a checkpoint is due or this is the best validation so far.
+
+    Args:
+        job: The run.
+        saver: Writes checkpoints, on rank 0.
+        reports: Reports to the user, on rank 0.
+        stop_now: Whether a stop was requested.
+        is_due: Whether a checkpoint of this step is due, even if the validation is not the best one.
+
+    Raises:
+        ConfigError: The validation has no metric of the name in `Parts.monitor`.
+        EvaluationStopped: A stop was requested.
+    """
     config, progress = job.config, job.progress
     with job.evaluated_weights():
         metrics, metric = evaluate(
@@ -91,19 +113,24 @@ def end_epoch(
             loss=job.parts.loss,
             infer=job.parts.infer,
             metric=job.parts.metric,
-            # An `infer` may call the model once a picture; all ranks have to call a sharded one equally often.
-            batch_size=1 if job.shards is not None and job.parts.infer is not None else config.eval_batch,
+            # `infer` may call the model once per image, and all ranks must call a sharded model equally often.
+            batch_size=1 if job.replica.is_sharded and job.parts.infer is not None else config.eval_batch,
             num_workers=config.loader.num_workers,
             channels_last=config.channels_last,
             stop=stop_now,
-            even=job.shards is not None,
+            even=job.replica.is_sharded,
         )
     name, better = job.parts.monitor
     if name not in metrics:
-        raise ConfigError(f"the evaluation has no figure {name}", where="Parts.best", allowed=", ".join(metrics))
+        raise ConfigError(
+            f"the validation has no metric {name}",
+            where="Parts.monitor",
+            allowed=", ".join(metrics),
+            fix="Set Parts.monitor to one of these names.",
+        )
     progress.metrics, progress.evaluated_step = metrics, progress.step
     value, sign = metrics[name], 1.0 if better == "max" else -1.0
-    # What is no number is never the best: no later figure could be better.
+    # NaN is never the best: every comparison with it is false, so no later value could replace it.
     is_best = not math.isnan(value) and (progress.best is None or sign * value > sign * progress.best["value"])
     if is_best:
         progress.best = {"step": progress.step, "metric": name, "value": value}

@@ -1,4 +1,4 @@
-"""Scales the loss in fp16, so that small gradients do not become zero (`loss_scale`).
+"""Loss scaling in fp16, which keeps small gradients from underflowing to zero (`loss_scale`).
 
 The constants of the dynamic loss scale are those of torch.amp.GradScaler.
 """
@@ -14,26 +14,26 @@ INIT_SCALE, MIN_SCALE, GROWTH_INTERVAL = 2.0**16, 1.0, 2000
 
 
 def init_scale(config: RunConfig) -> float:
-    """The loss scale that a run begins with; 1 where there is none."""
+    """Return the initial loss scale; 1 without fp16."""
     if config.precision != "fp16":
         return 1.0
     return INIT_SCALE if config.loss_scale == "dynamic" else float(config.loss_scale)
 
 
 def update_scale(progress: Progress, config: RunConfig, loss: Sequence[float], *, is_finite: bool) -> bool:
-    """Move a dynamic loss scale on after a step, on all ranks alike, as they hold the same sums.
+    """Update the dynamic loss scale after a step: halve it after an overflow, double it after 2,000 steps without one.
 
-    After an overflow it is halved, after 2,000 steps without one it is doubled.
+    All ranks compute the same update, since they have the same sums.
 
     Args:
-        progress: Holds the scale.
+        progress: The run's progress, which holds the scale.
         config: The settings.
-        loss: The terms of the loss, the mean over the step.
-        is_finite: Whether they and the gradient were finite.
+        loss: The loss terms, each the mean over the step's samples.
+        is_finite: Whether loss and gradient are finite.
 
     Returns:
-        Whether the step is to be left out because of an overflow that a smaller scale can cure. A loss that is not
-        finite is no such thing, nor is a gradient at the smallest scale.
+        Whether to skip the step because of an overflow that a smaller scale can avoid. False if the loss itself is not
+        finite, or if the scale is already the smallest.
     """
     if config.precision != "fp16" or config.loss_scale != "dynamic":
         return False

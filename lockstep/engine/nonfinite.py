@@ -1,7 +1,7 @@
-"""Finds out why a step's loss or gradient was not finite, says it, and does what is asked for then.
+"""Diagnosis of a step whose loss or gradient is not finite, and the configured reaction (`watch.nonfinite`).
 
-All ranks know of it at once, as they hold the same sums. Each then runs its micro-batches of the step again, one by
-one: the same samples, random numbers and weights, so the same values, and looks at each before it is summed.
+All ranks see it at once, since they have the same sums. Each rank then runs its micro-batches of the step again, one at
+a time, with the same samples, random numbers and weights, hence the same values, and checks each before it is summed.
 """
 
 from __future__ import annotations
@@ -24,40 +24,53 @@ from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import TrainError
 from lockstep.storage.run_folder import RunFolder, write_atomically
 
+_FIX = "Correct or remove these samples, lower optim.lr, or set watch.nonfinite=skip or rollback."
+
 
 class RollBack(Exception):
-    """A step was not finite, and the run is to go on from its last checkpoint."""
+    """A step was not finite, and the run restarts from its last checkpoint."""
 
 
 def handle_nonfinite(job: Job, step: Step, saver: CheckpointManager, reports: Reports) -> None:
-    """Say what is wrong and do what `watch.nonfinite` says; returns only if the step is to be skipped."""
+    """Report the cause and react as `watch.nonfinite` says; returns only if the step is skipped.
+
+    Args:
+        job: The run.
+        step: The step's plan.
+        saver: The checkpoint manager.
+        reports: Reports to the user, on rank 0.
+
+    Raises:
+        TrainError: The policy is "stop", or a rollback is impossible or did not help.
+        RollBack: The policy is "rollback".
+    """
     policy = job.config.watch.nonfinite
     last = saver.last_step(job.world)
-    kept = f"nothing was changed by this step; {f'checkpoint of step {last} is whole' if last else 'no checkpoint yet'}"
+    state = f"the step changed nothing; {f'checkpoint of step {last} is whole' if last else 'no checkpoint yet'}"
     if policy == "rollback" and (last is None or step.number in saver.rolled_back):
         policy = "stop"
-        kept += "; going back did not help" if step.number in saver.rolled_back else ""
-    error = explain(job, step, saver.folder, f"{policy} (watch.nonfinite={job.config.watch.nonfinite}); {kept}")
+        state += "; rolling back did not help" if step.number in saver.rolled_back else ""
+    error = explain(job, step, saver.folder, f"{policy} (watch.nonfinite={job.config.watch.nonfinite}); {state}")
     if policy == "stop":
         raise error
-    reports.say(error)
+    reports.notify(error)
     if policy == "rollback":
         saver.rolled_back.add(step.number)
         raise RollBack
     job.progress.skipped.append(step.number)
 
 
-def explain(job: Job, step: Step, folder: RunFolder, doing: str) -> TrainError:
-    """Look for the micro-batch that is to blame. Called on all ranks, with the weights as they were before the step.
+def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainError:
+    """Find the micro-batch that caused it. Called on all ranks, with the weights as they were before the step.
 
     Args:
         job: The run.
         step: The step's plan.
-        folder: Gets `nonfinite-STEP.json`, with all samples of the micro-batch, from rank 0.
-        doing: What happens now.
+        folder: The run folder; rank 0 writes `nonfinite-STEP.json` with all samples of the micro-batch into it.
+        reaction: What happens next, for the error.
 
     Returns:
-        The text, equal on all ranks.
+        The error, equal on all ranks.
     """
     suspects: dict[int, tuple[int, int]] = {}
     mine = job.reducer.run(lambda micro_batch: _examine(job, micro_batch), suspects)
@@ -65,34 +78,36 @@ def explain(job: Job, step: Step, folder: RunFolder, doing: str) -> TrainError:
     findings = [pair for rank in collectives.all_gather_object(job.world, (mine, suspects)) for pair in _dated(*rank)]
     _, guilty = min(findings, key=lambda pair: pair[0], default=(None, None))
     if guilty is None:
-        likely = "the gradient's norm is too large for float32, or memory or the device had a fault"
+        cause = "the gradient's norm is too large for float32, or memory or the device had a fault"
         if job.config.compress == "fp16":
-            likely = "a gradient, or a sum of some, is above 65,504, the largest number of compress=fp16; bf16 has room"
-        again = f"each micro-batch run again gave finite {'values' if job.shards is None else 'losses'}"
+            cause = "a gradient, or a sum of some, exceeds 65,504, the largest number of compress=fp16"
+        again = f"each micro-batch run again has finite {'losses' if job.replica.is_sharded else 'values'}"
         what = f"loss or gradient is not finite at step {step.number}"
-        return TrainError(what, cause=f"{likely}: {again}", doing=doing)
+        return TrainError(what, given=reaction, cause=f"{cause}: {again}", fix=_FIX)
     report = folder.path / f"nonfinite-{step.number}.json"
     if job.world.is_main:
         write_atomically(report, json.dumps({"step": step.number, **guilty}, indent=1).encode())
     indices = guilty["samples"]
     some = " ".join(map(str, indices[:8])) + (" …" if len(indices) > 8 else "")
     what = "loss" if not math.isfinite(guilty["loss"]) else "gradient"
+    values = [f"loss {guilty['loss']:g}"]
+    if "largest" in guilty:
+        values.append(f"gradient of {guilty['largest_name']}: {guilty['largest']:g}, the largest")
     return TrainError(
         f"{what} is not finite at step {step.number} on rank {guilty['rank']}, micro-batch {guilty['micro_batch']}",
-        loss=f"{guilty['loss']:g}",
-        samples=f"{some} ({len(indices)} in all: {report})",
-        largest=f"gradient of {guilty['largest_name']}: {guilty['largest']:g}" if "largest" in guilty else None,
-        doing=doing,
+        given="\n".join([*values, f"reaction: {reaction}"]),
+        where=f"samples {some} ({len(indices)} in all: {report})",
+        fix=_FIX,
     )
 
 
 def _dated(
     findings: list[dict[str, Any]], suspects: dict[int, tuple[int, int]]
 ) -> list[tuple[tuple[int, int, int], dict[str, Any]]]:
-    """What is not finite, each with when it came up: the phase, the number of the batch norm, and the micro-batch.
+    """Pair each non-finite finding with its time: phase, number of the batch norm, and micro-batch.
 
-    Synchronised batch norm spreads what is not finite to all micro-batches. The one to blame is the first, be it in the
-    forward pass (0), in the loss (1), in the backward pass (2) or, for all others, in a gradient (3).
+    Synchronized batch norm spreads a non-finite value to all micro-batches. The cause is the earliest one: in the
+    forward pass (phase 0), the loss (1), the backward pass (2), or otherwise in a gradient (3).
     """
     dated = []
     for finding in findings:
@@ -107,11 +122,11 @@ def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
     batch = read(job.train_data, micro_batch.indices, micro_batch.keys).to(job.world.device)
     job.reducer.undo_buffers()
     seed_forward(micro_batch.forward_key, job.world.device)
-    if job.shards is not None:
+    if job.replica.is_sharded:
         return _look_at_loss(job, micro_batch, batch)
     _, loss, _ = forward(job, batch)
     named = {name: parameter for name, parameter in job.model.named_parameters() if parameter.requires_grad}
-    # Not backward(): other micro-batches may be under way, and would add to the same gradients.
+    # Not backward(): with batch_norm=sync other micro-batches are in flight and would add to the same gradients.
     scale = micro_batch.weight * job.progress.loss_scale
     gradients = torch.autograd.grad(loss * scale, [*named.values()], allow_unused=True)
     sizes = {
@@ -119,7 +134,7 @@ def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
         for name, gradient in zip(named, gradients, strict=True)
         if gradient is not None
     }
-    # NaN is not larger than anything, and says more than infinity: it is looked for first.
+    # NaN compares false with everything and tells more than infinity, so it is looked for first.
     worst = max(sizes, key=lambda name: (math.isnan(sizes[name]), sizes[name]))
     return {
         "rank": job.world.rank,
@@ -133,7 +148,7 @@ def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
 
 
 def _look_at_loss(job: Job, micro_batch: MicroBatch, batch: Batch) -> dict[str, Any]:
-    """Of a sharded model no rank ever sees a micro-batch's own gradient."""
+    """Check the loss only: of a sharded model, no rank ever has a micro-batch's own gradient."""
     with torch.no_grad():
         loss = forward(job, batch)[1].item()
     return {

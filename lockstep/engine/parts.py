@@ -1,4 +1,4 @@
-"""What a recipe hands over to the engine. A recipe knows nothing of ranks, steps or files."""
+"""The parts of a recipe: its interface to the engine. A recipe does not know ranks, steps or files."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Parts:
         preprocess: Reads one file for `predict`: path -> the model's input for one sample, without the batch
             dimension; a tensor, or a dict, list or tuple of tensors and plain values.
         postprocess: Turns the outputs for one sample, `outputs[i]`, into a prediction that can be written as JSON.
-        draw: Draws pictures of an evaluation: (the merged metric, the validation samples, the folder for them).
+        draw: Draws images of a validation: (the merged metric, the validation samples, the folder for them).
         draw_samples: Draws the first training samples, as the dataset returned them, into one PNG: (batches, path).
             Called in a thread during training: it must not change them or use random numbers.
-        draw_prediction: Draws the prediction for one file: (path, what `postprocess` returned) -> a picture.
+        draw_prediction: Draws the prediction for one file: (path, the result of `postprocess`) -> an image.
         input_shape: Shape of the model's input for one sample, without the batch dimension, such as (3, 224, 224).
             None: the shape of the first validation sample (`export`) or training sample (`plan`).
         metadata: What users of an exported model need: classes, alphabet, skeleton, mean and standard deviation, as
@@ -67,14 +67,15 @@ class Parts:
     describe: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check what can be checked before anything is read.
+        """Check the values that can be checked before any data is read.
 
         Raises:
-            ConfigError: `monitor` names no direction.
+            ConfigError: `monitor` has no valid mode.
         """
         if self.monitor[1] not in ("max", "min"):
             raise ConfigError(
                 f"the mode of the monitored metric is {self.monitor[1]!r}",
                 where="Parts.monitor",
                 allowed="max, min",
+                fix='Set monitor=(NAME, "max") or (NAME, "min").',
             )

@@ -1,7 +1,7 @@
-"""Finds ranks whose weights, buffers or optimizer state have come apart, before that is saved.
+"""Detects ranks whose weights, buffers or optimizer state differ, before a checkpoint stores the difference.
 
-Ranks never send each other their weights: each makes the same update. What is not the same on one of them (code, a
-processor's rounding, a memory's fault) would stay and grow, and no loss would tell.
+Ranks never send their weights to each other: each one computes the same update. A difference on one of them (code,
+rounding of another CPU, a memory fault) would persist and grow, and no loss would show it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from lockstep.config.interval import parse_interval
 from lockstep.engine.job import Job
 from lockstep.engine.saving import pack_job
 from lockstep.errors import TrainError
-from lockstep.parallel.sharded_state import sharded_name
 from lockstep.provenance.environment import environment
 
-_PIECE = 1 << 18  # values that are in the processor's cache together
+_PIECE = 1 << 18  # number of values that fit into the CPU cache together
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
-_TELLING = ("commit", "python", "packages", "gpu", "cuda", "cpu")
+_COMPARED = ("commit", "python", "packages", "gpu", "cuda", "cpu")
 
 
 class ReplicaCheck:
-    """Compares the ranks now and then, as `watch.replica_check_every` says.
+    """Compares the ranks at the interval `watch.replica_check_every`.
 
     Args:
         job: The run.
@@ -42,31 +41,20 @@ class ReplicaCheck:
         self._equal_step: int | None = None
 
     def is_due(self, job: Job) -> bool:
-        """Whether the ranks are to be compared after the next step; what rank 0 says counts."""
+        """Whether to compare the ranks after the next step; rank 0's answer counts."""
         if self._every is None:
             return False
-        step = job.progress.step + 1
-        if self._every.steps is not None:
-            return step % self._every.steps == 0
-        if self._every.epochs is not None:
-            return step % (self._every.epochs * job.order.steps_per_epoch) == 0
-        assert self._every.seconds is not None
-        return time.monotonic() - self._compared_at >= self._every.seconds
+        step, steps_per_epoch = job.progress.step + 1, job.order.steps_per_epoch
+        return self._every.is_due(step, steps_per_epoch, time.monotonic() - self._compared_at)
 
     def compare(self, job: Job) -> None:
         """Compare all ranks. Called on all of them.
 
         Raises:
-            TrainError: They differ; the same text for all.
+            TrainError: They differ; the same error on all ranks.
         """
         job.world.activity.enter("comparing the ranks")
-        tensors = pack_job(job)[0]
-        if job.shards is not None:  # each rank has other parts: only what all have can be compared
-            tensors = {
-                name: tensor
-                for name, tensor in tensors.items()
-                if sharded_name(name, tensor, job.shards, job.optimizer) is None
-            }
+        tensors = job.replica.comparable(pack_job(job)[0], job.optimizer)
         sums = checksums(tensors)
         brief = hashlib.sha256(repr(sums).encode()).hexdigest()
         if len(set(collectives.all_gather_object(job.world, brief))) > 1:
@@ -82,27 +70,34 @@ class ReplicaCheck:
         hosts = collectives.all_gather_object(job.world, job.world.host)
         who = f"{ranks_text(odd)} differ{'s' if len(odd) == 1 else ''} from the others" if odd else _all_text(groups)
         return TrainError(
-            f"{who} after step {job.progress.step:,}: first in {words(differing[0], job)}, "
+            f"{who} after step {job.progress.step:,}: first in {describe_tensor(differing[0], job)}, "
             f"{len(differing)} of {len(names)} tensors in all",
-            rank="\n".join(f"{rank} (host {hosts[rank]})" for rank in (odd or range(len(hosts)))[:8]),
-            cause=_likely(groups, info),
-            since=f"they were equal after step {self._equal_step:,}" if self._equal_step is not None else None,
-            doing="stop (watch.replica_check_every); this step was not saved",
-            fix=_advice(self._equal_step),
+            given=f"equal after step {self._equal_step:,}; this step was not saved (watch.replica_check_every)"
+            if self._equal_step is not None
+            else "this step was not saved (watch.replica_check_every)",
+            where="\n".join(f"rank {rank} (host {hosts[rank]})" for rank in (odd or range(len(hosts)))[:8]),
+            cause=_cause(groups, info),
+            fix=_fix(self._equal_step),
         )
 
 
-def _advice(equal_step: int | None) -> str:
-    known = f"of step {equal_step:,} or before" if equal_step is not None else "from before the ranks came apart"
-    return f"mend the cause, then go on from a checkpoint {known}:\n--resume RUN/checkpoints/step-…"
+def _fix(equal_step: int | None) -> str:
+    known = f"of step {equal_step:,} or before" if equal_step is not None else "from before the ranks differed"
+    return f"Remove the cause, then resume from a checkpoint {known}:\n--resume RUN/checkpoints/step-…"
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """A number of 64 bits for each tensor, that changes with any of its bits. Worked out where the tensor is.
+    """Compute a 64-bit checksum of each tensor that changes with any of its bits, on the tensor's device.
 
     Each value's bits are multiplied by an odd number of its own before they are added, so that no single change is
-    lost. The odd numbers look random: with evenly spaced ones, as (1, 3, 5, 7), changes of several places would often
-    cancel. Sums of integers don't depend on their order.
+    lost. The odd numbers look random: with evenly spaced ones such as (1, 3, 5, 7), changes in several positions would
+    often cancel. Sums of integers do not depend on their order.
+
+    Args:
+        tensors: Tensors of any shape, by name.
+
+    Returns:
+        The checksums, by name.
     """
     weights: dict[torch.device, Tensor] = {}
     longest = max((tensor.nbytes // min(tensor.element_size(), 4) for tensor in tensors.values()), default=0)
@@ -118,14 +113,14 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
         sums.append(total)
     numbers: list[int] = []
     if sums:
-        # One read for all: on a GPU each would wait for the device. An optimizer may keep some on the host.
+        # One transfer for all: on a GPU, each one waits for the device. An optimizer may keep some on the host.
         device = max((total.device for total in sums), key=lambda device: device.type == "cuda")
         numbers = torch.stack([total.to(device) for total in sums]).tolist()
     return dict(zip(tensors, numbers, strict=True))
 
 
 def _odd_numbers(count: int, device: torch.device) -> Tensor:
-    """Odd int64 numbers that look random, the same everywhere (steps and multipliers of splitmix64)."""
+    """Return odd int64 numbers that look random and are always the same (constants and shifts of splitmix64)."""
     mixed = torch.arange(1, count + 1, dtype=torch.int64, device=device) * -0x61C8864680B583EB
     mixed = (mixed ^ (mixed >> 30)) * -0x40A7B892E31B1A47
     mixed = (mixed ^ (mixed >> 27)) * -0x6B2FB644ECCEEE15
@@ -133,7 +128,7 @@ def _odd_numbers(count: int, device: torch.device) -> Tensor:
 
 
 def odd_ranks(groups: list[list[int]]) -> list[int]:
-    """Those outside of the largest group of equal ranks; none where no group is the largest."""
+    """Return the ranks outside of the largest group of equal ranks; none if two groups are the largest."""
     first, *others = sorted(groups, key=len, reverse=True)
     if not others or len(first) == len(others[0]):
         return []
@@ -153,8 +148,8 @@ def _all_text(groups: list[list[int]]) -> str:
     return f"{' and '.join(ranks_text(group) for group in groups[:4])} differ"
 
 
-def _likely(groups: list[list[int]], info: list[dict[str, Any]]) -> str:
-    """What tells groups of ranks apart beside their weights, if anything."""
+def _cause(groups: list[list[int]], info: list[dict[str, Any]]) -> str:
+    """Describe how the groups of ranks differ beside their weights."""
     firsts = [group[0] for group in groups[:4]]
     lines = []
     for name in dict.fromkeys(name for rank in firsts for name in info[rank]):
@@ -162,24 +157,24 @@ def _likely(groups: list[list[int]], info: list[dict[str, Any]]) -> str:
         if len(set(values.values())) > 1:
             lines.append(f"{name}: " + ", ".join(f"{value} on rank {rank}" for rank, value in values.items()))
     if lines:
-        return "\n".join(["they don't run the same:", *lines[:5]])
+        return "\n".join(["The ranks do not run the same:", *lines[:5]])
     return (
-        "code that changes the model on one rank by itself, or a fault of its memory\n"
-        "or device: versions, commit and hardware are equal"
+        "Code that changes the model on one rank only, or a fault of its memory\n"
+        "or device: versions, commit and hardware are equal."
     )
 
 
 def _flat(info: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: info.get(name) for name in _TELLING}
+    known = {name: info.get(name) for name in _COMPARED}
     packages = known.pop("packages") or {}
     return {**known, **packages}
 
 
-def words(name: str, job: Job) -> str:
-    """`momentum_buffer of conv.weight` for `optimizer:0:momentum_buffer`."""
+def describe_tensor(name: str, job: Job) -> str:
+    """Return `momentum_buffer of conv.weight` for `optimizer:0:momentum_buffer`."""
     if not name.startswith("optimizer:"):
         return name
-    _, place, key = name.split(":")
+    _, index, key = name.split(":")
     parameters = [parameter for group in job.optimizer.param_groups for parameter in group["params"]]
     names = {id(parameter): known for known, parameter in job.model.named_parameters()}
-    return f"{key} of {names.get(id(parameters[int(place)]), f'parameter {place}')}"
+    return f"{key} of {names.get(id(parameters[int(index)]), f'parameter {index}')}"

@@ -55,18 +55,24 @@ class Reports:
         self.work_of_ranks: Callable[[], Work] = list
         self.first_step_at: float | None = None
 
-    def say(self, text: object) -> None:
+    def notify(self, text: object) -> None:
         """Report an event on the console and in the log."""
         LOGGER.warning("%s", text)
         if self._console is not None:
             self._console.say(str(text))
 
     def block(self, title: str, rows: dict[str, str], whole: Collection[str] = ()) -> None:
-        """Write a title and a line per row; see `Console.block`."""
+        """Write a title and a line per row; see `Console.block`.
+
+        Args:
+            title: The first line.
+            rows: Texts by name.
+            whole: Names of rows that are not shortened.
+        """
         if self._console is not None:
             self._console.block(title, rows, whole)
 
-    def begin(self, job: Job) -> None:
+    def start(self, job: Job) -> None:
         """Start or resume training at the job's step: records of later steps, which will be repeated, are removed."""
         if self._records is not None:
             self._records.truncate_after(job.progress.step, last_eval=job.progress.evaluated_step)
@@ -83,7 +89,13 @@ class Reports:
         self._step_started = time.perf_counter()
 
     def step(self, job: Job, step: Step, result: StepResult) -> None:
-        """Report a completed step."""
+        """Report a completed step.
+
+        Args:
+            job: The run, after the step.
+            step: The step's plan.
+            result: The step's result.
+        """
         now = time.perf_counter()
         job.progress.seconds += now - self._step_started
         self._step_started = now
@@ -113,7 +125,7 @@ class Reports:
             self._records.write("train", done, done / job.order.steps_per_epoch, values)
             self._compare_ranks(job, self._records)
             if text := self._data_wait.notice(job.progress.seconds, job.progress.data_s, _advice(job)):
-                self.say(text)
+                self.notify(text)
         self._console.progress(
             epoch=step.epoch + 1,
             num_epochs=job.config.epochs,
@@ -129,10 +141,16 @@ class Reports:
         if values := self._stragglers.step_ms(work):
             records.write("ranks", job.progress.step, job.progress.step / job.order.steps_per_epoch, values)
         if text := self._stragglers.notice(work, time.monotonic()):
-            self.say(text)
+            self.notify(text)
 
     def evaluation(self, job: Job, metrics: dict[str, float], metric: Any) -> None:
-        """Report a completed validation."""
+        """Report a completed validation.
+
+        Args:
+            job: The run.
+            metrics: The metrics, by name.
+            metric: The recipe's metric, merged over the ranks on rank 0.
+        """
         epoch = job.progress.step / job.order.steps_per_epoch
         LOGGER.info("evaluation after epoch %g: %s", epoch, metrics)
         if self._console is not None and self._records is not None:
@@ -183,7 +201,7 @@ class Reports:
         except Exception as error:
             # Training continues without pictures.
             LOGGER.exception("pictures")
-            self.say(f"pictures could not be drawn: {type(error).__name__}: {error}")
+            self.notify(f"pictures could not be drawn: {type(error).__name__}: {error}")
         self._drawn_at = time.perf_counter()
 
     def _samples_done(self, job: Job) -> int:
@@ -192,7 +210,7 @@ class Reports:
 
 
 def _main_settings(job: Job) -> dict[str, Any]:
-    """What runs are compared by, whether a user has set it or not."""
+    """Return the settings that runs are compared by, whether or not a user has set them."""
     config = job.config
     return {
         "epochs": config.epochs, "global_batch": config.global_batch, "seed": config.seed, "mode": config.mode,

@@ -1,4 +1,16 @@
-"""One process's part of a run, from settings to `result.json`."""
+"""One process's part of a run, from settings to `result.json`.
+
+    lock the folder (rank 0), log       `_opened`
+    build job, compare ranks            `_prepare` -> `make_job`
+    restore a checkpoint, or            `CheckpointManager.restore`
+      initialize weights                `init_weights`
+    train <-- RollBack --+              `train`; a step that is not finite can restart from the last checkpoint
+      |------------------+
+    write weights, result.json          `finish`, if complete; otherwise exit with 128 + signal
+
+The order matters. Settings are compared before the model is built, so that a wrong resume fails early. Files of the run
+folder are written only after a checkpoint was restored, so that a refused resume changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -63,32 +75,35 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
         origin = _origin(spec, folder)
         spec = spec if origin is None else _named_as_before(spec, origin)
         job, manager, notes, header = _prepare(spec, recipe, world, folder, origin)
-        reports = Reports(job, folder)
+        reports = Reports(job, folder)  # after `_prepare`: a refused resume must not touch the run's records
         reports.settings = flat(spec.diff)
         try:
             reports.block(*header)
             for note in notes:
-                reports.say(note)
+                reports.notify(note)
             stop_flag = StopFlag(world, stop)
+            # The detector starts after the model is built: ranks may differ much in how long that takes.
             with (
                 HangDetector(world, spec.config.watch.hang_timeout_s, folder.path / "logs") as detector,
                 job.compiling(),
             ):
                 reports.work_of_ranks = detector.work
+                # A rollback repeats the loop with the same objects; `restore` resets their state.
                 while True:
                     try:
-                        is_complete = train(job, manager, reports, stop_flag, stop_flag.is_asked)
+                        is_complete = train(job, manager, reports, stop_flag, stop_flag.is_requested)
                         break
                     except RollBack:
-                        manager.restore(job, "auto", reports.say)
+                        manager.restore(job, "auto", reports.notify)
             if not is_complete:
-                reports.say(
+                reports.notify(
                     f"stopped after step {job.progress.step:,} and saved; resume with\n"
                     f"  lockstep train --run-dir {shlex.quote(str(folder.path))} --resume auto"
                 )
                 announce("stopped")
-                return stop.exit_code or 143
+                return stop.exit_code or 143  # 128 + SIGTERM: the signal arrived on another rank
             waits = collectives.all_gather_object(world, (world.activity.work_s, world.activity.wait_s))
+            # Collective: a sharded model's weights are gathered from all ranks before rank 0 writes them.
             weights = job.final_weights()
             if world.is_main:
                 finish(spec, job, folder, reports, weights, waits)
@@ -107,13 +122,14 @@ def _prepare(
         spec: The run, with its folder.
         recipe: Builds data, model, loss and metric.
         world: The processes of the run.
-        folder: The run folder, held by rank 0.
+        folder: The run folder, locked by rank 0.
         origin: The run folder that the run resumes from; None for a new run.
 
     Returns:
         The job, its checkpoint manager, notes for the user, and title and rows of the header.
     """
     config = spec.config
+    # Only rank 0 needs the run folder's disk. An error ends the other ranks at their next collective.
     if world.is_main:
         check_same_run(folder, config, "auto" if spec.is_restart else spec.resume)
         if origin is not None and origin != folder.path:
@@ -132,6 +148,7 @@ def _prepare(
         if not restored and spec.resume != "never":
             restored = manager.restore(job, spec.resume, notes.append)
         started = {} if restored else init_weights(job, lambda: recipe.build(config, dataset_info))
+        # Compared after the restore, since the fingerprint of the former run is in the checkpoint.
         if job.resumed_from is not None:
             before = job.resumed_from
             job.warnings += collectives.run_on_rank0(world, lambda: check_unchanged(before, job.fingerprint, config))
@@ -149,13 +166,14 @@ def _prepare(
 
 @contextmanager
 def _opened(folder: RunFolder, world: World) -> Iterator[None]:
-    """Hold the run folder on rank 0, and log on every rank."""
+    """Lock the run folder on rank 0, and write a log on every rank."""
     with rank_log(folder.path, world.rank):
         if world.is_main:
             folder.open()
         try:
             yield
         except RuntimeError as error:
+            # torch reports a killed DataLoader worker as a plain RuntimeError.
             if (lost := lost_reader(error)) is not None:
                 raise lost from None
             raise
@@ -165,7 +183,11 @@ def _opened(folder: RunFolder, world: World) -> Iterator[None]:
 
 @contextmanager
 def announced(folder: Path, world: World) -> Iterator[Callable[[str], None]]:
-    """Print on a rank that was started by hand, in a terminal of its own, that it joined and how it ended."""
+    """Print on a rank that was started by hand, in a terminal of its own, that it joined and how it ended.
+
+    Yields:
+        A function that prints how the rank ended.
+    """
     if world.is_main or world.assignment.started_by != "command line":
         yield lambda _: None
         return
@@ -177,11 +199,11 @@ def announced(folder: Path, world: World) -> Iterator[Callable[[str], None]]:
 
 
 def _origin(spec: RunSpec, folder: RunFolder) -> Path | None:
-    """The run folder that this run goes on from, if it does."""
+    """Return the run folder that this run resumes from, if it does."""
     if spec.resume not in ("never", "auto"):
         return Path(spec.resume).absolute().parent.parent
-    goes_on = spec.is_restart or spec.resume == "auto"
-    return folder.path if goes_on and steps(folder.checkpoints) else None
+    is_resumed = spec.is_restart or spec.resume == "auto"
+    return folder.path if is_resumed and steps(folder.checkpoints) else None
 
 
 def _named_as_before(spec: RunSpec, origin: Path) -> RunSpec:

@@ -70,5 +70,5 @@ class RunSpec:
 
 
 def recipe_of(text: str) -> str:
-    """The recipe that an encoded specification names: a name, or the path of a recipe file."""
+    """Return the recipe in an encoded specification: a name, or the path of a recipe file."""
     return str(json.loads(text)["config"]["recipe"])

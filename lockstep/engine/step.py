@@ -1,4 +1,13 @@
-"""One optimizer step."""
+"""One optimizer step.
+
+    micro-batches of this rank      read -> forward -> backward      gradients go into the leaves of the tree
+    reduce                          tree over local leaves, then over ranks: the same sums at any world size
+    update                          clip, optimizer, moving average; skipped on all ranks if a sum is not finite
+
+Exactness rests on three rules. No value computed before `reduce` may depend on the world. Every rank must compute the
+update from the reduced sums alone. And a skipped step must leave no trace: buffers such as batch norm's statistics are
+restored.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +25,16 @@ from lockstep.optim.schedule import factor
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave, equal on all ranks.
+    """The result of one step, equal on all ranks.
 
     Attributes:
         loss: Mean over the step's samples, before the update.
-        terms: The loss's named terms; the names are known on ranks that ran a micro-batch.
+        terms: The loss's named terms; names are known on ranks that ran a micro-batch.
         norm: 2-norm of the gradient, before clipping.
         lr: Learning rate.
         is_finite: Whether loss and gradient were finite. If not, the step changed nothing.
-        is_overflow: Whether they were not because of fp16's loss scale, which is smaller now.
-        flag: What rank 0 told all.
+        is_overflow: Whether they were not because of fp16's loss scale, which was reduced.
+        flag: The flag that rank 0 sent.
     """
 
     loss: float
@@ -38,15 +47,16 @@ class StepResult:
 
 
 def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
-    """Forward and backward for this process's micro-batches, the sum over the world, and the update.
+    """Run forward and backward for this process's micro-batches, the sum over the world, and the update.
 
     Args:
         job: The run; its model and optimizer change.
         step: The step's plan for this process.
-        loader: Gives the micro-batches' samples.
-        flag: Rank 0's is given to all ranks, with the gradients.
+        loader: Reads the micro-batches' samples.
+        flag: Rank 0's value is sent to all ranks, with the gradients.
     """
     optim = job.config.optim
+    # From the step number, not from a scheduler's state: a resumed run has the same rate.
     lr = job.config.peak_lr * factor(step.number, job.num_steps, job.order.steps_per_epoch, optim)
     names: list[str] = []
     pulse = job.world.activity
@@ -55,19 +65,21 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
         nonlocal names
         pulse.enter(READING)
         batch = loader.batch(micro_batch.indices, micro_batch.keys)
-        pulse.enter(COMPUTING, waits=job.shards is not None)  # a sharded model's layers wait for the other ranks
+        # The layers of a sharded model wait for the other ranks, so this rank may be blocked without being slow.
+        pulse.enter(COMPUTING, waits=job.replica.is_sharded)
         with job.reducer.micro_batch(micro_batch):
             names, loss, terms = forward(job, batch)
             job.reducer.backward(loss, terms)
 
     pulse.begin_step(step.number, job.world.device)
     job.reducer.begin(step, job.progress.loss_scale)
-    job.reducer.run(run_micro_batch)
+    job.reducer.run(run_micro_batch)  # with batch_norm=sync, micro-batches are interleaved coroutines
     pulse.end_work(len(step.micro_batches))
     job.reducer.reduce(flag)
     pulse.end_wait()
 
     extras, norm = job.reducer.extras, job.reducer.norm
+    # Sums over all ranks: the decision to skip is the same everywhere.
     is_finite = math.isfinite(norm) and all(map(math.isfinite, extras))
     is_overflow = update_scale(job.progress, job.config, extras, is_finite=is_finite)
     if is_finite:
@@ -79,6 +91,6 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
         if job.average is not None:
             job.average.update(step.number + 1)
     else:
-        job.reducer.undo_buffers()
+        job.reducer.undo_buffers()  # the forward passes have already updated batch norm's statistics
     terms_by_name = dict(zip(names, extras, strict=False))
     return StepResult(sum(extras), terms_by_name, norm, lr, is_finite, is_overflow, job.reducer.flag)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lockstep.data.micro_batches import num_micro_batches
 from lockstep.engine.job import Job
 from lockstep.engine.reports import Reports
 from lockstep.engine.run_spec import RunSpec
@@ -32,7 +33,7 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
     """
     config, world, order = job.config, job.world, job.order
     batch = min(config.global_batch, order.num_samples)
-    num_micro = -(-batch // config.micro_batch)
+    num_micro = num_micro_batches(batch, config.micro_batch)
     threads = f"{config.num_threads} thread{'s' if config.num_threads > 1 else ''} each"
     described = dict(job.parts.describe)
     num_parameters = sum(parameter.numel() for parameter in job.model.parameters())
@@ -55,7 +56,7 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
         rows["lr"] = f"peak {config.peak_lr:g} = {optim.lr:g} x {config.global_batch} / {optim.lr_for_batch}"
     rows["compute"] = _compute(job)
     rows["gradients"] = _gradients(job)
-    if job.shards is not None:
+    if job.replica.is_sharded:
         rows["parallel"] = f"fsdp: parameters, gradients and optimizer state sharded over {world.size} processes"
     if optim.ema is not None:
         rows["ema"] = f"the moving average of the weights (decay {optim.ema:g}) is validated and saved"
@@ -86,7 +87,7 @@ def finish(
         waits: Per rank, seconds of its own work in steps and of waiting for all-reduces, since the process started.
     """
     if reports.first_step_at is None and is_as_recorded(folder.path):
-        reports.say("this run is already complete")
+        reports.notify("this run is already complete")
         return
     progress = job.progress
     sha256 = weights_sha256(state)
@@ -139,7 +140,7 @@ def finish(
 
 
 def _best(job: Job) -> str:
-    """The best validation, where it is not the last one."""
+    """Describe the best validation, if it is not the last one."""
     best = job.progress.best
     if best is None or best["step"] == job.progress.step:
         return ""
@@ -149,21 +150,21 @@ def _best(job: Job) -> str:
 
 
 def _compute(job: Job) -> str:
-    """Precision, memory format, optimizer and compiler, as configured."""
+    """Describe precision, memory format, optimizer and compiler."""
     config = job.config
     has_images = any(parameter.dim() == 4 for parameter in job.model.parameters())
-    words = [
+    texts = [
         "fp32" if config.precision == "fp32" else describe_precision(config),
         "channels last" if config.channels_last and has_images else "",
         f"{'fused ' if job.optimizer.defaults.get('fused') else ''}{config.optim.name}",
         "torch.compile" if config.compile else "",
         "activation checkpointing" if config.activation_checkpointing else "",
     ]
-    return ", ".join(filter(None, words))
+    return ", ".join(filter(None, texts))
 
 
 def _gradients(job: Job) -> str:
-    """How gradients are compressed, if they are."""
+    """Describe the compression of gradients, if configured."""
     name = job.config.compress
     if name != "powersgd":
         return f"all-reduced in {name}" if name != "none" else ""
@@ -182,7 +183,8 @@ def _first_step(job: Job, seconds: float | None) -> str:
 
 
 def _summing(waits: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Seconds per rank: communication that the backward pass did not hide, and waiting for slower ranks.
+    """Return seconds per rank: communication that the backward pass did not hide, and waiting for slower ranks.
+
 
     The slowest rank never waits for others, so the minimum wait over ranks bounds the communication time.
     """

@@ -89,9 +89,9 @@ def export(
         raise ConfigError(f"--out {out} is the file of weights itself", fix="give another name")
     from lockstep.engine.build import input_shape
     from lockstep.storage.own_files import is_export
-    from lockstep.storage.run_folder import check_place
+    from lockstep.storage.run_folder import check_target
 
-    check_place(out, is_export)
+    check_target(out, is_export)
     sweep_partials(out.parent, out.name)
     from lockstep.cluster.world import alone
 

@@ -173,11 +173,11 @@ def predictions(
     found, config = subject.settings()
     paths = expand(files)
     from lockstep.report.pictures import is_drawing, places_for, save_picture
-    from lockstep.storage.run_folder import check_place
+    from lockstep.storage.run_folder import check_target
 
     targets = places_for(paths, draw) if draw is not None else {}
     for target in targets.values():
-        check_place(target, is_drawing)
+        check_target(target, is_drawing)
 
     import torch
 

@@ -1,8 +1,9 @@
-"""Parts of a model that are worked out once more in the backward pass (`activation_checkpointing`).
+"""Activation checkpointing: modules that are recomputed in the backward pass (`activation_checkpointing`).
 
-Between the passes only a part's inputs are kept. By torch.utils.checkpoint, which gives the second pass the random
-numbers of the first; buffers, such as batch norm's statistics, get the values of the first pass and then their own
-back. So no bit of the result changes.
+Between the passes, only a module's inputs are stored (Chen et al., "Training Deep Nets with Sublinear Memory Cost",
+2016). torch.utils.checkpoint restores the random state of the first pass. Buffers, such as batch norm's statistics, are
+handled here: the recomputation starts from their values before the first pass and restores the current ones after it.
+So no bit of the result changes.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from lockstep.parallel.blocks import innermost_blocks, is_called
 
 
 def checkpoint_activations(model: nn.Module, choice: bool | Sequence[str]) -> list[str]:
-    """Let parts of a model be worked out twice.
+    """Recompute modules of a model in the backward pass.
 
     Args:
-        model: Changed in place: parameters, buffers and their names stay as they are.
-        choice: True for its innermost blocks; or patterns of names of modules.
+        model: The model; changed in place. Parameters, buffers and their names stay as they are.
+        choice: True for the model's innermost blocks, or patterns of module names.
 
     Returns:
-        The parts' names.
+        The modules' names.
 
     Raises:
-        ConfigError: A pattern names no module, or there are no blocks.
+        ConfigError: A pattern matches no module, or the model has no blocks.
     """
     parts = choose_parts(model, choice)
     for _, module in parts:
@@ -40,21 +41,21 @@ def checkpoint_activations(model: nn.Module, choice: bool | Sequence[str]) -> li
 
 
 def choose_parts(model: nn.Module, choice: bool | Sequence[str]) -> list[tuple[str, nn.Module]]:
-    """The parts, with their names; see `checkpoint_activations`."""
+    """Return the modules to recompute, with their names; see `checkpoint_activations`."""
     if not choice:
         return []
     parts = innermost_blocks(model) if choice is True else _named(model, choice)
     if not parts:
         raise ConfigError(
-            "activation_checkpointing=true finds no blocks in this model: its layers stand in plain sequences",
-            fix="name modules: activation_checkpointing=[NAME, NAME.*]",
+            "activation_checkpointing=true found no blocks in this model: its layers are in plain sequences",
+            fix="Set module names: activation_checkpointing=[NAME, NAME.*].",
         )
     return parts
 
 
 def _named(model: nn.Module, patterns: Sequence[str]) -> list[tuple[str, nn.Module]]:
     found: dict[str, nn.Module] = {}
-    # A ModuleList is never called itself; its entries are.
+    # A ModuleList is never called; its entries are.
     modules = {name: module for name, module in model.named_modules() if name and is_called(module)}
     for pattern in patterns:
         matching = {name: module for name, module in modules.items() if fnmatchcase(name, pattern)}
@@ -62,9 +63,10 @@ def _named(model: nn.Module, patterns: Sequence[str]) -> list[tuple[str, nn.Modu
             raise ConfigError(
                 f"activation_checkpointing: the model has no module called {pattern}",
                 allowed=", ".join(list(modules)[:12]) + (" ..." if len(modules) > 12 else ""),
+                fix="Set activation_checkpointing to names of modules, or to true for the model's blocks.",
             )
         found |= matching
-    # One inside of another would be worked out three times.
+    # A module inside of another match would be computed three times.
     outer = [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
     return [(name, found[name]) for name in modules if name in outer]
 
@@ -79,7 +81,7 @@ def _twice(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _around(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What the first and the second pass run in."""
+    """Return the contexts of the first pass and of its recomputation."""
     before = [buffer.clone() for buffer in module.buffers()]
 
     @contextmanager

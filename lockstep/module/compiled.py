@@ -1,10 +1,11 @@
-"""The model by torch.compile, in training (`compile=true`).
+"""The compiled model in training (`compile=true`), by torch.compile.
 
-The code that torch makes has to follow from the settings alone: not from which micro-batches this process has met
-before, which is another thing in another world or after a resume. So each shape is compiled for itself (torch would by
-itself make one program for all sizes as soon as it has met two), and where shapes are too many, the run ends; torch
-would go on uncompiled. Evaluation, eval and predict call the model itself: they give the same figures, and meet shapes
-for which compiling would take longer than it saves.
+The compiled code must follow from the settings alone, not from the shapes that this process has seen before: those
+depend on the world and on resumes. Therefore each shape is compiled separately (by default, torch compiles one program
+for all sizes after it has seen two), and too many shapes end the run (by default, torch continues uncompiled).
+
+Evaluation, eval and predict call the uncompiled model. They report the same metrics, and see shapes for which
+compilation would take longer than it saves.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ BEAT_S = 1.0
 
 
 class Compiled:
-    """A model's compiled forward pass; the backward pass comes with it. The model itself stays as it is.
+    """A model's compiled forward and backward pass. The model itself is unchanged.
 
     Args:
-        model: On its device, in the precision that it computes in.
-        device: Where it computes.
+        model: The model, on its device and in its precision.
+        device: The model's device.
 
     Attributes:
-        seconds: How long torch was compiling so far, while `watched`.
+        seconds: Time that torch has spent compiling so far, within `watched`.
 
     Raises:
-        ConfigError: There is nothing here that could compile.
+        ConfigError: This machine has no compiler.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         if device.type == "cpu":
             _check_compiler()
-            # It warns of the GPU that is not there, as the compiler's flags are put together.
+            # While it assembles the compiler's flags, it warns about a missing GPU.
             logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
         config: Any = torch._dynamo.config
         config.recompile_limit, config.fail_on_recompile_limit_hit = MAX_SHAPES, True
@@ -55,40 +56,42 @@ class Compiled:
         self.seconds = 0.0
 
     def __call__(self, inputs: Any) -> Any:
-        """What the model gives.
+        """Call the compiled model.
 
         Raises:
-            ConfigError: Torch can't compile it, or it was called with too many shapes.
+            ConfigError: torch cannot compile the model, or it was called with too many shapes.
         """
         try:
             return self._run(inputs)
         except FailOnRecompileLimitHit:
             raise ConfigError(
-                f"compile=true: micro-batches came in more than {MAX_SHAPES} shapes, and each is compiled for itself",
-                fix="compile=false; or let the data give fewer sizes",
+                f"compile=true: micro-batches had more than {MAX_SHAPES} shapes, and each one is compiled separately",
+                fix="Set compile=false, or let the data have fewer sizes.",
             ) from None
         except TorchDynamoException as error:
             first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise ConfigError(f"compile=true: torch can't compile this model: {first}", fix="compile=false") from error
+            raise ConfigError(
+                f"compile=true: torch can't compile this model: {first}", fix="Set compile=false."
+            ) from error
 
     @contextmanager
     def watched(self, pulse: Activity) -> Iterator[None]:
-        """Count the time that compiling takes, and let it be a sign of life: it may be longer than the hang timeout."""
+        """Measure the compile time, and beat for the watchdog meanwhile: compiling may exceed the hang timeout."""
         over = threading.Event()
-        began = 0.0
+        started = 0.0
 
         def beat() -> None:
             while not over.wait(BEAT_S):
                 pulse.enter(COMPILING)
 
         def start(_: object) -> None:
-            nonlocal began
-            began = time.perf_counter()
+            nonlocal started
+            started = time.perf_counter()
             over.clear()
             threading.Thread(target=beat, name="compiling", daemon=True).start()
 
         def end(_: object) -> None:
-            self.seconds += time.perf_counter() - began
+            self.seconds += time.perf_counter() - started
             over.set()
 
         callback_handler.register_start_callback(start)
@@ -108,7 +111,7 @@ def _check_compiler() -> None:
         get_cpp_compiler()
     except Exception:
         raise ConfigError(
-            "compile=true needs a C++ compiler, and there is none",
-            looked_for=os.environ.get("CXX", "g++"),
-            fix="install g++, name one in CXX, or set compile=false",
+            "compile=true needs a C++ compiler, and this machine has none",
+            given=f"CXX={os.environ.get('CXX', 'g++')}",
+            fix="Install g++, set CXX to a compiler, or set compile=false.",
         ) from None

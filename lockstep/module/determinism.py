@@ -1,4 +1,4 @@
-"""Torch's own switches for the same bits on every run."""
+"""torch's switches for equal bits in every run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from lockstep.config.schema import RunConfig
 
 
 def use_deterministic_algorithms(config: RunConfig, device: torch.device) -> None:
-    """Set threads and, in exact mode, deterministic kernels. An operation that has none raises an error by its name.
+    """Set the number of threads and, in exact mode, deterministic kernels.
 
-    Kernels split their sums by the number of threads, so that number is part of the run, not of the machine.
+    Kernels split their sums by the number of threads, so that number belongs to the run and not to the machine. An
+    operation without a deterministic kernel raises an error with its name.
     """
     torch.set_num_threads(config.num_threads)
     exact = config.mode == "exact"
     torch.use_deterministic_algorithms(exact)
-    # Filling fresh memory would only help against reading it by mistake, and costs a pass over it.
+    # Filling fresh memory only protects against reading it by mistake, and costs a pass over it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # not in torch's types
     torch.backends.cudnn.benchmark = not exact
     torch.backends.cudnn.deterministic = exact
     if exact and device.type == "cuda":
-        # Read by cuBLAS at its first call; torch refuses matrix products in deterministic mode without it.
+        # cuBLAS reads it at its first call. Without it, torch refuses matrix products in deterministic mode.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

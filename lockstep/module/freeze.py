@@ -1,4 +1,4 @@
-"""Parts of a model that training leaves as they are."""
+"""Frozen parts of a model, which training does not change."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from lockstep.errors import ConfigError
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Let training leave some parameters as they are; called by a recipe's `build`.
+    """Freeze parameters of a model; called by a recipe's `build`.
 
-    They require no gradient any more, so the optimizer, weight decay included, never sees them. Batch norms inside a
-    frozen module, and those whose own parameters are frozen, use and keep the running statistics that they have.
+    Frozen parameters require no gradient, so the optimizer never sees them, weight decay included. Batch norms inside a
+    frozen module, and those whose own parameters are frozen, use their running statistics and do not update them.
 
     Args:
-        model: Changed in place.
+        model: The model; changed in place.
         patterns: Names of modules or parameters, with * for any text: `backbone`, `layer1.*`, `*.bias`. A module
-            stands for all that is in it.
+            includes everything inside it.
 
     Returns:
         The names of the frozen parameters, in the model's order.
 
     Raises:
-        ConfigError: A pattern names nothing in the model, or nothing is left to be trained.
+        ConfigError: A pattern matches nothing in the model, or no trainable parameter is left.
     """
     modules = dict(model.named_modules())
     parameters = dict(model.named_parameters())
@@ -49,7 +49,9 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
         if isinstance(module, _BatchNorm) and (name in frozen_modules or (own and frozen.issuperset(own))):
             module.eval()
     if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
-        raise ConfigError("everything is frozen, so there is nothing to train", given=", ".join(patterns))
+        raise ConfigError(
+            "everything is frozen, so there is nothing to train", given=", ".join(patterns), fix="Freeze fewer layers."
+        )
     return [name for name in parameters if name in frozen]
 
 
@@ -59,6 +61,6 @@ def _unknown(pattern: str, names: Sequence[str]) -> ConfigError:
     shown = f"{', '.join(tops[:12])}{', …' if len(tops) > 12 else ''}"
     return ConfigError(
         f"{pattern} is no part of the model",
-        nearest=wrapped(", ".join(near)),
-        allowed=wrapped(f"{shown}, what is in them, and * for any text"),
+        allowed=wrapped(f"{shown}, names inside them, and * for any text"),
+        fix=wrapped(f"Use {' or '.join(near)}." if near else "Use names of modules or parameters of this model."),
     )

@@ -1,7 +1,7 @@
-"""Runs a model in fp32, tf32, bf16 or fp16 (`precision`).
+"""Precision of a model's computation: fp32, tf32, bf16 or fp16 (`precision`).
 
-Weights, gradients, their sum, the optimizer, the loss and batch norm's statistics are fp32 in all of them. Mixed
-precision: Micikevicius et al., "Mixed Precision Training", 2018.
+Weights, gradients and their sums, the optimizer, the loss and batch norm's statistics are always fp32 (Micikevicius et
+al., "Mixed Precision Training", 2018).
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> None:
-    """Let a model compute in the precision that the settings ask for, wherever it is called.
+    """Make a model compute in the configured precision, wherever it is called.
 
-    In bf16 and fp16 its forward pass runs under torch's autocast, and what it gives is turned into float32, so that
-    losses and metrics see float32.
+    In bf16 and fp16, its forward pass runs under torch's autocast, and its outputs are converted to float32, so that
+    losses and metrics compute in float32.
 
     Args:
-        model: On its device; its class becomes a subclass of what it was, and nothing else of it changes.
+        model: The model, on its device. Its class is replaced by a subclass with another `forward`.
         config: The settings.
-        device: Where it computes.
+        device: The model's device.
 
     Raises:
-        ConfigError: The device can't do that.
+        ConfigError: The device does not support the precision.
     """
     _check(config.precision, device)
     tf32 = "tf32" if config.precision == "tf32" else "ieee"
     backends: Any = torch.backends
-    # Parts of torch (torch.export) still ask by the older names, and refuse to go on where the two differ.
+    # Parts of torch (torch.export) still read the older flags, and raise an error if the two disagree.
     backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = config.precision == "tf32"
     for operations in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         operations.fp32_precision = tf32
     if config.precision not in LOW:
         return
     kind, dtype = type(model), LOW[config.precision]
-    # Autocast keeps the weights that it has converted, for all threads together. Where the passes of several
-    # micro-batches are under way at once, who finds them there would depend on the number of processes.
+    # Autocast caches converted weights for all threads of a process. With batch_norm=sync, several micro-batches are
+    # in flight at once, and which one fills the cache would depend on the number of processes.
     keep = config.batch_norm != "sync"
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -56,7 +56,11 @@ def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> 
 
 
 def in_float32(outputs: Any) -> Any:
-    """The same with all bf16 and fp16 tensors in float32: in tuples, lists, dicts and data classes too."""
+    """Convert all bf16 and fp16 tensors to float32, also inside tuples, lists, dicts and data classes.
+
+    Args:
+        outputs: Tensors of any shape, or containers of them.
+    """
     if isinstance(outputs, Tensor):
         return outputs.float() if outputs.dtype in LOW.values() else outputs
     if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
@@ -72,7 +76,7 @@ def in_float32(outputs: Any) -> Any:
 
 
 def describe_precision(config: RunConfig) -> str:
-    """For the head of a run."""
+    """Describe the precision for the run's header."""
     scale = f", loss scale {config.loss_scale}" if config.precision == "fp16" else ""
     return f"{config.precision} in the model, fp32 in weights, loss and optimizer{scale}"
 
@@ -83,18 +87,21 @@ def _check(precision: str, device: torch.device) -> None:
         raise ConfigError(
             f"precision=tf32 needs an NVIDIA GPU, Ampere or newer, and the device is {where}",
             allowed="fp32, bf16, fp16" if device.type == "cpu" else "fp32, fp16",
+            fix="Set precision=fp32.",
         )
     if precision in LOW and not _can_autocast(device, LOW[precision]):
-        raise ConfigError(f"{where} can't compute in {precision} with torch {torch.__version__}", fix="precision=fp32")
+        raise ConfigError(
+            f"{where} can't compute in {precision} with torch {torch.__version__}", fix="Set precision=fp32."
+        )
 
 
 def _can_autocast(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
-        return False  # torch would imitate it, slowly
+        return False  # torch would emulate it, slowly
     values = torch.ones(2, 2, device=device)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # where it can't, autocast only warns
+            warnings.simplefilter("error")  # on an unsupported device, autocast only warns
             with torch.autocast(device.type, dtype=dtype):
                 return (values @ values).dtype == dtype
     except (RuntimeError, UserWarning):

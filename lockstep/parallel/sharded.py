@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from lockstep.cluster import collectives
 from lockstep.cluster.world import World
@@ -27,8 +28,10 @@ from lockstep.data.keyed import seed_forward
 from lockstep.data.order import MicroBatch, Step
 from lockstep.errors import ConfigError
 from lockstep.parallel.blocks import shard_blocks
+from lockstep.parallel.compress import Compression
 from lockstep.parallel.layer_sums import Suspects
 from lockstep.parallel.running import RunningBuffers
+from lockstep.parallel.sharded_state import sharded_name
 
 T = TypeVar("T")
 _M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 256 * 1024  # the first from glibc's malloc.h
@@ -51,6 +54,8 @@ class Shards:
     Raises:
         ConfigError: The model cannot be sharded.
     """
+
+    is_sharded = True
 
     def __init__(self, model: nn.Module, world: World) -> None:
         _check(model, world)
@@ -84,10 +89,18 @@ class Shards:
             name: nn.Parameter(tensor.to_local().detach(), requires_grad=tensor.requires_grad)
             for name, tensor in self._sharded.items()
         }
+        self.module = model
+        self.trained: nn.Module = nn.ParameterList(self.parameters.values())
 
-    def reducer(self, num_extras: int) -> ShardedReducer:
-        """Make the reducer of this model."""
+    def make_reducer(
+        self, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
+    ) -> ShardedReducer:
+        """See `Replica.make_reducer`. Settings other than `num_extras` do not apply to a sharded model."""
         return ShardedReducer(self._model, self, self._world, num_extras=num_extras)
+
+    def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
+        """Return the tensors that all ranks have whole: shards differ by design."""
+        return {name: tensor for name, tensor in tensors.items() if sharded_name(name, tensor, self, optimizer) is None}
 
     def state(self) -> dict[str, Tensor]:
         """Return the model's state_dict with this rank's parts of the parameters, in the model's own memory."""

@@ -1,4 +1,4 @@
-"""What a run ran on, for `environment.json`."""
+"""The environment of a run: versions, hardware and commit, for `environment.json`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lockstep.cluster.world import World
 from lockstep.config.plain_file import read_plain
 from lockstep.version import __version__
 
-# Libraries that compute a part of what a run gives.
+# Libraries that compute parts of a run's result.
 COMPUTING = (
     "torch", "torchvision", "numpy", "opencv-python-headless", "opencv-python", "pillow", "simplejpeg", "scikit-learn",
 )  # fmt: skip
 PACKAGES = ("lockstep", *COMPUTING, "safetensors")
-# Variables by which libraries choose their kernels.
+# Environment variables by which libraries select their kernels.
 VARIABLES = (
     "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
     "NVIDIA_TF32_OVERRIDE",
@@ -32,7 +32,7 @@ _MAX_GIT_BYTES = 1 << 26  # packed-refs has a line for each branch and tag
 
 
 def environment(world: World) -> dict[str, Any]:
-    """Versions, hardware, commit and world: what equal weights are promised for."""
+    """Describe the environment for which equal weights are promised: versions, hardware, commit and world."""
     return {
         "python": platform.python_version(),
         "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
@@ -47,8 +47,8 @@ def environment(world: World) -> dict[str, Any]:
     }
 
 
-def what_computes(device: torch.device) -> dict[str, str]:
-    """What decides a run's bits beside its code, settings and data: versions, kernels and hardware, by name."""
+def describe_kernels(device: torch.device) -> dict[str, str]:
+    """Return what determines a run's bits beside code, settings and data: versions, kernels and hardware, by name."""
     found: dict[str, str | None] = {
         "lockstep": __version__,
         **{name: _version(name) for name in COMPUTING},
@@ -71,12 +71,12 @@ def _version(name: str) -> str | None:
 
 
 def device_name(device: torch.device) -> str:
-    """What a device is called: the GPU model, or "cpu"."""
+    """Return a device's name: the GPU model, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def cpu_name() -> str:
-    """The processor, with what its kernels are chosen by: two of one name may differ in their bits."""
+    """Return the processor with the details by which kernels are selected: two of one name may differ in their bits."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -91,15 +91,15 @@ def cpu_name() -> str:
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit that a folder's repository is at, 12 digits; None outside of git.
+    """Return the commit of a folder's repository, 12 digits; None outside of git.
 
-    Read from git's files, as git itself runs programs that the repository's settings name (`core.fsmonitor`, filters).
-    So whether files were changed since is not known.
+    It is read from git's files, since git itself runs programs that the repository's settings name (`core.fsmonitor`,
+    filters). So uncommitted changes are not detected.
     """
     for parent in (folder, *folder.parents):
         git = parent / ".git"
         try:
-            if git.is_file():  # of a worktree or a submodule: it says where the folder is
+            if git.is_file():  # in a worktree or a submodule: a file with the folder's path
                 git = parent / _text(git).removeprefix("gitdir:").strip()
             if git.is_dir():
                 return _resolve(git)

@@ -1,6 +1,15 @@
-"""What a run is made of, as short digests: compared between ranks at the start, and with the run's own at a resume.
+"""Fingerprints of a run: digests of code, data and environment, compared between ranks and at a resume.
 
-Gradients are shared, so ranks with other code or data train one model that nobody asked for, and all weights agree.
+Why: gradients are shared, so ranks with different code or data still agree on all weights. They would train a model of
+neither, and no later check could see it.
+
+    take_fingerprint                    on each rank, before the first step
+      read 8 + 2 samples, twice      -> data     in exact mode, the second reading must be equal (`self_check`)
+      run one micro-batch, twice     -> trial    exact mode only; as above, for loss, gradients and buffers
+      hash loaded source files       -> code     last, since the first use of a recipe may import more modules
+      versions, kernels, processor   -> environment
+    check_ranks_agree                   all ranks compare it with rank 0's (`same_run`)
+    check_unchanged                     at a resume, with the checkpoint's (`resumed`)
 """
 
 from __future__ import annotations
@@ -26,12 +35,12 @@ from lockstep.data.keyed import CHECK, key, keys
 from lockstep.data.loader import Loader, Request, choose_num_workers
 from lockstep.data.order import MicroBatch, Order, permute
 from lockstep.data.samples import Batch, Samples, as_samples
-from lockstep.provenance.environment import what_computes
+from lockstep.provenance.environment import describe_kernels
 from lockstep.provenance.self_check import check_same_samples, try_micro_batch
 
-NUM_TRAIN, NUM_EVAL = 8, 2  # samples that are read
-NUM_TRIED = 3  # samples of the trial micro-batch; batch norm over two values gives plus and minus one
-MAX_FILES = 10_000  # whose sizes are looked at: a file server may take 0.1 ms for each
+NUM_TRAIN, NUM_EVAL = 8, 2  # number of samples that are read
+NUM_TRIED = 3  # samples of the trial micro-batch; batch norm over two values returns plus and minus one for any input
+MAX_FILES = 10_000  # number of files whose size is read: a file server may take 0.1 ms for each
 PACKAGE = "code of lockstep"
 _ROOT = Path(__file__).resolve().parents[1]
 Named = dict[str, str]
@@ -43,9 +52,9 @@ class Fingerprint:
 
     Attributes:
         environment: Versions, processor and GPU.
-        code: The package's files, and those of a recipe file with the modules that it imported from its folder.
-        data: Some samples, read by keys that follow from the seed; sizes of the files, where the dataset knows them.
-        trial: What one micro-batch gives on the fresh model. Exact mode only.
+        code: Source files of the package, and of a recipe file with the modules that it imported from its folder.
+        data: A few samples, chosen and read by keys from the seed; sizes of the files, if the dataset lists them.
+        trial: Initial weights, loss and gradients of one micro-batch on the fresh model. Exact mode only.
     """
 
     environment: Named = field(default_factory=dict)
@@ -54,12 +63,12 @@ class Fingerprint:
     trial: Named = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Named]:
-        """As plain JSON."""
+        """Return the fingerprint as plain JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, content: object) -> Fingerprint:
-        """From what a checkpoint holds; what is not there, or is no text, is left out."""
+        """Read the fingerprint in a checkpoint; parts that are missing or not text are left out."""
         plain = content if isinstance(content, dict) else {}
         named = {part.name: plain.get(part.name) for part in dataclasses.fields(cls)}
         return cls(
@@ -80,20 +89,23 @@ def take_fingerprint(
     num_ranks_here: int = 1,
     is_restart: bool = False,
 ) -> Fingerprint:
-    """Take a run's fingerprint, and in exact mode see that samples and a micro-batch are the same a second time.
+    """Take a run's fingerprint. In exact mode, check that samples and a micro-batch are the same a second time.
 
     Args:
         config: The settings.
         loss: The recipe's loss function.
-        model: The model on the device, as it was built.
-        data: The training and the evaluation samples.
-        device: Where the rank computes.
-        num_ranks_here: Ranks on this machine.
-        is_restart: Nothing is done a second time, as it was when the run began.
+        model: The fresh model, on the device.
+        data: The training and the validation samples.
+        device: The rank's device.
+        num_ranks_here: Number of ranks on this machine.
+        is_restart: Skip the second pass, which ran when the run started.
+
+    Returns:
+        The fingerprint.
 
     Raises:
-        ConfigError: The second time gave something else.
-        LockstepError: The data set's own.
+        ConfigError: The second pass differs.
+        LockstepError: Raised by the dataset.
     """
     is_exact = config.mode == "exact"
     is_twice = is_exact and not is_restart
@@ -117,12 +129,12 @@ def take_fingerprint(
     trial: Named = {}
     if micro_batch is not None and tried is not None:
         trial = try_micro_batch(model, loss, tried, micro_batch.forward_key, device, twice=is_twice)
-    # Last, as the modules of a recipe may import others when they are first used.
-    return Fingerprint(what_computes(device), code_digests(config.recipe), found, trial)
+    # Last: a recipe's modules may import others when they are first used.
+    return Fingerprint(describe_kernels(device), code_digests(config.recipe), found, trial)
 
 
 def code_digests(recipe: str) -> Named:
-    """Digests of the package's files, and of a recipe file with the loaded modules that lie in its folder or below."""
+    """Return digests of the package's files, and of a recipe file with the loaded modules in or below its folder."""
     digests = {PACKAGE: _package_digest()}
     if recipe.endswith(".py"):
         path = Path(recipe)
@@ -130,12 +142,13 @@ def code_digests(recipe: str) -> Named:
             try:
                 content = file.read_bytes()
             except OSError:
-                continue  # it was removed since it was imported
+                continue  # the file was removed after its import
             digests[f"code of {file.relative_to(path.parent).as_posix()}"] = _short(hashlib.sha256(content))
     return digests
 
 
 @cache
+# Once per process: it reads every file of the package.
 def _package_digest() -> str:
     digest = hashlib.sha256()
     for file in sorted(_ROOT.rglob("*.py")):
@@ -145,32 +158,33 @@ def _package_digest() -> str:
 
 
 def _modules_below(folder: Path) -> Iterator[Path]:
-    """Files of loaded modules in a folder, without installed packages and Lockstep itself."""
+    """Yield the files of loaded modules in a folder, without installed packages and Lockstep itself."""
     installed = {Path(sys.prefix), Path(sys.base_prefix), _ROOT}
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
         if not isinstance(name, str):
             continue
         path = Path(name)
-        if path.is_relative_to(folder) and not any(path.is_relative_to(place) for place in installed):
+        if path.is_relative_to(folder) and not any(path.is_relative_to(each) for each in installed):
             yield path
 
 
 def _first_micro_batch(config: RunConfig, samples: Samples) -> MicroBatch:
-    """The first micro-batch of the run, cut short: a few samples show as much as all."""
+    """Return the run's first micro-batch, truncated: a few samples show as much as all of them."""
     order = Order(len(samples), config.global_batch, config.micro_batch, config.seed, groups_of(samples))
     whole = next(order.steps(_Alone(), stop=1)).micro_batches[0]
     return dataclasses.replace(whole, indices=whole.indices[:NUM_TRIED], keys=whole.keys[:NUM_TRIED])
 
 
 class _Alone:
+    # The order of a world of one rank: the first micro-batch is the same in every world.
     rank, size = 0, 1
 
 
 def _chosen(samples: Samples, seed: int, count: int) -> list[Request]:
-    """Some samples, each in a batch of its own, with the keys of their first epoch; they follow from the seed.
+    """Choose samples by the seed, each as a request of its own, with the keys of their first epoch.
 
-    One by one: samples of different sizes cannot share a batch.
+    One per request, because samples of different sizes cannot share a batch.
     """
     size = len(samples)
     if not size:
@@ -180,7 +194,7 @@ def _chosen(samples: Samples, seed: int, count: int) -> list[Request]:
 
 
 def _digests(loader: Loader, requests: Sequence[Request]) -> dict[int, str]:
-    """A digest for each of the samples that are read next."""
+    """Read samples and return the digest of each."""
     digests: dict[int, str] = {}
     for request in requests:
         digests |= sample_digests(loader.raw(*request))
@@ -191,9 +205,10 @@ def _digests(loader: Loader, requests: Sequence[Request]) -> dict[int, str]:
 def _reader(
     samples: Samples, requests: Sequence[Request], config: RunConfig, device: torch.device, num_ranks_here: int
 ) -> Iterator[Loader]:
-    """A loader for a few reads. Where training reads in workers, this does too.
+    """Open a loader for a few reads, with a worker process if training uses workers.
 
-    A dataset that opens its files at the first read would otherwise hand this process's open files to all workers.
+    A dataset that opens its files at the first read would otherwise pass this process's open files to all workers,
+    which would then share one file position.
     """
     workers = choose_num_workers(config.loader.num_workers, samples, device, num_ranks_here=num_ranks_here)
     loader = Loader(
@@ -206,9 +221,9 @@ def _reader(
 
 
 def sample_digests(batch: Batch) -> dict[int, str]:
-    """A digest for each sample of a batch, by its index.
+    """Return a digest of each sample of a batch, by the sample's index.
 
-    What belongs to no single sample counts for each of them.
+    Values that belong to no single sample count for each of them.
     """
     indices = batch.indices.tolist()
     digests = {}
@@ -221,12 +236,13 @@ def sample_digests(batch: Batch) -> dict[int, str]:
 
 
 def _feed(update: Callable[[bytes], object], value: Any, row: int | None, count: int) -> None:
-    """Feed what belongs to one sample of a batch into a digest."""
+    """Feed the values of one sample of a batch into a digest; `row` is None inside a value of that sample."""
     if isinstance(value, Tensor):
         if row is not None and value.dim() and len(value) == count:
             value = value[row]
         update(f"{value.dtype} {tuple(value.shape)}".encode())
         update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        # dtype and shape come first: equal bytes of another dtype are another sample.
     elif isinstance(value, np.ndarray):
         if row is not None and value.ndim and len(value) == count:
             value = value[row]
@@ -237,7 +253,7 @@ def _feed(update: Callable[[bytes], object], value: Any, row: int | None, count:
             update(f"{name}:".encode())
             _feed(update, item, row, count)
     elif isinstance(value, list | tuple):
-        # One item a sample, or fields of which each has one row a sample.
+        # Either one item per sample, or several fields with one row per sample each.
         has_rows = all(isinstance(item, Tensor) and item.dim() and len(item) == count for item in value)
         if row is not None and len(value) == count and not has_rows:
             _feed(update, value[row], None, count)
@@ -250,24 +266,25 @@ def _feed(update: Callable[[bytes], object], value: Any, row: int | None, count:
             _feed(update, getattr(value, part.name), row, count)
     elif isinstance(value, str | os.PathLike):
         text = os.fspath(value)
-        # The data may lie elsewhere on each machine.
+        # Machines may have the data under different folders.
         update(os.fsencode(os.path.basename(text) if os.path.isabs(text) else text))
     elif value is None or isinstance(value, bool | int | float | complex | bytes):
         update(repr(value).encode())
     else:
+        # Any other object: its repr may contain an address, so only its type counts.
         update(type(value).__name__.encode())
 
 
 def _sizes(samples: Samples) -> str | None:
-    """A digest of the names and sizes of a dataset's files, as far as it has `files`; of very many, of some."""
+    """Return a digest of the names and sizes of a dataset's `files`, if it has any; of very many files, of a subset."""
     files = as_samples(samples).files
     if files is None or not len(files):
         return None
     digest = hashlib.sha256(str(len(files)).encode())
-    for place in range(0, len(files), -(-len(files) // MAX_FILES)):
-        path = files[place]
+    for index in range(0, len(files), -(-len(files) // MAX_FILES)):
+        path = files[index]
         if not isinstance(path, str | os.PathLike):
-            return None  # it is something else that the dataset calls so
+            return None  # the dataset uses this name for something else
         try:
             size = os.stat(path).st_size
         except OSError:

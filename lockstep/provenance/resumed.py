@@ -1,4 +1,4 @@
-"""Whether a run goes on with what it was trained with so far: code, data, versions and processor (ADR 27)."""
+"""Checks at a resume that code, data, versions and processor are those of the run so far (ADR 27)."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from lockstep.provenance.fingerprint import PACKAGE, Fingerprint
 
 
 def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) -> list[str]:
-    """Compare the fingerprint in a checkpoint with the present one.
+    """Compare the fingerprint in a checkpoint with the current one.
 
-    An edited recipe or another model of processor is let through in exact mode where the samples and the trial
-    micro-batch kept their bits: a fixed log line is no reason to lose a run. Another version of a library is not, as
-    the trial does not run the optimizer.
+    In exact mode, an edited recipe or another processor is accepted if samples and trial micro-batch kept their bits: a
+    changed log line is no reason to lose a run. Another version of a library is not accepted, because the trial does
+    not run the optimizer.
 
     Args:
-        before: Of the process that wrote the checkpoint.
-        now: Of this process.
+        before: The fingerprint of the process that wrote the checkpoint.
+        now: The fingerprint of this process.
         config: The settings.
 
     Returns:
         Warnings.
 
     Raises:
-        DataError: Samples or files differ, and nothing else explains it.
+        DataError: Only samples or files differ.
         CheckpointError: Something else differs that can change the result.
     """
     if not any(before.to_json().values()):
         return [
-            "the checkpoint is from a Lockstep that kept no fingerprint: whether code, data or library versions "
+            "the checkpoint is from a version of Lockstep without fingerprints: whether code, data or library versions "
             "changed since is unknown"
         ]
     environment = _changes(before.environment, now.environment)
@@ -40,11 +40,11 @@ def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) ->
     trial = _changes(before.trial, now.trial, only_in_both=True)
     if data and not (environment or code):
         error: LockstepError = DataError(
-            f"the data changed since this run began: {_first(data)}",
-            changed="\n".join(data.values()),
-            cause="files were added, edited, converted or replaced, or data.root holds another set",
-            fix="put the data back as it was, or begin a new run with another --run-dir;\n"
-            "to go on with the changed data: checkpoint.on_change=warn",
+            f"the data changed since this run started: {_first(data)}",
+            given="\n".join(data.values()),
+            cause="Files were added, edited, converted or replaced, or data.root is another dataset.",
+            fix="Restore the data, or start a new run with another --run-dir;\n"
+            "to continue with the changed data, set checkpoint.on_change=warn.",
         )
         return _raise_or_warn(error, config.checkpoint.on_change != "warn")
     is_proven = bool(now.trial) and before.trial.keys() == now.trial.keys() and not (data or trial)
@@ -53,17 +53,17 @@ def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) ->
     serious = {name: line for name, line in changes.items() if name not in harmless}
     if not serious:
         return [
-            f"changed since the checkpoint: {line}; a trial micro-batch gave the same bits, so training goes on"
+            f"changed since the checkpoint: {line}; a trial micro-batch had the same bits, so training continues"
             for line in changes.values()
         ]
     error = CheckpointError(
-        f"this run was trained with something else so far: {_first(serious)} changed",
-        changed="\n".join([*serious.values()][:12]),
+        f"{_first(serious)} changed since the checkpoint of this run",
+        given="\n".join([*serious.values()][:12]),
         cause=None
         if environment or code
-        else "the model starts from random numbers that do not follow from the seed, or reads the environment",
-        fix="resume with the code, versions and kind of processor that it began with; or go on to a model that no\n"
-        "other run will give bit for bit: checkpoint.on_change=warn",
+        else "The model starts from random numbers that do not follow from the seed, or reads the environment.",
+        fix="Resume with the code, versions and kind of processor that the run started with. To continue to a model\n"
+        "that no other run can reproduce bit for bit, set checkpoint.on_change=warn.",
     )
     is_error = config.checkpoint.on_change == "error" or (
         config.checkpoint.on_change == "auto" and config.mode == "exact"
@@ -72,7 +72,7 @@ def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) ->
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str], *, only_in_both: bool = False) -> dict[str, str]:
-    """A line for each name under which there is something else now."""
+    """Return a line for each name whose value changed."""
     names = [name for name in dict.fromkeys([*before, *now]) if not only_in_both or (name in before and name in now)]
     return {
         name: f"{name}: {before.get(name, 'none')} in the checkpoint, {now.get(name, 'none')} now"
@@ -89,4 +89,4 @@ def _first(changes: Mapping[str, str]) -> str:
 def _raise_or_warn(error: LockstepError, is_error: bool) -> list[str]:
     if is_error:
         raise error
-    return [f"{error.what}\n  {error.slots['changed'].replace(chr(10), chr(10) + '  ')}"]
+    return [f"{error.what}\n  {error.slots['given'].replace(chr(10), chr(10) + '  ')}"]

@@ -1,4 +1,4 @@
-"""Whether what meets belongs together: a run folder and the settings given for it, and the ranks of a world."""
+"""Comparisons of settings: of a run folder with the current ones, and of the ranks of a world."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lockstep.cluster.world import World
     from lockstep.provenance.fingerprint import Fingerprint
 
-# Settings that change how a run is carried out, but not what it gives.
+# Settings that change how a run is executed, but not its result.
 FREE = {"loader", "cluster", "report", "checkpoint", "watch", "device", "eval_batch", "eval_every"}
 FREE |= {"parallel", "activation_checkpointing"}
 FREE |= {"data.root", "data.cache", "data.cache_gb"}
@@ -33,10 +33,15 @@ _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 
 def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
-    """See that a run folder is new, or holds the run that is to go on.
+    """Check that a run folder is new, or holds the run to resume.
+
+    Args:
+        folder: The run folder.
+        config: The settings.
+        resume: The --resume option.
 
     Raises:
-        CheckpointError: It holds a run, and nobody said to go on with it.
+        CheckpointError: It holds a run, and --resume was not given.
         ConfigError: It holds a run with other settings.
     """
     if not folder.config.exists():
@@ -54,55 +59,55 @@ def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
 
 
 def check_came_from(folder: RunFolder, config: RunConfig) -> None:
-    """See that a checkpoint of another run folder can be gone on from.
+    """Check that training can resume from a checkpoint of another run folder.
 
-    Where a run stands, and what its optimizer knows, mean something else under other settings.
+    The step and the optimizer state have another meaning under other settings.
 
     Args:
-        folder: What the checkpoint lies in; it may be no run folder.
-        config: What is to go on.
+        folder: The folder of the checkpoint's run; it may be no run folder.
+        config: The settings.
 
     Raises:
         ConfigError: The run there has other settings.
     """
     if folder.config.exists() and (other := _differing(folder, config)):
         raise ConfigError(
-            f"the run in {folder.path} has other settings, so this one can't go on from its checkpoint",
+            f"the run in {folder.path} has other settings, so this run can't resume from its checkpoint",
             given="\n".join(other),
             fix="Give the same settings, or start a new run." + _more_epochs(other, config, folder),
         )
 
 
 def _differing(folder: RunFolder, config: RunConfig) -> list[str]:
-    """Settings on which the result depends, and that a run folder's run has otherwise."""
+    """Return the settings of a run folder that differ and change the result."""
     return differing(_settings_of(folder), config)
 
 
 def _settings_of(folder: RunFolder) -> dict[str, Any]:
-    """What a run folder's `config.yaml` holds.
+    """Read a run folder's `config.yaml`.
 
     Raises:
         ConfigError: It is damaged.
     """
-    do = f"put {folder.config} back as it was, or move it away: checkpoints keep the settings too"
+    fix = f"Restore {folder.config}, or move it away: checkpoints have the settings too."
     try:
         return document.parse(read_plain(folder.config, _MAX_CONFIG_BYTES).decode(), str(folder.config)).values
     except ConfigError as error:
-        raise ConfigError(error.what, **{**error.slots, "fix": do}) from None
+        raise ConfigError(error.what, **{**error.slots, "fix": fix}) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{folder.config} is not text in UTF-8", given=f"byte {error.start} of the file", fix=do
+            f"{folder.config} is not text in UTF-8", given=f"byte {error.start} of the file", fix=fix
         ) from None
     except OSError as error:
-        raise ConfigError(f"{folder.config} can't be read: {error.strerror}", fix=do) from None
+        raise ConfigError(f"{folder.config} can't be read: {error.strerror}", fix=fix) from None
 
 
 def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
-    """Settings on which the result depends, and that other settings have otherwise, each with both values."""
+    """Return a line with both values for each setting that differs and changes the result."""
     old = flat(_with_defaults(settings, config))
     new = flat(plain_settings(config))
     return [
-        f"{name}: {old.get(name, 'nothing')} in the run, {new.get(name, 'nothing')} now"
+        f"{name}: {old.get(name, 'not set')} in the run, {new.get(name, 'not set')} now"
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name) and name not in FREE and name.split(".")[0] not in FREE
     ]
@@ -124,21 +129,20 @@ def _more_epochs(other: list[str], config: RunConfig, folder: RunFolder) -> str:
 def check_ranks_agree(
     world: World, config: RunConfig, model: nn.Module, num_samples: tuple[int, int], fingerprint: Fingerprint
 ) -> list[str]:
-    """See that all ranks are about to do the same.
+    """Check that all ranks have the same code, settings, data and model.
 
     Args:
-        world: The ranks.
+        world: The world.
         config: The settings.
-        model: On the device.
-        num_samples: Of the training and the evaluation set.
-        fingerprint: Of this rank.
+        model: The model, on the device.
+        num_samples: Number of training and of validation samples.
+        fingerprint: This rank's fingerprint.
 
     Returns:
-        What differs and may, in fast mode: versions and processors, and samples as they decode them.
+        Differences that fast mode allows: versions, processors, and samples that decode to other bits.
 
     Raises:
-        LaunchError: A rank has other versions, settings, code, data or another model; the rank and what differs are
-            named.
+        LaunchError: A rank differs from rank 0; the error names it and the first differences.
     """
     import torch
 
@@ -157,7 +161,7 @@ def check_ranks_agree(
         **fingerprint.data,
         **fingerprint.trial,
     }
-    for name in ("data.root", "data.cache"):  # each machine may have the data elsewhere
+    for name in ("data.root", "data.cache"):  # machines may have the data under different folders
         mine.pop(f"setting {name}", None)
     kernels = {name: value for name, value in fingerprint.environment.items() if name != PROCESSOR and name not in mine}
     others = collectives.all_gather_object(world, (mine, kernels))
@@ -166,7 +170,7 @@ def check_ranks_agree(
         other_kernels = _unequal(others[0][1], their_kernels, rank)
         differing = _unequal(others[0][0], theirs, rank)
         if config.mode == "fast":
-            # Other libraries and processors may round decoded samples otherwise.
+            # Other libraries and processors may decode samples to other bits.
             rounded = [line for line in differing if other_kernels and re.match(r"(training|evaluation) sample ", line)]
             allowed += [*other_kernels, *rounded]
             differing = [line for line in differing if line not in rounded]
@@ -175,34 +179,34 @@ def check_ranks_agree(
         if differing:
             raise LaunchError(
                 f"rank {rank} differs from rank 0 in {len(differing)} thing{'s' if len(differing) > 1 else ''}",
-                differ="\n".join(differing[:5]),
-                fix="start all ranks with the same command, code, packages and data",
+                given="\n".join(differing[:5]),
+                fix="Start all ranks with the same command, code, packages and data.",
             )
     return allowed
 
 
 def _unequal(first: Mapping[str, object], theirs: Mapping[str, object], rank: int) -> list[str]:
-    """A line for each name under which a rank has something else than rank 0."""
+    """Return a line for each name whose value on a rank differs from rank 0's."""
     return [
         f"{name}: {theirs.get(name, 'none')} on rank {rank}, {first.get(name, 'none')} on rank 0"
         for name in dict.fromkeys([*first, *theirs])
         if first.get(name) != theirs.get(name)
-        # Only rank 0 calls a recipe's `dataset_info`, and may load more modules for it.
+        # Only rank 0 calls a recipe's `dataset_info`, which may load more modules.
         and (not name.startswith("code of ") or (name in first and name in theirs))
     ]
 
 
 def _with_defaults(settings: dict[str, Any], config: RunConfig) -> dict[str, Any]:
-    """A run's settings with the defaults of those that have come since it began."""
+    """Add the defaults of settings that were introduced after the run started."""
     settings = with_present_names(type(config), settings)
     try:
         return plain_settings(type(config).model_validate(settings))
-    except ValidationError:  # a setting has gone, or means something else
+    except ValidationError:  # a setting was removed or changed its meaning
         return settings
 
 
 def plain_settings(config: RunConfig) -> dict[str, Any]:
-    """The settings as plain values, paths from the root on: a run folder is used from other places too."""
+    """Return the settings as plain values, with absolute paths: a run folder is read from other folders too."""
 
     def whole(value: Any, plain: Any) -> Any:
         if isinstance(value, Path):

@@ -1,7 +1,7 @@
-"""Sees, before training, that samples and a micro-batch are the same when they are read and computed a second time.
+"""Checks before training that a second reading of samples and a second pass of a micro-batch have the same bits.
 
-Exact mode promises equal bits, and that is not in the engine's hand alone: a counter in a module or a random generator
-of its own makes a result depend on what was computed before, hence on the number of processes and on stops.
+Exact mode promises equal bits, and the engine alone cannot ensure them: a call counter in a module or a random
+generator of its own makes a result depend on earlier calls, hence on the number of processes and on restarts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from lockstep.errors import ConfigError, LockstepError
 
 LOGGER = logging.getLogger("lockstep")
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_INSTEAD = "or set mode=fast, which promises no equal bits"
+_INSTEAD = "or set mode=fast, which does not promise equal bits."
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """What one forward and backward pass gave: loss terms, gradients and changed buffers, by name."""
+    """The result of one forward and backward pass: loss terms, gradients and changed buffers, by name."""
 
     losses: dict[str, Tensor]
     gradients: dict[str, Tensor]
@@ -34,12 +34,12 @@ class _Pass:
 
 
 def check_same_samples(name: str, first: Mapping[int, str], again: Mapping[int, str]) -> None:
-    """Compare the digests of samples that were read twice by the same keys.
+    """Compare the digests of two readings of samples with the same keys.
 
     Args:
         name: "training" or "evaluation".
-        first: Digests by the sample's index.
-        again: The same of the second time.
+        first: Digests of the first reading, by the sample's index.
+        again: Digests of the second reading.
 
     Raises:
         ConfigError: Some differ.
@@ -51,9 +51,9 @@ def check_same_samples(name: str, first: Mapping[int, str], again: Mapping[int, 
     raise ConfigError(
         f"{name} sample {differing[0]}{more} had other values when it was read again with the same key",
         given="mode=exact, which needs the same sample at every reading",
-        cause="the dataset counts its calls, draws from a random generator of its own, reads the clock,\n"
-        "or changes its samples in place (x += noise)",
-        fix="draw from torch's, numpy's or Python's global generator, which the engine seeds for each sample, or from\n"
+        cause="The dataset counts its calls, draws from a random generator of its own, reads the clock,\n"
+        "or changes its samples in place (x += noise).",
+        fix="Draw from torch's, numpy's or Python's global generator, which the engine seeds for each sample, or from\n"
         f"the sample's key; copy a sample before changing it; {_INSTEAD}",
     )
 
@@ -67,22 +67,22 @@ def try_micro_batch(
     *,
     twice: bool,
 ) -> dict[str, str]:
-    """Run a micro-batch forward and backward, and digest what it gave. The model is left as it was.
+    """Run a micro-batch forward and backward, and digest the result. The model's state is restored.
 
     Args:
-        model: On the device, as it was built.
-        loss: The recipe's.
-        batch: The micro-batch's samples, on the device.
-        forward_key: Seeds the forward pass.
-        device: The model's.
-        twice: Whether to run it again and compare.
+        model: The fresh model, on the device.
+        loss: The recipe's loss function.
+        batch: The micro-batch's samples, on the device; its tensors have any shape `(N, ...)`.
+        forward_key: The seed of the forward pass.
+        device: The model's device.
+        twice: Whether to run a second pass and compare.
 
     Returns:
-        Digests of initial weights, loss and gradients by name. Empty where the pass raises an error: step 0 then meets
-        the same one, and reports it.
+        Digests of initial weights, loss and gradients, by name. Empty if the pass raises an error: step 0 then raises
+        the same one and reports it.
 
     Raises:
-        ConfigError: The second pass gave other bits, or a pass changed a parameter.
+        ConfigError: The second pass has other bits, or a pass changed a parameter.
     """
     buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
     values = [None if buffer is None else buffer.clone() for *_, buffer in buffers]
@@ -94,11 +94,12 @@ def try_micro_batch(
         sum(terms.values(), torch.zeros((), device=device)).backward()
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         changed = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        put_back()
+        restore()
         return _Pass({name: term.detach() for name, term in terms.items()}, gradients, changed)
 
-    def put_back() -> None:
+    def restore() -> None:
         for (module, name, buffer), value in zip(buffers, values, strict=True):
+            # A module may have replaced the buffer by another tensor, so the original object is restored too.
             module._buffers[name] = buffer
             if buffer is not None and value is not None:
                 buffer.copy_(value)
@@ -117,7 +118,7 @@ def try_micro_batch(
             return {}
         finally:
             with torch.no_grad():
-                put_back()
+                restore()
     written = _differing(weights, _sums(dict(model.named_parameters())))
     if written:
         raise _not_repeatable(f"the forward pass wrote into {_named('parameter', written)}")
@@ -146,13 +147,13 @@ def _compare(first: _Pass, again: _Pass) -> None:
 
 def _not_repeatable(what: str) -> ConfigError:
     return ConfigError(
-        "the same micro-batch gave other values when it was computed again",
-        differ=what,
-        given="mode=exact, which needs a model and a loss without a memory of earlier passes",
-        cause="the model or the loss counts its calls, keeps values of an earlier pass in an attribute or a\n"
-        "parameter, draws from a random generator of its own, or reads the clock",
-        fix="draw from torch's, numpy's or Python's global generator, which the engine seeds for each\n"
-        f"micro-batch; keep what changes in a buffer (register_buffer), written in place; {_INSTEAD}",
+        "the same micro-batch had other values when it was computed again",
+        given=what,
+        where="mode=exact, which needs a model and a loss without a memory of earlier passes",
+        cause="The model or the loss counts its calls, keeps values of an earlier pass in an attribute or a\n"
+        "parameter, draws from a random generator of its own, or reads the clock.",
+        fix="Draw from torch's, numpy's or Python's global generator, which the engine seeds for each\n"
+        f"micro-batch; keep changing state in a buffer (register_buffer), written in place; {_INSTEAD}",
     )
 
 
@@ -173,10 +174,11 @@ def _differing(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:
 
 
 def _sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The sum of each tensor's bits as integers: exact, in any order, and one pass over the memory."""
+    """Sum each tensor's bits as integers: exact in any order, and one pass over the memory."""
     if not tensors:
         return {}
-    # One read for all: on a GPU each would wait for the device.
+    # One transfer for all tensors: on a GPU, each transfer waits for the device.
+
     sums = torch.stack([_bits(tensor).sum(dtype=torch.int64) for tensor in tensors.values()]).tolist()
     return dict(zip(tensors, sums, strict=True))
 

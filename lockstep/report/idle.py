@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lockstep.data.micro_batches import num_micro_batches
+
 
 def idle_row(num_procs: int, batch: int, micro_batch: int) -> str:
     """Describe how many processes are idle, and which micro_batch gives all of them work; empty if none is idle.
@@ -11,7 +13,7 @@ def idle_row(num_procs: int, batch: int, micro_batch: int) -> str:
         batch: Samples per step.
         micro_batch: Maximum samples per forward pass.
     """
-    num_micro = -(-batch // micro_batch)
+    num_micro = num_micro_batches(batch, micro_batch)
     if num_micro >= num_procs:
         return ""
     num_idle = num_procs - num_micro

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import seeded
+from lockstep.data.micro_batches import num_micro_batches
 from lockstep.data.order import part
 from lockstep.engine.parts import Parts
 from lockstep.errors import ConfigError
@@ -204,13 +205,13 @@ def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, pa
 
 def num_held(config: RunConfig, num_procs: int) -> int:
     """Micro-batches that a process holds in memory at once: with synchronised batch norm, all of its own."""
-    num_leaves = -(-config.global_batch // config.micro_batch)
+    num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
     return -(-num_leaves // num_procs) if config.batch_norm == "sync" else 1
 
 
 def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
     """Copies of the gradients that rank 0 holds at once, and receive buffers that it allocates."""
-    num_leaves = -(-config.global_batch // config.micro_batch)
+    num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
     shares = [part(0, num_leaves, num_procs, rank) for rank in range(num_procs)]
     stack: list[tuple[tuple[int, int], None]] = []
     in_tree, most = _in_tree(config), 1
@@ -234,7 +235,7 @@ def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -
         num_procs: Processes.
         parallel: "ddp" or "fsdp".
     """
-    num_leaves = -(-config.global_batch // config.micro_batch)
+    num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
     others = num_procs - 1
     if parallel == "fsdp":
         # Per pass: two all-gathers, one reduce-scatter.

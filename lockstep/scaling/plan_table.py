@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from lockstep.config.schema import RunConfig
+from lockstep.data.micro_batches import num_micro_batches
 from lockstep.engine.build import build_parts
 from lockstep.engine.parts import Parts
 from lockstep.report.console import Console
@@ -33,7 +34,7 @@ def figures(config: RunConfig, build: Callable[[], Parts], num_procs: int, memor
     inputs = example(config, build_parts(config, build))
     one, sizes = pass_through(config, build, inputs, config.micro_batch)
     without = _never_with_fsdp(config)
-    num_micro = -(-config.global_batch // config.micro_batch)
+    num_micro = num_micro_batches(config.global_batch, config.micro_batch)
     ways: dict[str, dict[str, Any]] = {
         way: {
             "memory": memory(config, sizes, one.activations, num_procs, way),

@@ -1,4 +1,9 @@
-"""Work that goes on beside training: copies of tensors as they are now, and a thread that does one thing at a time."""
+"""Work beside training: snapshots of tensors in host memory, and a thread that runs one task at a time.
+
+training thread    step 10 | take() | step 11 | step 12 | step 13 ...
+GPU stream                 |- copy to host -|
+background thread          | wait() ........|- hash, write, fsync -|
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,13 @@ import torch
 from torch import Tensor
 
 
-class Copies:
-    """Copies of tensors in memory of the host that is kept from one time to the next, so that copying is all it costs.
+class HostCopies:
+    """Snapshots of tensors in reused host memory.
 
-    (The first time, the memory's first touch takes some twenty times as long.)
+    Reuse matters: the first write to fresh memory faults in every page and takes about twenty times as long as a copy.
 
-    From a GPU they come while it goes on computing, in the order of its work: what changes the tensors after `take`
-    changes no copy.
+    Copies from a GPU are asynchronous and follow the order of its stream. Later changes to the tensors therefore do not
+    reach the copies, although `take` returns before the data has arrived.
     """
 
     def __init__(self) -> None:
@@ -23,7 +28,14 @@ class Copies:
         self._arrived: torch.cuda.Event | None = None
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of the tensors as they are now; call `wait` before they are read. Writes over those taken before."""
+        """Snapshot tensors; overwrites the previous snapshot.
+
+        Args:
+            tensors: Tensors of any shape, on any device.
+
+        Returns:
+            Copies on the host, by name. Call `wait` before reading them.
+        """
         copies = {}
         self._arrived = None
         for name, tensor in tensors.items():
@@ -36,24 +48,24 @@ class Copies:
         return copies
 
     def wait(self) -> None:
-        """Wait until the copies are there."""
+        """Wait until the copies have arrived on the host."""
         if self._arrived is not None:
             self._arrived.synchronize()
 
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         found = self._buffers.get(name)
         if found is None or (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
-            # In the tensor's own layout: it is copied in one piece, and laid out anew beside training.
+            # Keep the tensor's strides: the copy is then one memcpy. The background thread makes it contiguous.
             found = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=tensor.is_cuda)
             self._buffers[name] = found
         return found
 
 
 class Background:
-    """Does one thing after the other in a thread. What goes wrong there is raised here, at the next call.
+    """A thread that runs one task after the other. The error of a task is raised at the caller's next call.
 
     Attributes:
-        num_bytes: What the work says of how far it is; for whoever waits.
+        num_bytes: Progress of the tasks so far, in bytes. `join` reads it to see that a task still progresses.
     """
 
     def __init__(self) -> None:
@@ -63,32 +75,41 @@ class Background:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is work that is not done."""
+        """Whether a task is running or waiting."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, work: Callable[[], object]) -> None:
-        """Let it do something, after what it was given before; not at all if that went wrong."""
+        """Run a task after all earlier ones.
+
+        The task is skipped if an earlier one failed: a later checkpoint must not hide that an earlier one is missing.
+
+        Raises:
+            BaseException: The error of an earlier task.
+        """
         self.check()
         self._thread = threading.Thread(target=self._run, args=(work, self._thread), name="background")
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what went wrong, if anything did; once."""
+        """Raise the error of an earlier task, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def wait(self, beat: Callable[[], object] = lambda: None) -> None:
-        """Wait until all is done, and raise what went wrong.
+        """Wait for all tasks.
 
         Args:
-            beat: Called now and then while the work gets on.
+            beat: Called while a task progresses, so that the watchdog does not take the wait for a hang.
+
+        Raises:
+            BaseException: The error of a task.
         """
         self.join(beat)
         self.check()
 
     def join(self, beat: Callable[[], object] = lambda: None) -> None:
-        """Wait until all is done, well or not."""
+        """Wait for all tasks; keep their error for the next `check`."""
         seen = -1
         while self._thread is not None and self._thread.is_alive():
             if self.num_bytes != seen:
@@ -98,10 +119,11 @@ class Background:
         self._thread = None
 
     def moved(self, num_bytes: int) -> None:
-        """For the work to say that it gets on."""
+        """Add bytes to the progress; called by the task."""
         self.num_bytes += num_bytes
 
     def _run(self, work: Callable[[], object], before: threading.Thread | None) -> None:
+        # Each thread joins the one before it: a queue of tasks without a lock of its own.
         if before is not None:
             before.join()
         if self._error is None:

@@ -1,8 +1,20 @@
-"""Checkpoints: written beside, flushed to disk, renamed; verified before they are used.
+"""Checkpoints: written beside the target, flushed, renamed, pruned; verified before use.
 
-A checkpoint is a folder `step-000230` with the weights, the optimizer's tensors, what else there is as JSON, and a
-manifest with the size and SHA-256 of each. Nothing in it can run code. The folder gets its name when all of it is on
-disk, so a name that is there is a whole checkpoint, unless the disk or a person altered it: that the manifest finds.
+A checkpoint is a folder `step-000230` that holds the weights, the optimizer's tensors, all other state as JSON, and a
+manifest with the size and SHA-256 of each file. None of these formats can run code.
+
+The commit protocol:
+
+    write    .step-000230.PID.partial/weights.safetensors, optimizer.safetensors, state.json    fsync of each file
+             .step-000230.PID.partial/manifest.json     last, since it holds their hashes; fsync
+    flush    .step-000230.PID.partial/                  fsync of the folder: the files' names are on disk
+    rename   step-000230 -> .step-000230.PID.partial-old    only if this step was saved before
+             .step-000230.PID.partial -> step-000230    atomic: this is the commit
+             checkpoints/                               fsync of the folder: the rename is on disk
+    prune    .step-000230.PID.partial-old, then checkpoints beyond `keep`: renamed away, then deleted
+
+A crash or power cut at any point leaves each earlier checkpoint whole, and a folder under a final name is complete. If
+a disk fault or a user altered it, it does not match its manifest, and a resume falls back to the checkpoint before it.
 """
 
 from __future__ import annotations
@@ -38,22 +50,22 @@ from lockstep.version import __version__
 
 FILES = (MANIFEST, STATE, OPTIMIZER, WEIGHTS)
 BEST = "best.json"
-# No module has a colon in its name, so an optimizer's tensors never collide with weights.
 T = TypeVar("T")
+# Module names cannot contain a colon, so these prefixes never collide with the name of a weight.
 _OPTIMIZER, AVERAGE = "optimizer:", "average:"
 
 
 @dataclass
 class Checkpoint:
-    """All that a run needs to go on.
+    """The complete state of a run at one step.
 
     Attributes:
-        step: Optimizer steps done: the position, from which order, keys and learning rate follow.
+        step: Number of optimizer steps done. Sample order, random keys and learning rate follow from it.
         weights: The model's state_dict.
         optimizer: The optimizer's state_dict.
-        state: Everything else, as plain JSON.
-        average: The moving average of the weights, where there is one.
-        run: What decides the run's bits, to be compared at a resume; see `run_identity`.
+        state: All other state, as plain JSON.
+        average: The exponential moving average of the weights; empty without one.
+        run: The run's identity, compared at a resume; see `run_identity`.
     """
 
     step: int
@@ -65,7 +77,7 @@ class Checkpoint:
 
 
 def name_of(step: int) -> str:
-    """The name of a step's checkpoint folder."""
+    """Return the name of a step's checkpoint folder."""
     return f"step-{step:06}"
 
 
@@ -73,10 +85,10 @@ def save(checkpoint: Checkpoint, folder: Path) -> Path:
     """Write a checkpoint into a run's checkpoint folder.
 
     Returns:
-        Its own folder.
+        The checkpoint's own folder.
 
     Raises:
-        CheckpointError: It can't be written; all earlier ones are as they were.
+        CheckpointError: It cannot be written. All earlier checkpoints are unchanged.
     """
     return write(checkpoint.step, *pack(checkpoint), folder)
 
@@ -89,45 +101,51 @@ def write(
     moved: Callable[[int], object] = lambda _: None,
     fetch: Callable[[str], Tensor] | None = None,
 ) -> Path:
-    """`save` for a checkpoint that was packed.
+    """Write a packed checkpoint and return its folder; see the protocol at the top of this module.
 
     Args:
-        step: Its step.
-        tensors: By name, on any device.
-        plain: What else there is, as plain JSON.
+        step: The checkpoint's step.
+        tensors: Tensors by name, of any shape, on any device.
+        plain: All other state, as plain JSON.
         folder: The run's checkpoint folder.
-        moved: Told now and then how many bytes have gone to the disk.
-        fetch: Gives each tensor when it is its turn; those in `tensors` are then on the
-            meta device.
+        moved: Called with the number of bytes after each write.
+        fetch: Returns a tensor when it is written, so that a sharded model is never whole in memory. `tensors` then
+            only have shapes (meta device).
+
+    Raises:
+        CheckpointError: It cannot be written. All earlier checkpoints are unchanged.
     """
     target = folder / name_of(step)
     partial = folder / f".{target.name}.{os.getpid()}.partial"
     parts = by_file(tensors if fetch else {name: tensor.detach().cpu() for name, tensor in tensors.items()})
     try:
-        remove_named(partial, FILES)  # there seldom is one
+        remove_named(partial, FILES)  # left by a killed process that had the same id
         partial.mkdir(parents=True)
         written = {name: write_tensors(partial / name, part, moved, fetch) for name, part in parts.items()}
         written[STATE] = _write(partial / STATE, json.dumps(plain, indent=1).encode())
         files = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in written.items()}
         _write(partial / MANIFEST, json.dumps({"format": FORMAT, "files": files}, indent=1).encode())
+        # Without this flush, a power cut after the rename could leave a committed folder that lacks files.
         sync_folder(partial)
+        # A rename cannot replace a folder that is not empty, so the old one gives up its name first. A crash between
+        # the two renames loses this step's checkpoint only; the ones before it remain.
         old = _take_name(target)
-        partial.rename(target)
+        partial.rename(target)  # the commit
         sync_folder(folder)
-        remove_named(old, FILES)  # the new one is whole; `clean` takes the rest
+        remove_named(old, FILES)  # only after the commit; `clean` removes what a crash here leaves
     except OSError as error:
-        remove_named(partial, FILES)  # `clean` takes the rest
+        remove_named(partial, FILES)
         raise cannot_write(target, error) from None
     return target
 
 
 def file_of(name: str) -> str:
-    """The file that a tensor is in, by its name."""
+    """Return the file that holds a tensor, given the tensor's name."""
     return OPTIMIZER if name.startswith((_OPTIMIZER, AVERAGE)) else WEIGHTS
 
 
 def by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Tensors by the file that they go to."""
+    """Group tensors of any shape by the file that holds them."""
     parts: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
     for name, tensor in tensors.items():
         parts[file_of(name)][name] = tensor
@@ -135,26 +153,31 @@ def by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def discard(target: Path) -> None:
-    """Remove a checkpoint; it loses its name before its files."""
-    remove_named(_take_name(target), FILES)  # the next run tries again
+    """Remove a checkpoint. It is renamed first, so that a crash never leaves a partly deleted one under its name."""
+    remove_named(_take_name(target), FILES)
 
 
 def clean(folder: Path) -> None:
-    """Remove what a killed process left half-written. Only for the process that has the run folder."""
+    """Remove partial checkpoints of killed processes. Only for the process that holds the run folder's lock."""
     for partial in folder.glob(".step-*.partial*"):
         remove_named(partial, FILES)
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps of which there are checkpoints, oldest first."""
+    """Return the steps that have a checkpoint, in ascending order."""
     numbers = (path.name.removeprefix("step-") for path in folder.glob("step-*") if path.is_dir())
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 def prune(folder: Path, step: int, keep: int, best: int | None) -> None:
-    """Remove what is older than the newest `keep` up to a step, but for the best one.
+    """Remove all but the newest `keep` checkpoints up to a step, and the best one.
 
-    Later ones are left alone and don't count: the run has gone back behind them, as they are torn, say.
+    Args:
+        folder: The run's checkpoint folder.
+        step: The step that was just saved. Later checkpoints are kept and not counted: the run was resumed from before
+            them, perhaps because they are damaged.
+        keep: Number of checkpoints to keep.
+        best: The step of the best checkpoint, which is kept too.
     """
     for older in [number for number in steps(folder) if number <= step][:-keep]:
         if older != best:
@@ -165,18 +188,20 @@ def load_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Chec
     """Read and verify a checkpoint. Tensors are on the CPU.
 
     Args:
-        path: Its folder.
-        limits: How many bytes each file may have; see `weights.file_limits`. None: as many as there are.
+        path: The checkpoint's folder.
+        limits: Maximum size in bytes by file name; see `weights.file_limits`. None: no limit.
 
     Raises:
-        CheckpointError: A file is missing, torn or altered, or too large.
+        CheckpointError: A file is missing, truncated, altered or too large.
     """
     limits = {STATE: MAX_STATE_BYTES, **(limits or {})}
     contents = {name: verified(path / name, expected, limits.get(name)) for name, expected in manifest_of(path).items()}
     try:
         tensors = load(contents[WEIGHTS]) | load(contents[OPTIMIZER])
     except (SafetensorError, MemoryError) as error:
-        raise CheckpointError(f"{path} can't be read as safetensors", reason=error) from None
+        raise CheckpointError(
+            f"{path} can't be read as safetensors", cause=error, fix="Resume from an earlier checkpoint."
+        ) from None
     return unpack(tensors, parse_object(path / STATE, contents[STATE]), path)
 
 
@@ -184,7 +209,7 @@ def newest(
     folder: Path,
     load: Callable[[Path], T] = load_checkpoint,  # type: ignore[assignment]  # T is Checkpoint where nothing is given
 ) -> Iterator[tuple[Path, T | CheckpointError]]:
-    """The checkpoints of a run, newest first, each loaded or with what is wrong with it."""
+    """Yield the checkpoints of a run, newest first, each one loaded or as the error of loading it."""
     for step in reversed(steps(folder)):
         path = folder / name_of(step)
         try:
@@ -194,22 +219,22 @@ def newest(
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint of a folder, or None where there is none (yet); for a loop of one's own."""
+    """Return the newest checkpoint that is whole, or None; for custom training loops."""
     return next((found for _, found in newest(folder) if isinstance(found, Checkpoint)), None)
 
 
 def mark_best(folder: Path, best: dict[str, Any]) -> None:
-    """Remember which checkpoint is the best one: `{"step": …, "metric": …, "value": …}`."""
+    """Record the best checkpoint: `{"step": …, "metric": …, "value": …}`."""
     write_atomically(folder / BEST, json.dumps(best).encode())
 
 
 def pack(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Part a checkpoint into tensors, by name, and plain JSON."""
+    """Split a checkpoint into tensors by name and plain JSON."""
     tensors = checkpoint.weights | {f"{AVERAGE}{name}": tensor for name, tensor in checkpoint.average.items()}
     values: dict[str, Any] = {}
-    for place, entries in checkpoint.optimizer["state"].items():
+    for index, entries in checkpoint.optimizer["state"].items():
         for key, value in entries.items():
-            name = f"{_OPTIMIZER}{place}:{key}"
+            name = f"{_OPTIMIZER}{index}:{key}"
             if isinstance(value, Tensor):
                 tensors[name] = value
             else:
@@ -220,19 +245,18 @@ def pack(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def unpack(tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None = None) -> Checkpoint:
-    """The inverse of `pack`.
+    """Join what `pack` split; `path` is the checkpoint's folder, for the error.
 
     Raises:
-        CheckpointError: `plain`, which was read from `path`, does not have the form that `pack` gives it.
+        CheckpointError: `plain` does not have the form that `pack` returns.
     """
     try:
         return _unpack(tensors, plain)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path / STATE if path else STATE} does not have the form of a checkpoint",
-            problem=f"{type(error).__name__}: {error}",
-            cause="another version of Lockstep wrote it",
-            fix=f"resume with the version that wrote it; this is {__version__}",
+            cause=f"It was written by another version of Lockstep: {type(error).__name__}: {error}",
+            fix=f"Resume with the version that wrote it; this is {__version__}.",
         ) from None
 
 
@@ -242,8 +266,8 @@ def _unpack(tensors: dict[str, Tensor], plain: dict[str, Any]) -> Checkpoint:
     entries: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **plain["values"]}.items():
         if name.startswith(_OPTIMIZER):
-            _, place, key = name.split(":")
-            entries.setdefault(int(place), {})[key] = value
+            _, index, key = name.split(":")
+            entries.setdefault(int(index), {})[key] = value
     optimizer = {"state": entries, "param_groups": plain["groups"]}
     if not (isinstance(plain["step"], int) and isinstance(plain["state"], dict) and isinstance(plain["groups"], list)):
         raise TypeError("step, state or groups is of another type")
@@ -251,7 +275,7 @@ def _unpack(tensors: dict[str, Tensor], plain: dict[str, Any]) -> Checkpoint:
 
 
 def run_of(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint's state keeps of the run's identity; empty in checkpoints from before it was kept."""
+    """Return the run's identity from a checkpoint's state; empty if the checkpoint predates it."""
     run = plain.get("run")
     return run if isinstance(run, dict) else {}
 
@@ -265,7 +289,7 @@ def _write(path: Path, content: bytes) -> tuple[int, str]:
 
 
 def _take_name(target: Path) -> Path:
-    """Give a checkpoint a name under which nobody looks for it; the name, whether or not there was a checkpoint."""
+    """Rename a checkpoint to a name that no reader looks for; return that name, also if there is no checkpoint."""
     nameless = target.with_name(f".{target.name}.{os.getpid()}.partial-old")
     if target.exists():
         target.rename(nameless)

@@ -1,4 +1,4 @@
-"""Opens a verified checkpoint of which one tensor at a time is read into memory."""
+"""Verified checkpoints, read into memory one tensor at a time."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ Shape = tuple[torch.Size, torch.dtype]
 
 @dataclass(frozen=True)
 class Opened:
-    """A verified checkpoint of which nothing but names and shapes is in memory.
+    """A verified checkpoint with only names and shapes in memory.
 
     Attributes:
-        plain: What else there is, as `pack` has it.
-        shapes: Shape and type of each tensor, by name.
+        path: The checkpoint's folder.
+        plain: All state but tensors, as `pack` returns it.
+        shapes: Shape and dtype of each tensor, by name.
     """
 
     path: Path
@@ -45,7 +46,7 @@ class Opened:
     shapes: dict[str, Shape]
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor, read now."""
+        """Read one tensor."""
         file = file_of(name)
         with safe_open(self.path / file, "pt") as opened:
             found: Tensor = opened.get_tensor(name)
@@ -53,10 +54,14 @@ class Opened:
 
 
 def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Opened:
-    """Verify a checkpoint, a piece at a time; see `load_checkpoint`.
+    """Verify a checkpoint in pieces, without reading its tensors into memory.
+
+    Args:
+        path: The checkpoint's folder.
+        limits: Maximum size in bytes by file name; see `load_checkpoint`.
 
     Raises:
-        CheckpointError: A file is missing, torn or altered, or too large.
+        CheckpointError: A file is missing, truncated, altered or too large.
     """
     limits = {STATE: MAX_STATE_BYTES, **(limits or {})}
     for name, expected in manifest_of(path).items():
@@ -64,6 +69,7 @@ def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Open
             status = (path / name).stat()
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "it is not a regular file")
+            # The size first: hashing a file of terabytes only to refuse it would take hours.
             if status.st_size != expected.get("bytes"):
                 check_file(path / name, expected, status.st_size, "")
             check_limit(path / name, status.st_size, limits.get(name))
@@ -71,7 +77,9 @@ def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Open
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
                 check_file(path / name, expected, file.tell(), sha256)
         except OSError as error:
-            raise CheckpointError(f"{path / name} can't be read: {error.strerror}") from None
+            raise CheckpointError(
+                f"{path / name} can't be read: {error.strerror}", fix="Make it a file that this user can read."
+            ) from None
     shapes: dict[str, Shape] = {}
     try:
         for file_name in (WEIGHTS, OPTIMIZER):
@@ -81,5 +89,7 @@ def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Open
                     part = opened.get_slice(name)
                     shapes[name] = torch.Size(part.get_shape()), dtype_of(part.get_dtype(), path / file_name)
     except (SafetensorError, OSError, MemoryError) as error:
-        raise CheckpointError(f"{path} can't be read as safetensors", cause=str(error)[:500]) from None
+        raise CheckpointError(
+            f"{path} can't be read as safetensors", cause=str(error)[:500], fix="Use an earlier checkpoint."
+        ) from None
     return Opened(path, read_state(path), shapes)

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, read as its manifest has them: with the size and SHA-256 that they were written with."""
+"""The manifest of a checkpoint: size and SHA-256 of each file, and reads that verify them."""
 
 from __future__ import annotations
 
@@ -13,76 +13,96 @@ from lockstep.errors import CheckpointError
 FORMAT = 1
 MAX_STATE_BYTES = 16 * 1024 * 1024
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+_EARLIER = "Use an earlier checkpoint, or copy this one again from its source."
 
 
 def manifest_of(path: Path) -> dict[str, dict[str, Any]]:
-    """What a checkpoint's manifest says of each of its files; a CheckpointError where it is damaged."""
+    """Read the manifest's entry of each file.
+
+    Raises:
+        CheckpointError: The manifest is missing or damaged, or has another format.
+    """
     manifest = read_json(path / MANIFEST)
     if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has format {manifest.get('format')}, this version reads {FORMAT}")
+        raise CheckpointError(
+            f"{path} has checkpoint format {manifest.get('format')}",
+            allowed=f"format {FORMAT}",
+            fix="Use the version of Lockstep that wrote it.",
+        )
     files = manifest.get("files")
     known: dict[str, Any] = files if isinstance(files, dict) else {}
     for name in (WEIGHTS, OPTIMIZER, STATE):
         if not isinstance(known.get(name), dict):
-            raise CheckpointError(f"{path / MANIFEST} was altered: it says nothing of {name}")
+            raise CheckpointError(f"{path / MANIFEST} was altered: it has no entry for {name}", fix=_EARLIER)
     return {name: known[name] for name in (WEIGHTS, OPTIMIZER, STATE)}
 
 
 def check_file(path: Path, expected: dict[str, Any], num_bytes: int, sha256: str) -> None:
-    """See that a file is as the manifest has it; a CheckpointError where it is torn or altered."""
+    """Check a file's size and hash against its entry in the manifest.
+
+    Args:
+        path: The file.
+        expected: The file's entry.
+        num_bytes: The file's size.
+        sha256: The hash of its content, as 64 hex digits.
+
+    Raises:
+        CheckpointError: The file is truncated or altered.
+    """
     if num_bytes != expected.get("bytes"):
-        raise CheckpointError(f"{path} is torn: {num_bytes} of {expected.get('bytes')} bytes")
+        raise CheckpointError(f"{path} is truncated: {num_bytes} of {expected.get('bytes')} bytes", fix=_EARLIER)
     if sha256 != expected.get("sha256"):
-        raise CheckpointError(f"{path} was altered: its SHA-256 is not the manifest's")
+        raise CheckpointError(f"{path} was altered: its SHA-256 is not the manifest's", fix=_EARLIER)
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """All of a checkpoint but its tensors, as `pack` has it, verified.
+    """Read and verify all state of a checkpoint but its tensors, as `pack` returns it.
 
     Raises:
-        CheckpointError: The file is missing, torn or altered.
+        CheckpointError: The file is missing, truncated or altered.
     """
     return parse_object(path / STATE, verified(path / STATE, manifest_of(path)[STATE], MAX_STATE_BYTES))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a checkpoint.
+    """Read a JSON object of a checkpoint.
 
     Raises:
-        CheckpointError: The file is missing, torn or altered.
+        CheckpointError: The file is missing, truncated or altered.
     """
     return parse_object(path, _read(path, MAX_STATE_BYTES))
 
 
 def check_limit(path: Path, num_bytes: object, max_bytes: int | None) -> None:
-    """See that a file of a checkpoint is no larger than one that this run would write; asked before it is read.
+    """Refuse a file that is larger than any that this run would write, before it is read.
 
     Args:
         path: The file.
-        num_bytes: What it has, or what the manifest says.
-        max_bytes: None: any size is right.
+        num_bytes: Its size on disk or in the manifest.
+        max_bytes: The limit; None for no limit.
 
     Raises:
-        CheckpointError: It is larger.
+        CheckpointError: The file is larger.
     """
     if max_bytes is not None and isinstance(num_bytes, int) and num_bytes > max_bytes:
         raise CheckpointError(
             f"{path} has {num_bytes:,} bytes, more than this model's can have",
             allowed=f"at most {max_bytes:,} bytes",
-            cause="it is of another model, or not from Lockstep",
+            cause="It belongs to another model, or Lockstep did not write it.",
+            fix="Use a checkpoint of this model.",
         )
 
 
 def verified(path: Path, expected: dict[str, Any], max_bytes: int | None = None) -> bytes:
-    """A file as the manifest has it. No more of it is read than the manifest says.
+    """Read a file and verify it against the manifest. At most the manifest's size is read.
 
     Args:
         path: The file.
-        expected: What the manifest says of it.
-        max_bytes: The most that is read.
+        expected: The file's entry in the manifest.
+        max_bytes: The limit in bytes; None for no limit.
 
     Raises:
-        CheckpointError: The file is missing, torn or altered, or too large.
+        CheckpointError: The file is missing, truncated, altered or too large.
     """
     num_bytes = expected.get("bytes")
     check_limit(path, num_bytes, max_bytes)
@@ -98,26 +118,28 @@ def _read(path: Path, max_bytes: int) -> bytes:
     try:
         return read_plain(path, max_bytes)
     except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist") from None
+        raise CheckpointError(f"{path} does not exist", fix=_EARLIER) from None
     except OSError as error:
-        raise CheckpointError(f"{path} can't be read: {error.strerror}") from None
+        raise CheckpointError(
+            f"{path} can't be read: {error.strerror}", fix="Make it a file that this user can read."
+        ) from None
 
 
 def parse_object(path: Path, content: bytes) -> dict[str, Any]:
-    """The JSON object that a file holds.
+    """Parse the JSON object in a file's content.
 
     Raises:
-        CheckpointError: It holds none.
+        CheckpointError: The content is not a JSON object.
     """
     try:
         value = parse_json(content, MAX_MEMORY_BYTES)
     except ValueError:
-        raise CheckpointError(f"{path} is torn: not JSON") from None
+        raise CheckpointError(f"{path} is truncated: not JSON", fix=_EARLIER) from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} was altered: not a JSON object")
+        raise CheckpointError(f"{path} was altered: not a JSON object", fix=_EARLIER)
     return value
 
 
 def sha256_of(content: bytes) -> str:
-    """The SHA-256 of a file's content, as 64 hex digits."""
+    """Return the SHA-256 of a content, as 64 hex digits."""
     return hashlib.sha256(content).hexdigest()

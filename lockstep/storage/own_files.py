@@ -1,4 +1,4 @@
-"""Which files that are there already a command may write over: those that it has written itself, and no other."""
+"""Recognizes files that `lockstep export` has written, the only existing files that it may overwrite."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 _MOST_BYTES = 1 << 20
 FIELD = "lockstep"
-# As protobuf writes them: field 1, a number; field 1, a text of 8 bytes.
+# The start of an ONNX file in protobuf: field 1 as a number. The metadata key: field 1 as a string of 8 bytes.
 _ONNX_HEAD, _ONNX_KEY = b"\x08", b"\x0a\x08" + FIELD.encode()
 
 
 def is_export(path: Path) -> bool:
-    """Whether a file is a model that `lockstep export` has written: its metadata says so."""
+    """Whether `lockstep export` wrote a file, according to the file's metadata."""
     try:
         if path.is_symlink() or not path.is_file():
             return False
@@ -25,7 +25,7 @@ def is_export(path: Path) -> bool:
             head = file.read(8)
             length = int.from_bytes(head, "little")
             if head[:1] == _ONNX_HEAD and length > size:
-                file.seek(max(0, size - _MOST_BYTES))  # the metadata is behind the graph
+                file.seek(max(0, size - _MOST_BYTES))  # ONNX stores the metadata behind the graph
                 return _ONNX_KEY in file.read()
             header = json.loads(file.read(min(length, _MOST_BYTES)))  # safetensors
             return FIELD in header.get("__metadata__", {})

@@ -1,9 +1,9 @@
-"""Walks through a pickle before torch reads it: that it makes tensors and plain values only, and with bounded work.
+"""Walks a pickle before torch reads it: only tensors and plain values, and bounded work.
 
-`torch.load(weights_only=True)` runs no code of a file, but some of the functions that it allows take any memory
-(`bytearray(8_000_000_000)`), and a few hundred bytes can stand for more values than there are atoms: a tuple of tuples,
-a list that is copied ten thousand times. The walk keeps a stack as the reader does. In place of each value, it keeps
-what using that value costs.
+`torch.load(weights_only=True)` runs no code of a file. But some functions that it allows can take any amount of memory
+(`bytearray(8_000_000_000)`), and a few hundred bytes can expand to more values than fit into memory: nested tuples, or
+a list that is copied ten thousand times. This walk keeps a stack as the unpickler does, but with the cost of using each
+value in place of the value itself.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-_MAX_OPCODES = 600_000  # torch reads some 200,000 in a second; each tensor takes about 25
-_MAX_WORK = 1_000_000  # values that are hashed or copied beside that
-_MAX_DEPTH = 100  # of tuples: hashing one takes the processor's stack, and Python has no limit there
+_MAX_OPCODES = 600_000  # torch reads about 200,000 per second; each tensor takes about 25
+_MAX_WORK = 1_000_000  # values that are hashed or copied in addition
+_MAX_DEPTH = 100  # of nested tuples: hashing recurses in C, and Python does not limit that recursion
 _MAX_ID_COST = 400  # a storage's id is a tuple of five plain values, or six with a small tuple
-# Of what is not text or a small number: keys can be chosen so that all have one hash, and each is compared with all.
+# Cost of a key that is not text or a small number: a file can choose keys of one hash, which are compared pairwise.
 _TUPLE_COST = 100
 _BYTES_PER_UNIT = 64
 _MAX_NAME = 200
@@ -42,15 +42,15 @@ _TEXTS = ("BINUNICODE", "SHORT_BINSTRING")
 
 @dataclass(slots=True)
 class _Value:
-    """What stands for a value.
+    """The cost of one value on the unpickler's stack.
 
     Attributes:
-        cost: Of hashing it.
-        inside: Of copying it, or of hashing all that it holds.
-        depth: Of tuples within each other.
+        cost: Work to hash it.
+        inside: Work to copy it, or to hash all of its items.
+        depth: Nesting of tuples.
         text: A string, or the full name of a function or class.
         is_global: Whether it is a function or class.
-        items: Of a tuple; None for anything else.
+        items: The items of a tuple; None for all other values.
     """
 
     cost: int = 1
@@ -67,11 +67,11 @@ _MARK = _Value()
 
 @dataclass(frozen=True)
 class Walked:
-    """What was seen in a pickle.
+    """The content of a pickle.
 
     Attributes:
         texts: All strings.
-        storages: The names of the storages that it wants from the file.
+        storages: Names of the storages that it refers to.
     """
 
     texts: set[str] = field(default_factory=set)
@@ -79,12 +79,12 @@ class Walked:
 
 
 def walk_pickle(file: IO[bytes]) -> Walked:
-    """See that reading a pickle takes memory and time of the order of its size.
+    """Check that unpickling takes memory and time in proportion to the file's size.
 
     Raises:
-        UnpicklingError: It calls something that weights do not need; the text has `GLOBAL` and the name.
-        ValueError: It stands for too many values.
-        Exception: What pickletools raises of a damaged file.
+        UnpicklingError: The pickle calls a function that weights do not need; the text has `GLOBAL` and its name.
+        ValueError: The pickle expands to too many values.
+        Exception: Raised by pickletools for a damaged file.
     """
     stack: list[_Value] = []
     memo: dict[Any, _Value] = {}
@@ -117,7 +117,7 @@ def walk_pickle(file: IO[bytes]) -> Walked:
 
 
 def _storage_in(identity: _Value) -> str:
-    """The name of the storage that a persistent id is of: ("storage", type, name, device, number of values, ...)."""
+    """Return the storage's name in a persistent id: ("storage", type, name, device, number of values, ...)."""
     if identity.cost > _MAX_ID_COST or identity.items is None:
         raise ValueError("its pickle names a storage by something else than a tuple of plain values")
     return identity.items[2].text
@@ -136,7 +136,7 @@ def _pop(stack: list[_Value]) -> _Value:
 
 
 def _pop_to_mark(stack: list[_Value]) -> list[_Value]:
-    start = next(place for place in range(len(stack) - 1, -1, -1) if stack[place] is _MARK)
+    start = next(index for index in range(len(stack) - 1, -1, -1) if stack[index] is _MARK)
     taken = stack[start + 1 :]
     del stack[start:]
     return taken
@@ -158,7 +158,7 @@ def _push_container(stack: list[_Value], argument: Any) -> int:
 
 
 def _push_global(stack: list[_Value], argument: str) -> int:
-    if len(argument) > _MAX_NAME:  # torch's reader would take hours for the text of its error
+    if len(argument) > _MAX_NAME:  # torch would format the name into its error for hours
         raise pickle.UnpicklingError(f"GLOBAL {argument[:_MAX_NAME]}")
     stack.append(_Value(text=argument.replace(" ", "."), is_global=True))
     return 0
@@ -189,11 +189,11 @@ def _append(stack: list[_Value], values: list[_Value]) -> int:
 def _set_items(stack: list[_Value], values: list[_Value]) -> int:
     keys = sum(key.cost for key in values[::2])
     _top(stack).inside += keys
-    return keys - len(values[::2])  # text and small numbers are counted with the operations
+    return keys - len(values[::2])  # text and small numbers are already counted as opcodes
 
 
 def _call(stack: list[_Value], argument: Any) -> int:
-    """REDUCE and NEWOBJ: a function or class, and a tuple of arguments."""
+    """Handle REDUCE and NEWOBJ: a function or class, and a tuple of arguments."""
     arguments, function = _pop(stack), _pop(stack)
     items = arguments.items
     if items is None:
@@ -205,7 +205,7 @@ def _call(stack: list[_Value], argument: Any) -> int:
         codec = items[1].text if len(items) == 2 else ""
         if codec.lower() not in ("latin1", "latin-1"):
             raise ValueError(f"its pickle encodes text as {codec[:20]!r}")
-    # Of what comes out, nothing is known but that it is no larger than what went in.
+    # All that is known about the result: it is not larger than the arguments.
     stack.append(_Value(cost=_TUPLE_COST + arguments.cost, inside=arguments.inside))
     return arguments.inside
 
@@ -221,7 +221,7 @@ def _build(stack: list[_Value], argument: Any) -> int:
     return state.inside
 
 
-# What torch's reader for weights knows, beside the operations in `walk_pickle`.
+# The opcodes that torch's weights-only unpickler supports, in addition to those in `walk_pickle`.
 _STEPS: Mapping[str, Any] = {
     **dict.fromkeys(("NONE", "NEWTRUE", "NEWFALSE", "BINFLOAT", "BININT", "BININT1", "BININT2"), _push_plain),
     **dict.fromkeys(("EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"), _push_container),

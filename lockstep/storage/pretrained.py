@@ -1,4 +1,4 @@
-"""Weights from elsewhere: a file that torch or safetensors wrote, read without running code, and what of it fits."""
+"""Pretrained weights: files of torch or safetensors, read without running code, and the part that fits a model."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from lockstep.errors import CheckpointError
 from lockstep.storage.torch_file import FETCH, read_torch_file
 from lockstep.storage.weights import check_kinds, check_names, read
 
-# Under which a training script's checkpoint keeps the model's weights, the likeliest first. `best_state_dict` is
-# HRNet's; `model_ema` and `state_dict_ema` stay out: who wants those says so with the file that they export.
+# Keys under which training scripts store the model's state_dict, most common first. `best_state_dict` is HRNet's.
+# `model_ema` and `state_dict_ema` are left out on purpose: a user who wants the average exports it to its own file.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "best_state_dict", "net", "weights")
-# What wraps a module puts this before each name: DataParallel and DDP, torch.compile.
+# Prefixes that wrappers add to each name: DataParallel and DDP, torch.compile.
 _PREFIXES = ("module.", "_orig_mod.")
-# A zip, or the pickle of torch before 1.6. Of its protocols, torch reads no others without running code.
+# A zip file, or a pickle of torch before 1.6; torch can read no other pickle protocol without running code.
 _TORCH_STARTS = (b"PK", b"\x80\x02", b"\x80\x03")
-_NAME_IT = "name the model or the preset that the file was made with"
+_NAME_IT = "Select the model or the preset that the file was trained with"
 _SHOWN = 4
 _MAX_PREFIXES = 10
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a model's weights, on the CPU.
+    """Read a model's weights as named tensors on the CPU.
 
-    Takes a state_dict or a training script's checkpoint around one (.pth, .pt, .pth.tar, .bin), and .safetensors.
+    Accepts a state_dict or a training script's checkpoint around one (.pth, .pt, .pth.tar, .bin), and .safetensors.
 
     Raises:
-        CheckpointError: The file is missing, empty, damaged, holds no weights, or could run code when it is read.
+        CheckpointError: The file is missing, empty or damaged, holds no weights, or could run code when read.
     """
     path = Path(path).expanduser()
     start = _start_of(path)
@@ -49,8 +49,9 @@ def read_state(path: Path) -> dict[str, Tensor]:
         keys = _keys_of(content)
         raise CheckpointError(
             f"{path} holds no weights",
-            found=f"a {type(content).__name__}" + (f" of {keys}" if keys else ""),
+            given=f"a {type(content).__name__}" + (f" of {keys}" if keys else ""),
             allowed=f"a state_dict, or one under {', '.join(_WRAPPERS)}",
+            fix="Save the model's state_dict to a new file: torch.save(model.state_dict(), NEW).",
         )
     check_names(found, path)
     return _unprefixed(found)
@@ -59,24 +60,24 @@ def read_state(path: Path) -> dict[str, Tensor]:
 def load_pretrained(
     model: nn.Module, path: Path, *, skip: Sequence[str] = (), rename: Callable[[str], str] | None = None
 ) -> dict[str, str]:
-    """Give a model what fits of a file's weights: of one name and one shape. The rest of the model stays as it is.
+    """Load the tensors of a file that match a model in name and shape. The rest of the model keeps its values.
 
-    Where nothing fits, what all names of the file begin with, up to a dot, is taken off them if they fit without it.
-    Batch norms' counters (`num_batches_tracked`) are loaded too, and are in none of the figures: files from before
-    torch 0.4.1 lack them, and nothing is computed from them.
+    If nothing matches, the shortest common prefix of the file's names (up to a dot) without which some match is
+    removed. Batch norm's counters (`num_batches_tracked`) are loaded but not counted: files from before torch 0.4.1
+    lack them, and no result depends on them.
 
     Args:
-        model: Changed in place.
-        path: As for `read_state`.
-        skip: Patterns (`fc.*`) of names of the model that are left as they are.
-        rename: From a name in the file to one in the model.
+        model: The model; changed in place.
+        path: The file; see `read_state`.
+        skip: Patterns (`fc.*`) of names in the model that keep their values.
+        rename: Maps a name in the file to a name in the model.
 
     Returns:
-        Rows for a run's head: what was loaded, left out and missing.
+        Rows for the run's header: tensors that were loaded, skipped and missing.
 
     Raises:
-        CheckpointError: The file can't be read, nothing of it fits, or it lacks a parameter that is frozen
-            (`engine.freeze`), which would stay random. The model is then as it was.
+        CheckpointError: The file cannot be read, nothing in it matches, or it lacks a frozen parameter
+            (`module.freeze`), which would keep its random values. The model is then unchanged.
     """
     path = Path(path).expanduser()
     state = read_state(path)
@@ -118,49 +119,53 @@ def load_pretrained(
 
 
 def load_strict(model: nn.Module, path: Path) -> None:
-    """Give a model all of its weights from a file; what else is in the file is left out.
+    """Load all weights of a model from a file; extra tensors in the file are ignored.
 
     Raises:
-        CheckpointError: The file can't be read, or has not all of them.
+        CheckpointError: The file cannot be read, or lacks some of the weights.
     """
     rows = load_pretrained(model, path)
-    lacking = {name: text for name, text in rows.items() if name in ("other shape", "missing")}
+    lacking = [f"{name}: {text}" for name, text in rows.items() if name in ("other shape", "missing")]
     if lacking:
-        raise CheckpointError(f"{path} is of another model", **lacking, fix=_NAME_IT)
+        raise CheckpointError(f"{path} is of another model", cause="\n".join(lacking), fix=f"{_NAME_IT}.")
 
 
 def _start_of(path: Path) -> bytes:
-    """The first two bytes of a file, by which one of weights is known."""
+    """Read the first two bytes of a file, which identify its format."""
     try:
         if not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
-            raise CheckpointError(f"{path} is not a regular file", fix="name a file of weights")
+            raise CheckpointError(f"{path} is not a regular file", fix="Give a file of weights.")
         with path.open("rb") as file:
             start = file.read(2)
     except FileNotFoundError:
-        where = f"looked for in {path.absolute().parent}"
-        do = "see that the path is right, in model.weights or where else it is given"
-        raise CheckpointError(f"{path} does not exist", where=where, fix=do) from None
+        raise CheckpointError(
+            f"{path} does not exist",
+            where=path.absolute().parent,
+            fix="Correct the path in model.weights or on the command line.",
+        ) from None
     except IsADirectoryError:
-        raise CheckpointError(f"{path} is a folder", fix="name the file of weights in it") from None
+        raise CheckpointError(f"{path} is a folder", fix="Give the file of weights in it.") from None
     except OSError as error:
-        raise CheckpointError(f"{path} can't be read", reason=error.strerror or error) from None
+        raise CheckpointError(
+            f"{path} can't be read", cause=error.strerror or error, fix="Make it a file that this user can read."
+        ) from None
     if not start:
         raise CheckpointError(f"{path} is empty", fix=FETCH)
     return start
 
 
 def _keys_of(content: Any) -> str:
-    """The first keys of a mapping that can be shown: a tuple or a tensor may stand for any number of values."""
+    """Format the first keys of a mapping; keys that are not text or numbers could expand to any size."""
     keys = list(content)[:8] if isinstance(content, Mapping) else []
     return ", ".join(str(key)[:60] if isinstance(key, (str, int)) else type(key).__name__ for key in keys)
 
 
 def _state_in(content: Any, depth: int = 2) -> dict[str, Tensor] | None:
-    """The first mapping of names to tensors in what a file held."""
+    """Find the first mapping of names to tensors in a file's content."""
     if not isinstance(content, Mapping):
         return None
     tensors = {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
-    # A state_dict may have plain values too (`_extra_state`), a checkpoint a tensor beside it (a step count).
+    # A state_dict may also hold plain values (`_extra_state`), and a checkpoint single tensors (a step count).
     if tensors and len(tensors) > len(content) / 2:
         return tensors
     if depth:
@@ -172,7 +177,7 @@ def _state_in(content: Any, depth: int = 2) -> dict[str, Tensor] | None:
 
 
 def _unprefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names as the bare module has them."""
+    """Remove the prefixes of wrappers from all names."""
     names = list(state)
     for _ in range(_MAX_PREFIXES):
         prefix = next((each for each in _PREFIXES if all(name.startswith(each) for name in names)), "")
@@ -181,14 +186,14 @@ def _unprefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fitting(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
-    """The model's names that the file has too, in the same shape."""
+    """Return the model's names that the file has in the same shape."""
     return [name for name, own in ours.items() if name in state and state[name].shape == own.shape]
 
 
 def _prefix_in_the_way(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    """The shortest prefix of all names of a file, up to a dot, without which some fit; empty if some do with it."""
+    """Return the shortest prefix of all names (up to a dot) without which some match; "" if some match with it."""
     first = next(iter(state), "")
-    ends = (place + 1 for place, letter in enumerate(first) if letter == ".")
+    ends = (index + 1 for index, letter in enumerate(first) if letter == ".")
     for end in (0, *islice(ends, _MAX_PREFIXES)):
         bare = {name[end:]: tensor for name, tensor in state.items() if name.startswith(first[:end])}
         if len(bare) == len(state) and _counted(_fitting(ours, bare)):
@@ -199,31 +204,33 @@ def _prefix_in_the_way(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) 
 def _fits_nothing(
     path: Path, ours: Mapping[str, Tensor], state: Mapping[str, Tensor], shapes: Sequence[str]
 ) -> CheckpointError:
+    file_names = _some([f"{name} {_shape(state[name])}" for name in state], len(state))
+    model_names = _some([f"{name} {_shape(ours[name])}" for name in ours], len(ours))
     return CheckpointError(
         f"nothing in {path} fits the model",
-        file=wrapped(_some([f"{name} {_shape(state[name])}" for name in state], len(state))),
-        model=wrapped(_some([f"{name} {_shape(ours[name])}" for name in ours], len(ours))),
-        shapes=_some(shapes, len(shapes), "\n"),
-        fix=_NAME_IT,
+        given=wrapped(f"the file has {file_names}"),
+        allowed=wrapped(f"the model has {model_names}"),
+        cause=_some(shapes, len(shapes), "\n"),
+        fix=f"{_NAME_IT}.",
     )
 
 
 def _lacks_frozen(path: Path, lacking: list[str], num_frozen: int) -> CheckpointError:
     return CheckpointError(
         f"{path} lacks {len(lacking)} of the {num_frozen} tensors that are frozen",
-        lacking=wrapped(_some(_grouped(lacking), len(lacking))),
-        cause="it is of another network, and what is missing would stay random",
-        fix=f"{_NAME_IT}, or freeze less",
+        given=wrapped(f"without {_some(_grouped(lacking), len(lacking))}"),
+        cause="The file belongs to another network. The missing tensors would keep their random values.",
+        fix=f"{_NAME_IT}, or freeze fewer layers.",
     )
 
 
 def _counted(names: Iterable[str]) -> list[str]:
-    """Those of tensors that are in the figures: all but batch norms' counters."""
+    """Return the names that are counted: all but batch norm's counters."""
     return [name for name in names if not name.endswith("num_batches_tracked")]
 
 
 def _grouped(names: Sequence[str]) -> list[str]:
-    """Tensors by the module that they belong to: `fc (weight, bias)`."""
+    """Group tensors by module: `fc (weight, bias)`."""
     groups: dict[str, list[str]] = {}
     for name in names:
         module, _, last = name.rpartition(".")
@@ -232,7 +239,7 @@ def _grouped(names: Sequence[str]) -> list[str]:
 
 
 def _some(texts: Sequence[str], count: int, between: str = ", ") -> str:
-    """The first few, with how many tensors there are in all where that does not show."""
+    """Join the first few texts, with the total number of tensors if some are left out."""
     if len(texts) <= _SHOWN:
         return between.join(texts)
     return f"{count} tensors: {between.join(texts[:_SHOWN])}{between}…"

@@ -1,4 +1,4 @@
-"""The copy of a recipe file that a run folder keeps, and what has changed in the file since."""
+"""The copy of a recipe file in a run folder, and the comparison of the file with it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ COPY, RECORD = "recipe.py", "recipe.json"
 
 
 def keep_recipe(folder: RunFolder, recipe: str) -> None:
-    """Copy a recipe file into the run folder as `recipe.py`, with its place and SHA-256 in `recipe.json`.
+    """Copy a recipe file into the run folder as `recipe.py`, with its path and SHA-256 in `recipe.json`.
 
-    Nothing in Lockstep runs the copy: it shows what the run was trained with.
+    Lockstep never runs the copy. It only documents what the run was trained with.
 
     Args:
         folder: The run folder.
-        recipe: The `recipe` setting. The name of a recipe of Lockstep's own is not copied.
+        recipe: The `recipe` setting. Built-in recipes are not copied.
 
     Raises:
         CheckpointError: The copy cannot be written.
@@ -31,7 +31,7 @@ def keep_recipe(folder: RunFolder, recipe: str) -> None:
     try:
         content = read_plain(Path(recipe))
     except OSError:
-        return  # it was removed since it was imported: there is nothing to keep
+        return  # the file was removed after its import
     from lockstep.storage.run_folder import write_atomically  # late: it imports torch
 
     write_atomically(folder.path / COPY, content)
@@ -39,7 +39,7 @@ def keep_recipe(folder: RunFolder, recipe: str) -> None:
 
 
 def kept_sha256(folder: Path) -> str | None:
-    """The SHA-256 of the recipe file when the run began; None where the run folder does not tell."""
+    """Return the SHA-256 of the recipe file at the start of the run; None if the run folder does not record it."""
     try:
         record = parse_json(read_plain(folder / RECORD))
     except (OSError, ValueError):
@@ -49,7 +49,7 @@ def kept_sha256(folder: Path) -> str | None:
 
 
 def recipe_change(folder: Path, recipe: str) -> str | None:
-    """A warning, if the recipe file of a run is not the one that the run was trained with.
+    """Return a warning if a run's recipe file differs from the one that the run was trained with.
 
     Args:
         folder: The run folder.
@@ -61,16 +61,16 @@ def recipe_change(folder: Path, recipe: str) -> str | None:
     try:
         now = hashlib.sha256(read_plain(Path(recipe))).hexdigest()
     except OSError:
-        return None  # opening the recipe names the fault
+        return None  # opening the recipe reports the error
     if before == now:
         return None
     return (
-        f"warning: recipe file {recipe} has changed since the run in {folder} began, so results may differ\n"
-        f"  then     sha256 {before}, kept as {folder / COPY}\n  now      sha256 {now}"
+        f"warning: recipe file {recipe} has changed since the run in {folder} started, so results may differ\n"
+        f"  then     sha256 {before}, copied to {folder / COPY}\n  now      sha256 {now}"
     )
 
 
 def describe_copy(folder: Path) -> str | None:
-    """What an error tells of the recipe file that a run was trained with; None where nothing is kept."""
+    """Describe the recipe file that a run was trained with, for an error; None if there is no record."""
     sha256 = kept_sha256(folder)
-    return None if sha256 is None else f"trained with sha256 {sha256}, kept as {folder / COPY}"
+    return None if sha256 is None else f"trained with sha256 {sha256}, copied to {folder / COPY}"

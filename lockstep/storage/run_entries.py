@@ -1,7 +1,7 @@
-"""Refuses a run folder in which something that a run writes would end up elsewhere, or would never end.
+"""Refuses a run folder in which a write would leave the folder or block forever.
 
-A run folder may come from another person. In it, `logs` may be a link to a folder of the user's, a log file a link to
-any file, and `metrics.part` a FIFO, on which a write waits for a reader.
+A run folder may come from another user. In it, `logs` can be a link to a folder of this user, a log file a link to any
+file, and `metrics.part` a FIFO, on which a write waits for a reader.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ from pathlib import Path
 from lockstep.errors import CheckpointError
 
 FOLDERS = ("checkpoints", "logs", "pictures", "tensorboard")
-_DO = "give another --run-dir, or put a file or folder of its own there"
+_DO = "Give another --run-dir, or replace it with a regular file or folder."
 
 
 def check_entries(run: Path) -> None:
-    """See that a run's folders are folders and its files are files, none of them a symbolic link.
+    """Check that a run's folders are folders and its files are files, none of them a symbolic link.
 
-    Links to folders under names that no run writes to are let through, and so are checkpoints that are links: a run
-    only reads those, or removes the link.
+    Links to folders under names that no run writes to are allowed, and so are checkpoints that are links: a run only
+    reads those, or removes the link.
 
     Raises:
-        CheckpointError: One is a link, a FIFO or a device, or a file is in a folder's place.
-        OSError: A folder can't be read.
+        CheckpointError: An entry is a link, a FIFO or a device, or a file has the name of a folder.
+        OSError: A folder cannot be read.
     """
-    places = [run]
-    for place in (run / name for name in FOLDERS):
-        mode = _mode(place)
+    folders = [run]
+    for folder in (run / name for name in FOLDERS):
+        mode = _mode(folder)
         if mode is None:
             continue
         if stat.S_ISLNK(mode):
-            raise _through_link(place)
+            raise _through_link(folder)
         if not stat.S_ISDIR(mode):
-            raise CheckpointError(f"{place} is not a folder, and a run would write files into it", fix=_DO)
-        places.append(place)
-    for place in places:
-        with os.scandir(place) as entries:
+            raise CheckpointError(f"{folder} is not a folder, and a run would write files into it", fix=_DO)
+        folders.append(folder)
+    for folder in folders:
+        with os.scandir(folder) as entries:
             for entry in entries:
                 _check_entry(entry)
 
 
 def _check_entry(entry: os.DirEntry[str]) -> None:
-    if os.path.isdir(entry.path):  # also a link to one; unlike entry.is_dir, no error for a link to itself
+    if os.path.isdir(entry.path):  # follows links; unlike entry.is_dir, it does not raise for a link to itself
         return
     if entry.is_symlink():
         raise _through_link(Path(entry.path))
-    if not entry.is_file() and os.path.lexists(entry.path):  # a running process may have removed it in the meantime
+    if not entry.is_file() and os.path.lexists(entry.path):  # a running process may have removed it meanwhile
         raise CheckpointError(f"{entry.path} is neither a file nor a folder, and a run might write to it", fix=_DO)
 
 
-def _mode(place: Path) -> int | None:
+def _mode(path: Path) -> int | None:
     try:
-        return place.lstat().st_mode
+        return path.lstat().st_mode
     except FileNotFoundError:
         return None
 

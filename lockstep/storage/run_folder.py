@@ -1,4 +1,4 @@
-"""The folder that holds all of a run. Only rank 0 writes into it, but for each rank's log."""
+"""The run folder, which holds all files of a run. Rank 0 writes all of them but the other ranks' logs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from lockstep.scratch import partial_path, remove_named, sweep_partials
 from lockstep.storage.run_entries import check_entries
 from lockstep.storage.run_lock import LOCK, RunLock, is_lock
 
-# What a run writes and would replace; beside its lock, which every run folder has.
+# Files and folders that a run writes and would replace, in addition to its lock.
 _WRITTEN = (
     "config.yaml", "config.diff.yaml", "environment.json", "dataset_info.json", "facts.json", "metrics.jsonl",
     "result.json", "weights.safetensors", "checkpoints", "pictures", "tensorboard",
 )  # fmt: skip
-_ANOTHER = "give another --run-dir"
+_ANOTHER = "Give another --run-dir."
 _LOG = re.compile(r"(launcher|rank-\d+)\.log|stacks-rank-\d+\.txt")
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
-    """Make a folder that did not exist: runs/digits-0001, -0002 and so on.
+    """Create the next free folder: runs/digits-0001, -0002 and so on.
 
     Raises:
-        CheckpointError: It can't be made.
+        CheckpointError: It cannot be created.
     """
     pattern = re.compile(re.escape(name) + r"-(\d+)")
     while True:
@@ -41,16 +41,16 @@ def new_folder(name: str, parent: Path = Path("runs")) -> Path:
         try:
             path.mkdir(parents=True)
         except FileExistsError:
-            continue  # another command was quicker
+            continue  # another command created it in the meantime
         except OSError as error:
             raise cannot_make(path, error) from None
         return path
 
 
 def drop_empty(path: Path) -> None:
-    """Remove a run folder that this command has made, if its run never began: it would only be in the way.
+    """Remove a run folder that this command created, if its run never started.
 
-    Only what such a run writes is removed; a folder with anything else in it stays.
+    Only files that such a run writes are removed. A folder with any other file stays.
     """
     if (path / "config.yaml").exists():
         return
@@ -63,10 +63,10 @@ def drop_empty(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that there is either the old or the new one, whole, whenever the machine stops.
+    """Write a file so that a crash at any time leaves either the old or the new content, whole.
 
     Raises:
-        CheckpointError: It can't be written: no space, no permission.
+        CheckpointError: It cannot be written, for example because the disk is full.
     """
     with atomic_file(path) as partial, partial.open("wb") as file:
         file.write(content)
@@ -76,26 +76,26 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A place to write a file to, which then gets its name.
+    """Yield a temporary path; rename it to the final path at the end.
 
     Raises:
-        CheckpointError: It can't be written: no space, no permission.
+        CheckpointError: It cannot be written, for example because the disk is full.
     """
     partial = partial_path(path)
     try:
-        partial.unlink(missing_ok=True)  # a link in a stranger's folder would be written through
+        partial.unlink(missing_ok=True)  # a link in another user's folder would be written through
         yield partial
         partial.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        # On a read-only disk, removing what is not there is an error too.
+        # On a read-only file system, removing a file that does not exist is an error too.
         with contextlib.suppress(OSError):
             partial.unlink()
         raise cannot_write(path, error) from None
 
 
 def sync_folder(path: Path) -> None:
-    """Make renames in a folder last."""
+    """Flush a folder, so that renames in it survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -104,7 +104,7 @@ def sync_folder(path: Path) -> None:
 
 
 class RunFolder:
-    """A run's files.
+    """The files of one run.
 
     Attributes:
         path: The folder.
@@ -116,7 +116,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints lie."""
+        """The folder of checkpoints."""
         return self.path / "checkpoints"
 
     @property
@@ -128,29 +128,29 @@ class RunFolder:
 
     @property
     def weights(self) -> Path:
-        """The weights that eval, predict and export open."""
+        """The final weights, which eval, predict and export open."""
         return self.path / "weights.safetensors"
 
     @property
     def config(self) -> Path:
-        """The resolved configuration."""
+        """The resolved settings."""
         return self.path / "config.yaml"
 
     @property
     def pictures(self) -> Path:
-        """Where pictures lie."""
+        """The folder of charts and image sheets."""
         return self.path / "pictures"
 
     def open(self) -> None:
-        """Make the folder and take it for this process, until `close` or the process's end.
+        """Create the folder and lock it for this process, until `close` or the end of the process.
 
         Raises:
-            CheckpointError: It can't be made, or another process has it.
+            CheckpointError: It cannot be created, or another process holds the lock.
         """
         lock = RunLock(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock.take()  # before anything else is there: the lock tells that this is a run folder
+            lock.take()  # before any other file: the lock marks the folder as a run folder
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             lock.release()
@@ -159,19 +159,19 @@ class RunFolder:
         sweep_partials(self.path)
 
     def close(self) -> None:
-        """Let others use the folder."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write a JSON file, whole or not at all."""
+        """Write a JSON file atomically."""
         write_atomically(self.path / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
     def _repair(self, name: str) -> str:
         if name == "result.json":
-            return f"lockstep train --run-dir {self.path} --resume auto writes it again"
-        return "put the file back as it was"
+            return f"Run lockstep train --run-dir {self.path} --resume auto, which writes it again."
+        return "Restore the file."
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read a JSON file.
@@ -184,26 +184,26 @@ class RunFolder:
             content = parse_json(read_plain(path), MAX_MEMORY_BYTES)
         except FileNotFoundError:
             raise CheckpointError(
-                f"{path} does not exist", fix="is it a run folder, and did its training end?"
+                f"{path} does not exist", fix="Give a run folder whose training has finished."
             ) from None
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise CheckpointError(f"{path} can't be read", reason=reason, fix=self._repair(name)) from None
+            cause = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"{path} can't be read", cause=cause, fix=self._repair(name)) from None
         if not isinstance(content, dict):
             raise CheckpointError(f"{path} holds no JSON object", fix=self._repair(name))
         return content
 
 
 def check_run_dir(path: Path, resume: str = "never", *, is_first: bool = False) -> None:
-    """See that a run's folder could be made and written to, before processes start; leaves nothing behind.
+    """Check that a run folder can be created and written, before processes start. Leaves nothing behind.
 
     Args:
         path: The folder.
-        resume: As given.
-        is_first: No other process can have begun this run in the meantime.
+        resume: The --resume option.
+        is_first: No other process can have started this run in the meantime.
 
     Raises:
-        CheckpointError: It could not, or something in it that no run has written would be lost.
+        CheckpointError: It cannot, or files in it that no run wrote would be lost.
     """
     try:
         _try_out(_nearest(path))
@@ -221,12 +221,12 @@ def _check_contents(path: Path, resume: str, is_first: bool) -> None:
     has_checkpoints = any((path / "checkpoints").glob("step-*/manifest.json"))
     if is_first and is_run and has_checkpoints and resume == "never":
         raise holds_a_run(path)
-    goes_on = resume == "auto" and has_checkpoints and (path / "config.yaml").is_file()
-    if not is_run and not goes_on:
+    is_resumed = resume == "auto" and has_checkpoints and (path / "config.yaml").is_file()
+    if not is_run and not is_resumed:
         found = [name for name in _WRITTEN if os.path.lexists(path / name) and not _is_empty_folder(path / name)]
         if found:
             raise CheckpointError(
-                f"{path} is no run folder, and a run would write over {', '.join(found)} in it", fix=_ANOTHER
+                f"{path} is no run folder, and a run would overwrite {', '.join(found)} in it", fix=_ANOTHER
             )
     try:
         check_entries(path)
@@ -235,10 +235,10 @@ def _check_contents(path: Path, resume: str, is_first: bool) -> None:
 
 
 def holds_a_run(path: Path) -> CheckpointError:
-    """The text for a run folder in which a new run was to begin."""
+    """Return the error for a new run in a folder that already holds one."""
     return CheckpointError(
-        f"run folder {path} holds a run already",
-        fix="add --resume auto to go on with it, or give another --run-dir",
+        f"run folder {path} already holds a run",
+        fix="Add --resume auto to continue it, or give another --run-dir.",
     )
 
 
@@ -246,20 +246,20 @@ def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def check_place(path: Path, is_own: Callable[[Path], bool] = lambda _: False) -> None:
-    """See that a file could be written, before the work whose result it is to hold; leaves nothing behind.
+def check_target(path: Path, is_own: Callable[[Path], bool] = lambda _: False) -> None:
+    """Check that a result file can be written, before the work that produces it. Leaves nothing behind.
 
     Args:
         path: The file.
-        is_own: Whether a file that is there is one that may be replaced, as the same command has written it.
+        is_own: Whether an existing file may be replaced, because the same command wrote it.
 
     Raises:
-        CheckpointError: It could not, or there is another file.
+        CheckpointError: It cannot be written, or another file has this name.
     """
     try:
         above = _nearest(path.parent)
         if not above.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, f"{above} is no folder")
+            raise NotADirectoryError(errno.ENOTDIR, f"{above} is not a folder")
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         _try_out(above)
@@ -267,13 +267,13 @@ def check_place(path: Path, is_own: Callable[[Path], bool] = lambda _: False) ->
         raise cannot_write_result(path, error) from None
     if os.path.lexists(path) and not is_own(path):
         raise CheckpointError(
-            f"{path} is there already, and was not written by this command", fix="remove it, or give another place"
+            f"{path} already exists, and this command did not write it", fix="Remove it, or give another path."
         )
 
 
 def _nearest(path: Path) -> Path:
-    """What there is of a path: itself, or the first above it."""
-    return next(place for place in (path.absolute(), *path.absolute().parents) if _is_there(place))
+    """Return the path itself or its closest parent that exists."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if _is_there(each))
 
 
 def _is_there(path: Path) -> bool:
@@ -285,6 +285,6 @@ def _is_there(path: Path) -> bool:
 
 
 def _try_out(folder: Path) -> None:
-    # What may be written, to /proc for one, is not said by permissions. The file has no name, where there are such.
+    # Permissions do not tell whether a write succeeds (in /proc, for example). The file has no name where the OS can.
     with tempfile.TemporaryFile(dir=folder):
         pass

@@ -1,4 +1,4 @@
-"""One process at a time has a run folder: by a lock on `run.lock`; where there are no locks, by a file `run.owner`."""
+"""The lock of a run folder: flock on `run.lock`, or a file `run.owner` on file systems without locks."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lockstep.errors import CheckpointError, cannot_write
 from lockstep.scratch import is_running
 
 LOCK = "run.lock"
-# Only on file systems without locks.
+# Only on file systems without flock.
 OWNER = "run.owner"
-# What a killed rank has started holds its folder until it has noticed; on a busy machine that takes a while.
+# Children of a killed rank inherit its lock and exit once they notice; on a busy machine that takes seconds.
 _ORPHANS_END_S = 15.0
 _IN_USE = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 _LONGEST = 4096
 
 
 class RunLock:
-    """The right to write to a run folder, from `take` until `release` or the process's end.
+    """The exclusive right to write to a run folder, from `take` until `release` or the end of the process.
 
     Args:
         folder: The run folder.
@@ -37,13 +37,13 @@ class RunLock:
         self._has_owner_file = False
 
     def take(self) -> None:
-        """Take the folder for this process.
+        """Lock the folder for this process.
 
         Raises:
-            CheckpointError: Another process has it, or the lock file can't be written.
+            CheckpointError: Another process holds the lock, or the lock file cannot be written.
         """
         try:
-            # Not through a symbolic link: the folder may be a stranger's, and the link lead to a file of the user.
+            # O_NOFOLLOW: in another user's folder, the lock could be a link to a file of this user.
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             file = os.fdopen(handle, "a+", encoding="utf-8")
         except OSError as error:
@@ -62,9 +62,9 @@ class RunLock:
         self._file = file
 
     def release(self) -> None:
-        """Let others take the folder."""
+        """Release the lock."""
         if self._file is not None:
-            # The file stays: were it removed, one process could wait for the old file while another locks a new one.
+            # The file stays: if it were removed, one process could wait for the old file while another locks a new one.
             self._file.truncate(0)
             self._file.close()
             self._file = None
@@ -85,13 +85,13 @@ class RunLock:
             if _lives(_read(self.path)) or time.monotonic() > end:
                 raise CheckpointError(
                     f"run folder {self.path.parent} is in use",
-                    by=_read(self.path),
-                    fix="wait for it, stop it, or give another --run-dir",
+                    given=_read(self.path),
+                    fix="Wait for that process, stop it, or give another --run-dir.",
                 )
             time.sleep(0.02)
 
     def _take_owner_file(self) -> None:
-        """This file system has no locks: a file that only one process can make stands for one."""
+        """Create the owner file with O_EXCL, in place of a lock."""
         while True:
             try:
                 handle = os.open(self.owner, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
@@ -102,9 +102,9 @@ class RunLock:
                     continue
                 raise CheckpointError(
                     f"run folder {self.owner.parent} is in use",
-                    by=owner,
-                    where="on a file system without locks, so it can't be seen from here whether that process lives",
-                    fix=f"wait for it or stop it; if it has ended, remove {self.owner}",
+                    given=owner,
+                    cause="The file system has no locks, so this host can't tell whether that process is running.",
+                    fix=f"Wait for it or stop it. If it has ended, remove {self.owner}.",
                 ) from None
             os.write(handle, f"{_me()}\n".encode())
             os.close(handle)
@@ -113,7 +113,7 @@ class RunLock:
 
 
 def is_lock(path: Path) -> bool:
-    """Whether a file is one that this module has written."""
+    """Whether this module wrote a file."""
     with contextlib.suppress(OSError):
         return not path.is_symlink() and path.is_file() and (path.stat().st_size == 0 or bool(_parsed(_read(path))))
     return False
@@ -136,8 +136,8 @@ def _parsed(owner: str) -> re.Match[str] | None:
 
 
 def _lives(owner: str) -> bool:
-    """Whether `process N on HOST` is there, as far as can be seen from here."""
+    """Whether `process N on HOST` is running, as far as this host can see."""
     match = _parsed(owner)
     if match is None:
-        return False  # it is just taking the folder, or leaving it
+        return False  # the process is just taking or releasing the lock
     return match[2] != os.uname().nodename or is_running(int(match[1]))

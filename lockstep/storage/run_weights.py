@@ -1,4 +1,4 @@
-"""The weights of a run folder, verified before they are used."""
+"""The weights of a run folder, verified before use."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ from lockstep.storage.weights import check_fits, file_limits, read, weights_sha2
 
 
 def weights_of(run: Path, which: str, model: nn.Module | None = None) -> tuple[Path, dict[str, Tensor]]:
-    """The weights of a run folder: the final ones ("last"), those of its best checkpoint ("best"), or of one by name.
+    """Read the weights of a run: the final ones ("last"), those of the best checkpoint ("best"), or of a named one.
 
-    Where the run keeps an average of its weights, that is meant. Before its end, "last" is the newest whole checkpoint.
+    If the run keeps a moving average, its values are returned. Before the end of the run, "last" is the newest
+    checkpoint that is whole.
 
     Args:
         run: The run folder.
         which: "last", "best", or a checkpoint's name.
-        model: What is read must fit it. That is compared before any tensor is read into memory.
+        model: The model that the weights must fit; compared before any tensor is read into memory.
+
+    Returns:
+        The file or checkpoint folder, and the tensors by name.
 
     Raises:
-        CheckpointError: There is no such checkpoint, it is not whole, or the final weights are not those of this run.
+        CheckpointError: The checkpoint does not exist or is damaged, or the final weights belong to another run.
     """
     folder, limits = run / "checkpoints", file_limits(model) if model is not None else None
 
@@ -44,30 +48,37 @@ def weights_of(run: Path, which: str, model: nn.Module | None = None) -> tuple[P
             if not isinstance(one, CheckpointError):
                 return path, _of_checkpoint(one, model)
             bad.append(one.what)
-        raise CheckpointError(f"{run} has no weights and no whole checkpoint{' yet' * (not bad)}", found="\n".join(bad))
+        raise CheckpointError(
+            f"{run} has no weights and no whole checkpoint{' yet' * (not bad)}",
+            cause="\n".join(bad),
+            fix=f"Run lockstep train --run-dir {run} --resume auto.",
+        )
     path = _path_of(run, which)
     return path, _of_checkpoint(open_one(path), model)
 
 
 def identity_of(run: Path, which: str) -> tuple[Path, Mapping[str, Any]]:
-    """A checkpoint of a run and what it keeps of the run's identity; empty where there is no whole checkpoint.
+    """Read the identity of a run from one of its checkpoints.
 
     Args:
         run: The run folder.
-        which: As for `weights_of`; for "last" the newest whole checkpoint.
+        which: As for `weights_of`. "last" is the newest checkpoint that is whole.
+
+    Returns:
+        The checkpoint's folder and the identity; an empty one if there is no whole checkpoint.
     """
     folder = run / "checkpoints"
-    places = [folder / name_of(step) for step in reversed(steps(folder))] if which == "last" else [_path_of(run, which)]
-    for path in places:
+    paths = [folder / name_of(step) for step in reversed(steps(folder))] if which == "last" else [_path_of(run, which)]
+    for path in paths:
         try:
             return path, run_of(read_state(path))
         except CheckpointError:
-            continue  # where it is the one asked for, reading its weights names the fault
+            continue  # if this checkpoint was requested, reading its weights reports the error
     return folder, {}
 
 
 def is_as_recorded(run: Path) -> bool:
-    """Whether a run's final weights and its result are whole and belong together."""
+    """Whether a run's final weights and its result are whole and match."""
     try:
         _final(run, None)
     except CheckpointError:
@@ -80,16 +91,20 @@ def _path_of(run: Path, which: str) -> Path:
     if which == "best":
         step = read_json(folder / BEST).get("step")
         if not isinstance(step, int):
-            raise CheckpointError(f"{folder / BEST} was altered: its step is {step!r}", fix="name a checkpoint")
+            raise CheckpointError(
+                f"{folder / BEST} was altered: its step is {step!r}", fix="Give a checkpoint by name: step-000100."
+            )
         which = name_of(step)
     if not (folder / which).is_dir():
-        there = ["last", "best", *map(name_of, steps(folder))]
-        raise CheckpointError(f"{run} has no checkpoint {which}", allowed=", ".join(there))
+        names = ["last", "best", *map(name_of, steps(folder))]
+        raise CheckpointError(
+            f"{run} has no checkpoint {which}", allowed=", ".join(names), fix="Give one of these names."
+        )
     return folder / which
 
 
 def _of_checkpoint(opened: Opened, model: nn.Module | None) -> dict[str, Tensor]:
-    """The average that a checkpoint keeps, or else its weights; nothing else of it is read into memory."""
+    """Read the moving average of a checkpoint, or else its weights, and no other tensor."""
     names = {name.removeprefix(AVERAGE): name for name in opened.shapes if name.startswith(AVERAGE)}
     names = names or {name: name for name in opened.shapes if file_of(name) == WEIGHTS}
     if model is not None:
@@ -107,10 +122,10 @@ def _final(run: Path, model: nn.Module | None) -> dict[str, Tensor]:
     if found != recorded:
         raise CheckpointError(
             f"{path} does not hold the weights that this run ended with",
-            recorded=f"{recorded} in {run / 'result.json'}",
-            found=found,
-            cause="the file was damaged, or is of another run",
-            fix=f"lockstep train --run-dir {run} --resume auto writes it again from the last checkpoint;\n"
-            f"to use the file as it is: {path} --preset {run / 'config.yaml'}",
+            given=f"sha256 {found}",
+            allowed=f"sha256 {recorded}, recorded in {run / 'result.json'}",
+            cause="The file was damaged, or belongs to another run.",
+            fix=f"Run lockstep train --run-dir {run} --resume auto, which writes it again from the last checkpoint;\n"
+            f"or open the file as it is: {path} --preset {run / 'config.yaml'}",
         )
     return state

@@ -1,7 +1,7 @@
-"""Writes tensors in the safetensors format straight from their memory.
+"""Writes tensors in the safetensors format directly from their memory.
 
-The library's own `save` makes the whole file in memory first and holds Python's lock for much of that: training would
-stand still. Here all that takes time (hashing, writing, flushing) goes on without the lock. The library reads the file.
+The library's own `save` first builds the whole file in memory and holds the GIL for much of that, which would stop
+training. Here the slow parts (hashing, writing, flushing) release the GIL. Files are read with the library.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from torch import Tensor
 
 from lockstep.errors import CheckpointError
 
-# Names of the format, https://github.com/huggingface/safetensors.
+# Names in the format, https://github.com/huggingface/safetensors.
 TYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
     torch.bool: "BOOL",
 }  # fmt: skip
 _TYPES_BY_NAME = {name: dtype for dtype, name in TYPES.items()}
-_MAX_HEADER_BYTES = 16 * 1024 * 1024  # some 150,000 tensors; the library reads up to 100 MB of them
-_PIECE_BYTES = 4 * 1024 * 1024  # hashed while it is in the processor's cache from being read
+_MAX_HEADER_BYTES = 16 * 1024 * 1024  # about 150,000 tensors; the library reads up to 100 MB
+_PIECE_BYTES = 4 * 1024 * 1024  # hashed while it is still in the CPU cache from being read
 
 
 def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
-    """The beginning of a file, and the order in which the tensors follow, without gaps.
+    """Build the header of a file and the order of its tensors, which follow without gaps.
 
-    Wide types come first, as the library has it: so each value lies at a multiple of its size.
+    Wide dtypes come first, as in the library, so that each value is aligned to its size.
+
+    Args:
+        tensors: Tensors of any shape, by name.
 
     Raises:
-        ValueError: The format has no name for a tensor's type.
+        ValueError: The format has no name for a tensor's dtype.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     entries, end = {}, 0
@@ -51,10 +54,10 @@ def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
 
 
 def check_header(path: Path) -> None:
-    """See that a file does not begin with more names than a model can have.
+    """Refuse a file whose header is larger than any model needs.
 
     Raises:
-        OSError: It does, or it can't be read.
+        OSError: The header is too large, or the file cannot be read.
     """
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
@@ -63,13 +66,17 @@ def check_header(path: Path) -> None:
 
 
 def dtype_of(name: str, path: Path) -> torch.dtype:
-    """The type that a file's header gives a tensor.
+    """Return the torch dtype of a dtype name in a file's header.
 
     Raises:
-        CheckpointError: Checkpoints have no tensors of this type.
+        CheckpointError: Checkpoints have no tensors of this dtype.
     """
     if name not in _TYPES_BY_NAME:
-        raise CheckpointError(f"{path} has a tensor of type {name}", allowed=", ".join(_TYPES_BY_NAME))
+        raise CheckpointError(
+            f"{path} has a tensor of type {name}",
+            allowed=", ".join(_TYPES_BY_NAME),
+            fix="Convert it, and save the weights again.",
+        )
     return _TYPES_BY_NAME[name]
 
 
@@ -79,19 +86,19 @@ def write_tensors(
     moved: Callable[[int], object] = lambda _: None,
     fetch: Callable[[str], Tensor] | None = None,
 ) -> tuple[int, str]:
-    """Write a file, down to the disk.
+    """Write a file and flush it to disk.
 
     Args:
         path: The file.
-        tensors: On the CPU, in any layout; they lie contiguous in the file.
-        moved: Told now and then how many bytes have gone since it was told last.
-        fetch: Gives each tensor when it is its turn; those in `tensors` only tell type and shape.
+        tensors: Tensors on the CPU, of any shape and strides; the file holds them contiguous.
+        moved: Called with the number of bytes after each write.
+        fetch: Returns a tensor when it is written; `tensors` then only have dtypes and shapes.
 
     Returns:
         The file's size in bytes, and its SHA-256.
 
     Raises:
-        OSError: It can't be written.
+        OSError: It cannot be written.
     """
     beginning, order = header(tensors)
     digest, size = hashlib.sha256(beginning), len(beginning)

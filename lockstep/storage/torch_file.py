@@ -1,7 +1,7 @@
-"""Reads files of torch.save, after a look at what they would unpack to and at what their pickles hold.
+"""Reads files of torch.save, after checks of their unpacked size and of their pickles.
 
-Zip files can be written so that two readers see two contents: with two directories, or names that differ in case. So
-sizes are read from the directory that torch reads too, and pickles by torch's own reader.
+A zip file can show different contents to two readers: with two directories, or with names that differ in case only.
+Therefore the sizes come from the directory that torch reads too, and the pickle comes from torch's own reader.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from lockstep.config.explain import wrapped
 from lockstep.errors import CheckpointError
 from lockstep.storage.pickle_walk import walk_pickle
 
-FETCH = "copy or download it again, or name a file that torch.save or\nsafetensors wrote"
+FETCH = "Copy or download it again, or give a file that torch.save or\nsafetensors wrote."
 
 _ZIP_START = b"PK\x03\x04"
 _TAR_BLOCK = 512
-# Weights hardly get smaller by packing; torch itself does not pack them.
+# Weights hardly compress, and torch does not compress them.
 _MAX_RATIO = 4
 _MAX_EXTRA_BYTES = 64 * 1024 * 1024
 _MAX_MEMBERS = 100_000
 _MAX_PICKLE_BYTES = 64 * 1024 * 1024
-_NUM_OLD_PICKLES = 5  # the form before torch 1.6: magic number, version, system, content, names of storages
+_NUM_OLD_PICKLES = 5  # the format before torch 1.6: magic number, version, system, content, names of storages
 
-_END = struct.Struct("<4s4H2LH")  # of a zip file: signature, disks, members, the directory's size and place, comment
+_END = struct.Struct("<4s4H2LH")  # of a zip file: signature, disks, members, size and offset of the directory, comment
 _END64_LOCATOR = struct.Struct("<4sLQL")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 
 
 class _DType:
-    """Stands for numpy's own, whose way of being unpickled takes more than a name."""
+    """A replacement for numpy.dtype, whose unpickling needs more than a name."""
 
     def __init__(self, code: str, *_: Any) -> None:
         self.code, self.order = code, "<"
@@ -50,14 +50,14 @@ class _DType:
 
 
 def _number(dtype: _DType, data: bytes | str = b"") -> float:
-    """A numpy scalar, such as the best score so far, which training scripts keep beside the weights."""
+    """Convert a numpy scalar, such as the best score so far, which training scripts store beside the weights."""
     kind = np.dtype(dtype.order + dtype.code)
     if kind.kind not in "fiub":
         raise pickle.UnpicklingError(f"GLOBAL numpy.{kind}")
     return float(np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, kind)[0])
 
 
-# What training scripts put beside the weights besides plain values, and what it becomes here: nothing that acts.
+# Classes that training scripts store beside the weights, and their inert replacements.
 _HARMLESS: list[Any] = [
     argparse.Namespace,
     (PurePosixPath, "pathlib.PosixPath"),
@@ -69,60 +69,60 @@ _HARMLESS: list[Any] = [
 
 
 def read_torch_file(path: Path) -> Any:
-    """What torch.save wrote, on the CPU. Runs no code from the file.
+    """Read a file of torch.save, on the CPU. Runs no code from the file.
 
     Raises:
-        CheckpointError: It can't be read, or could run code.
+        CheckpointError: It cannot be read, or could run code.
     """
     try:
-        # One opened file, so that what was checked is what is read.
+        # The file is opened once, so that the checked file is the one that is read.
         with path.open("rb") as file, torch.serialization.safe_globals(_HARMLESS):
             _check_file(file)
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} holds more than tensors and plain values, so reading it could run code from it",
-            found=_unknown_kind(str(error)),
-            fix="where you trust its source, write its weights alone to a new file:\n"
-            "held = torch.load(FILE, weights_only=False)\n"
-            "torch.save(held['state_dict'], NEW)\n"
-            "or, where it holds a whole model:\n"
-            "torch.save(held.state_dict(), NEW)",
+            given=_unknown_kind(str(error)),
+            fix="If you trust its source, write its weights alone to a new file:\n"
+            "content = torch.load(FILE, weights_only=False)\n"
+            "torch.save(content['state_dict'], NEW)\n"
+            "or, if it holds a whole model:\n"
+            "torch.save(content.state_dict(), NEW)",
         ) from None
-    except Exception as error:  # of files that were cut off or altered, torch's reader raises whatever comes up
+    except Exception as error:  # for a truncated or altered file, torch's reader raises any kind of exception
         first = next(iter(str(error).splitlines()), "")
-        # One word is the key or the value that a reader stumbled over: `101`.
-        reason = first if " " in first else f"{type(error).__name__} {first}"
-        raise CheckpointError(f"{path} can't be read as weights", reason=wrapped(reason), fix=FETCH) from None
+        # A text without a space is the key or value that the reader failed on: `101`.
+        cause = first if " " in first else f"{type(error).__name__} {first}"
+        raise CheckpointError(f"{path} can't be read as weights", cause=wrapped(cause), fix=FETCH) from None
 
 
 def _unknown_kind(text: str) -> str | None:
-    """The class that torch did not want to make, out of its long text."""
+    """Extract the class that torch refused from its long text."""
     _, found, rest = text.partition("GLOBAL ")
     return rest.split()[0].strip("`'\"") if found and rest.split() else None
 
 
 def _check_file(file: IO[bytes]) -> None:
-    """See that a file of torch.save can be read with memory and time of the order of its size.
+    """Check that reading a file of torch.save takes memory and time in proportion to its size.
 
     Args:
-        file: At its start, where it is left too.
+        file: The file, at its start; also left there.
 
     Raises:
-        ValueError: It can't.
+        ValueError: It does not.
         UnpicklingError: It holds more than tensors and plain values.
-        OSError: It can't be read.
-        Exception: What the readers of zip and pickle raise of a damaged file.
+        OSError: It cannot be read.
+        Exception: Raised by the zip or pickle reader for a damaged file.
     """
     start = file.read(_TAR_BLOCK)
     file.seek(0)
     if start.startswith(_ZIP_START):
         _check_zip(file)
     else:
-        if _is_tar(start):  # the oldest form, which torch reads only with code in it
+        if _is_tar(start):  # the oldest format, which torch cannot read without running code
             raise ValueError("it is a tar file")
         *_, content, names = (walk_pickle(file) for _ in range(_NUM_OLD_PICKLES))
-        if not content.storages <= names.texts:  # torch would take whatever is in memory
+        if not content.storages <= names.texts:  # torch would return uninitialized memory
             raise ValueError("it lacks the values of some of its tensors")
     file.seek(0)
 
@@ -154,7 +154,7 @@ def _check_zip(file: IO[bytes]) -> None:
 
 
 def _check_end(file: IO[bytes], num_bytes: int) -> None:
-    """See that a zip file's directory lies right before its end: then all readers find the same one."""
+    """Check that a zip file's directory lies right before its end, so that all readers find the same one."""
     file.seek(max(0, num_bytes - _END.size - _END64_LOCATOR.size))
     tail = file.read()
     signature, *_, size, start, comment = _END.unpack(tail[-_END.size :])

@@ -1,4 +1,4 @@
-"""Weights as files and as one hash."""
+"""Files of weights, and the hash of weights."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from lockstep.storage.tensor_file import TYPES, check_header, dtype_of, write_te
 _MAX_NAME = 500  # characters
 _COPIED = frozenset({*TYPES, torch.float8_e4m3fn, torch.float8_e5m2})
 
-_MAX_HEADER_BYTES = 16 * 1024 * 1024  # names and shapes; 100 bytes for each tensor
+_MAX_HEADER_BYTES = 16 * 1024 * 1024  # names and shapes; about 100 bytes per tensor
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 over a state_dict: name, dtype, shape and bytes of every tensor, in the order of the names."""
+    """Return the SHA-256 of a state_dict: name, dtype, shape and bytes of each tensor, sorted by name."""
     digest = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
@@ -35,25 +35,25 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
 
 
 def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Write a state_dict as a safetensors file, whole or not at all; straight from memory, with no copy of it.
+    """Write a state_dict as a safetensors file, atomically and without a copy in memory.
 
     Raises:
-        CheckpointError: It can't be written.
+        CheckpointError: It cannot be written.
     """
     with atomic_file(path) as partial:
         write_tensors(partial, {name: tensor.detach().cpu() for name, tensor in state.items()})
 
 
 def read(path: Path, model: nn.Module | None = None) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU. Runs no code from the file.
+    """Read the tensors of a safetensors file, on the CPU. Runs no code from the file.
 
     Args:
         path: The file.
-        model: Names and shapes must be this model's. They are compared before any tensor is read, so that a file of
-            another kind takes no memory.
+        model: The model whose names and shapes the file must have; compared before any tensor is read, so that a wrong
+            file takes no memory.
 
     Raises:
-        CheckpointError: The file is missing or damaged, or is of another model.
+        CheckpointError: The file is missing or damaged, or belongs to another model.
     """
     try:
         status = path.stat()
@@ -65,32 +65,34 @@ def read(path: Path, model: nn.Module | None = None) -> dict[str, Tensor]:
             check_fits(model, _described(path), path)
         state = load_file(path)
     except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist") from None
-    except (SafetensorError, OSError, RuntimeError, MemoryError) as error:  # the last two: of torch, from mapping it
-        raise CheckpointError(f"{path} can't be read as safetensors", reason=_reason(error)) from None
+        raise CheckpointError(f"{path} does not exist", fix="Correct the path.") from None
+    except (SafetensorError, OSError, RuntimeError, MemoryError) as error:  # torch raises the last two from mmap
+        raise CheckpointError(
+            f"{path} can't be read as safetensors", cause=_cause(error), fix="Copy or download the file again."
+        ) from None
     check_names(state, path)
     return state
 
 
-def _reason(error: Exception) -> str:
+def _cause(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)[:_MAX_NAME]
 
 
 def file_limits(model: nn.Module) -> dict[str, int]:
-    """How many bytes the files of a checkpoint of this model can have at most.
+    """Return the maximum size in bytes of each file of a checkpoint of this model.
 
-    Another person's file may be one of terabytes that takes no room on the disk. Hashing it would take hours.
+    Another user's file can be sparse: terabytes that occupy no disk space. Hashing it would take hours.
 
     Returns:
-        By file name. Values are counted as float64; the optimizer's file has up to four for each weight: an average of
-        the weights, and up to three of the optimizer's own.
+        Limits by file name. Values are counted as float64. The optimizer's file has up to four values per weight: a
+        moving average, and up to three of the optimizer.
     """
     values = 8 * sum(tensor.numel() for tensor in model.state_dict().values())
     return {WEIGHTS: values + _MAX_HEADER_BYTES, OPTIMIZER: 4 * values + _MAX_HEADER_BYTES}
 
 
 def _described(path: Path) -> dict[str, Tensor]:
-    """The file's tensors on the meta device: shapes without values."""
+    """Read the file's tensors on the meta device: shapes without values."""
     with safe_open(path, "pt") as file:
         parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
         check_names(parts, path)
@@ -101,25 +103,30 @@ def _described(path: Path) -> dict[str, Tensor]:
 
 
 def check_names(names: Iterable[str], origin: Path) -> None:
-    """See that the names of a file's tensors can be shown and compared.
+    """Refuse names that are too long to print and compare.
 
     Raises:
-        CheckpointError: One is longer than any module's name.
+        CheckpointError: A name is longer than any module's name.
     """
     for name in names:
         if len(name) > _MAX_NAME:
             raise CheckpointError(
                 f"{origin} has a tensor whose name has {len(name):,} characters",
                 allowed=f"at most {_MAX_NAME}",
-                cause="it is not a file of weights",
+                cause="It is not a file of weights.",
+                fix="Give a file of weights.",
             )
 
 
 def check_kinds(state: Mapping[str, Tensor], origin: Path) -> None:
-    """See that tensors hold numbers that can be copied into a model.
+    """Check that tensors hold numbers that can be copied into a model.
+
+    Args:
+        state: Tensors of any shape, by name.
+        origin: The file, for the error.
 
     Raises:
-        CheckpointError: One is sparse, quantized, complex or without values.
+        CheckpointError: A tensor is sparse, quantized, complex or without values.
     """
     for name, tensor in state.items():
         if tensor.layout != torch.strided:
@@ -134,25 +141,35 @@ def check_kinds(state: Mapping[str, Tensor], origin: Path) -> None:
             f"the tensor {name} is {kind}, which can't be a model's weights",
             where=origin,
             allowed="dense tensors of real numbers",
-            fix="convert it, and save the weights again",
+            fix="Convert it, and save the weights again.",
         )
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
-    """Give a model all weights of a state_dict.
+    """Load all weights of a state_dict into a model.
+
+    Args:
+        model: The model; unchanged after an error.
+        state: Tensors by name.
+        origin: The file, for the error.
 
     Raises:
-        CheckpointError: Names, shapes or types differ; the first few are named. The model is left as it was.
+        CheckpointError: Names, shapes or dtypes differ; the error names the first few.
     """
     check_fits(model, state, origin)
     model.load_state_dict(dict(state))
 
 
 def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
-    """See that a state_dict is one of this model.
+    """Check that a state_dict belongs to a model.
+
+    Args:
+        model: The model.
+        state: Tensors by name; those on the meta device are enough.
+        origin: The file, for the error.
 
     Raises:
-        CheckpointError: Names, shapes or types differ; the first few are named.
+        CheckpointError: Names, shapes or dtypes differ; the error names the first few.
     """
     ours = model.state_dict()
     missing = [f"{name} {tuple(ours[name].shape)}" for name in ours if name not in state]
@@ -168,14 +185,12 @@ def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> N
         if name in state and state[name].dtype != own.dtype
     ]
     if missing or unknown or other or types:
+        kinds = {"other shape": other, "other type": types, "missing": missing, "unknown": unknown}
         raise CheckpointError(
             "the checkpoint is of another model",
             where=origin,
-            shapes=_some(other),
-            types=_some(types),
-            missing=_some(missing),
-            unknown=_some(unknown),
-            fix="use the configuration that it was trained with, or another run folder",
+            cause="\n".join(f"{kind}: {_some(lines)}" for kind, lines in kinds.items() if lines),
+            fix="Use the settings that it was trained with, or another run folder.",
         )
 
 

@@ -27,7 +27,7 @@ def test_a_resume_on_another_processor_is_refused_unless_told(tmp_path: Path) ->
     assert "CPU capability" in refused.stderr
     assert "Traceback" not in refused.stderr
     told = lockstep(*command, "--resume", "auto", "checkpoint.on_change=warn", cwd=tmp_path, **OTHER)
-    assert "this run was trained with something else so far" in " ".join(told.stdout.split())
+    assert "changed since the checkpoint of this run" in " ".join(told.stdout.split())
     worlds = json.loads((tmp_path / "run" / "environment.json").read_text())["worlds"]
     assert [world["environment"]["CPU capability"] for world in worlds][1:] == ["DEFAULT"]
 

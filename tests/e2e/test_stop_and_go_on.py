@@ -196,7 +196,7 @@ def test_a_torn_and_an_altered_checkpoint_are_named_and_passed_over(undisturbed:
     content[-1] ^= 1
     altered.write_bytes(content)
     output = go_on(folder, 2)
-    assert f"{torn} is torn" in output
+    assert f"{torn} is truncated" in output
     assert f"{altered} was altered" in output
     assert weights(folder) == weights(undisturbed)
 
@@ -251,4 +251,4 @@ def test_a_torn_checkpoint_is_named_even_if_it_is_the_only_one(tmp_path: Path) -
         torn.write_bytes(torn.read_bytes()[:1000])
     for command in (["eval", folder], ["train", "--run-dir", folder, "--resume", "auto"]):
         errors = lockstep(*command, cwd=tmp_path, code=5).stderr
-        assert f"{torn} is torn" in errors.replace("\n", " ")
+        assert f"{torn} is truncated" in errors.replace("\n", " ")

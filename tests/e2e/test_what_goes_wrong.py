@@ -61,7 +61,7 @@ def test_going_back_does_not_help_against_a_bad_sample_and_the_run_says_so(tmp_p
     settings = [*BAD, "watch.nonfinite=rollback", "checkpoint.every=1 steps", f"seed={order.seed}"]
     done = lockstep("train", TINY, *settings, "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path, code=6)
     assert "rollback (watch.nonfinite=rollback)" in done.stdout
-    assert "going back did not help" in done.stderr
+    assert "rolling back did not help" in done.stderr
 
 
 @pytest.mark.full
@@ -86,7 +86,7 @@ def trained(tmp_path: Path) -> Path:
 def test_a_run_is_not_written_over(trained: Path, tmp_path: Path) -> None:
     before = weights(trained)
     done = lockstep("train", TINY, "--procs", 1, "--run-dir", trained, cwd=tmp_path, code=5)
-    assert "holds a run already" in done.stderr
+    assert "already holds a run" in done.stderr
     assert "--resume auto" in done.stderr
     assert weights(trained) == before
 
@@ -117,7 +117,7 @@ def test_a_run_does_not_go_on_with_more_samples_or_fewer(tmp_path: Path) -> None
     lockstep(*command, cwd=tmp_path, MOST="90")
     before = weights(tmp_path / "run")
     done = lockstep(*command, "--resume", "auto", cwd=tmp_path, code=3, MOST="101")
-    assert "the training set has 101 samples, and had 90 when the run began" in done.stderr
+    assert "the training set has 101 samples, and had 90 when the run started" in done.stderr
     assert weights(tmp_path / "run") == before
 
 

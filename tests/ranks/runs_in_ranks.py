@@ -51,10 +51,10 @@ class Quiet:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def say(self, text: object) -> None:
+    def notify(self, text: object) -> None:
         self.said.append(str(text))
 
-    def begin(self, *_: Any) -> None: ...
+    def start(self, *_: Any) -> None: ...
 
     def resume(self, *_: Any) -> None: ...
 
@@ -100,7 +100,7 @@ def carry_out(
     try:
         saver = CheckpointManager(folder, config.checkpoint, world)
         if resume != "never":
-            saver.restore(job, resume, quiet.say)
+            saver.restore(job, resume, quiet.notify)
 
         def flag() -> float:
             return float(job.progress.step == stop_at)
@@ -110,7 +110,7 @@ def carry_out(
                 is_complete = train(job, saver, quiet, flag)
                 break
             except RollBack:
-                saver.restore(job, "auto", quiet.say)
+                saver.restore(job, "auto", quiet.notify)
         progress = job.progress.to_json()
         progress["seconds"], progress["worlds"], progress["fingerprint"] = 0, [], {}
         state = dict(job.model.state_dict())

@@ -128,7 +128,7 @@ def test_a_sum_too_large_for_fp16_is_named_on_all_ranks(pool: RankPool, tmp_path
     config = settings(compress="fp16")
     texts = pool.run(2, carry_out_with_a_large_loss, tmp_path / "run", config)
     assert len(set(texts)) == 1
-    assert "above 65,504, the largest number of compress=fp16" in texts[0]
+    assert "exceeds 65,504, the largest number of compress=fp16" in texts[0]
 
 
 def carry_out_with_a_large_loss(world: World, *arguments: Any) -> Any:

@@ -94,7 +94,7 @@ def test_a_torn_checkpoint_is_passed_over(pool: RankPool, tmp_path: Path) -> Non
     pool.run(2, carry_out, run, fsdp(), 4)
     torn = run / "checkpoints" / f"step-{steps(run / 'checkpoints')[-1]:06}" / "optimizer.safetensors"
     torn.write_bytes(torn.read_bytes()[:-1])
-    assert f"{torn} is torn" in pool.run(2, carry_out, run, fsdp())[0][2][0]
+    assert f"{torn} is truncated" in pool.run(2, carry_out, run, fsdp())[0][2][0]
 
 
 def test_a_loss_that_is_not_finite_is_named_on_all_ranks(pool: RankPool, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one(pool: RankPool, str
     torn.write_bytes(torn.read_bytes()[:-1])
     results = pool.run(2, carry_out, run, settings())
     assert [result[:3] for result in results] == [straight[:3]] * 2
-    assert f"{torn} is torn" in results[0][3][0]
+    assert f"{torn} is truncated" in results[0][3][0]
 
 
 def test_a_run_whose_checkpoints_are_all_torn_does_not_begin_anew_in_silence(pool: RankPool, tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_a_step_that_is_not_finite_stops_all_ranks_with_the_same_text(
     texts = pool.run(world, carry_out, tmp_path / "run", config, "auto", -1, (sample, 99))
     assert len(set(texts)) == 1
     assert f"loss is not finite at step 5 on rank {world - 1}, micro-batch {micro}" in texts[0]
-    assert "loss     nan" in texts[0]
-    assert "stop (watch.nonfinite=stop); nothing was changed by this step; checkpoint of step 4 is whole" in texts[0]
+    assert "loss nan" in texts[0]
+    assert "stop (watch.nonfinite=stop); the step changed nothing; checkpoint of step 4 is whole" in texts[0]
     report = json.loads((tmp_path / "run" / "nonfinite-5.json").read_text())
     assert sample in report["samples"]
 
@@ -140,4 +140,4 @@ def test_a_fault_that_comes_back_after_going_back_stops_the_run(pool: RankPool, 
     config = settings(every="2 steps", nonfinite="rollback")
     texts = pool.run(2, carry_out, tmp_path / "run", config, "auto", -1, (sample, 99))
     assert len(set(texts)) == 1
-    assert "going back did not help" in texts[0]
+    assert "rolling back did not help" in texts[0]

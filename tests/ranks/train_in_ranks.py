@@ -39,7 +39,7 @@ def train_parts(world: World, path: Path, config: RunConfig, build: Callable[[],
     job = make_job(config, build, world)
     try:
         saver = CheckpointManager(folder, config.checkpoint, world)
-        saver.restore(job, "auto", told.say)
+        saver.restore(job, "auto", told.notify)
         is_done = train(job, saver, told, lambda: float(job.progress.step == stop_at))
         saver.close()
         return weights_sha256(job.state()), job.progress.metrics, told.losses, is_done

@@ -158,9 +158,9 @@ class Config(RunConfig):
         """Check that data is set, and that its files and folders exist."""
         data = self.data
         if data.root is None and data.train is None:
-            from lockstep.recipes.classify.listing import find_pictures
+            from lockstep.recipes.classify.listing import find_images
 
-            find_pictures(data, self.seed)  # raises the error, with what to set
+            find_images(data, self.seed)  # raises the error, with what to set
         for name in ("root", "train", "eval", "images"):
             check_exists(f"data.{name}", getattr(data, name))
 

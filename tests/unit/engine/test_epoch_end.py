@@ -142,7 +142,7 @@ def test_an_evaluation_whose_checkpoint_was_not_written_stands_in_the_records_on
 def test_a_figure_that_is_not_there_is_named_with_those_that_are_and_the_epoch_is_kept(folder: RunFolder) -> None:
     with pytest.raises(ConfigError) as caught:
         go(job_of(parts([0.5], monitor=("accuracy", "max"))), folder)
-    assert "no figure accuracy" in str(caught.value)
+    assert "no metric accuracy" in str(caught.value)
     assert caught.value.slots["allowed"] == "loss, score"
     assert steps(folder.checkpoints) == [STEPS_PER_EPOCH]
 

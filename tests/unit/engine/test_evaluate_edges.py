@@ -32,7 +32,7 @@ def run(
 
 
 def test_an_empty_set_is_refused() -> None:
-    with pytest.raises(DataError, match="evaluation set is empty"):
+    with pytest.raises(DataError, match="validation set is empty"):
         run([])
 
 

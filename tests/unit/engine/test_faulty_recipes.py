@@ -46,8 +46,8 @@ def test_the_recipe_without_a_fault_is_trained() -> None:
         ("changed bool", "the model's forward changed buffer seen, which is bool"),
         ("detached", "the recipe's loss has no gradient"),
         ("no gradient", "the recipe's loss has no gradient"),
-        ("integer loss", "the recipe's loss gave wrong as torch.int64"),
-        ("loss by sample", "the recipe's loss gave cross_entropy of shape (4,), not one number"),
+        ("integer loss", "the recipe's loss returned wrong as torch.int64"),
+        ("loss by sample", "the recipe's loss returned cross_entropy of shape (4,), not one number"),
         ("negative length", "whose length can't be used: __len__() should return >= 0"),
         ("text length", "whose length can't be used"),
         ("tuple batch", "returned a tuple, not a Batch"),
@@ -65,5 +65,5 @@ def test_a_fault_is_named_with_what_to_do(fault: str, text: str, capsys: pytest.
 
 def test_an_empty_evaluation_set_is_refused_before_training(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("no evaluation") == 3
-    assert "the evaluation set is empty" in capsys.readouterr().err
+    assert "the validation set is empty" in capsys.readouterr().err
     assert not Path("run/metrics.jsonl").exists()

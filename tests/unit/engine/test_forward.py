@@ -22,8 +22,7 @@ BATCH = Batch(torch.ones(1, 3, 1, 1), torch.zeros(1), torch.zeros(1, dtype=torch
 def job(loss: Any, model: nn.Module | None = None) -> Any:
     return SimpleNamespace(
         compiled=None,
-        on_all_gpus=None,
-        model=model or nn.Identity(),
+        replica=SimpleNamespace(module=model or nn.Identity()),
         parts=SimpleNamespace(loss=lambda outputs, batch: loss),
         config=RunConfig(recipe="test", global_batch=16, micro_batch=16),
         order=SimpleNamespace(num_samples=17),
@@ -33,11 +32,11 @@ def job(loss: Any, model: nn.Module | None = None) -> Any:
 @pytest.mark.parametrize(
     ("loss", "text"),
     [
-        (torch.tensor(1.0), "gave a Tensor, not a dict"),
-        ({}, "gave 0 terms"),
-        ({str(number): torch.tensor(1.0) for number in range(MAX_TERMS + 1)}, "gave 9 terms"),
-        ({"loss": 1.0}, "gave loss as a float, not a tensor"),
-        ({"loss": torch.ones(2)}, "gave loss of shape (2,), not one number"),
+        (torch.tensor(1.0), "returned a Tensor, not a dict"),
+        ({}, "returned 0 terms"),
+        ({str(number): torch.tensor(1.0) for number in range(MAX_TERMS + 1)}, "returned 9 terms"),
+        ({"loss": 1.0}, "returned loss as a float, not a tensor"),
+        ({"loss": torch.ones(2)}, "returned loss of shape (2,), not one number"),
     ],
 )
 def test_a_loss_of_another_form_is_named(loss: Any, text: str) -> None:
@@ -52,7 +51,7 @@ def test_terms_are_added_up() -> None:
 
 
 def test_one_value_a_channel_is_too_few_for_batch_norm() -> None:
-    with pytest.raises(ConfigError, match="one sample whose maps have come down to one pixel") as caught:
+    with pytest.raises(ConfigError, match="one sample whose feature maps have one pixel") as caught:
         forward(job({}, nn.BatchNorm2d(3)), BATCH)
     assert "17 samples" in caught.value.slots["given"]
     with pytest.raises(ValueError, match="expected 4D input"):  # any other error is the recipe's own

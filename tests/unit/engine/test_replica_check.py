@@ -74,9 +74,9 @@ def test_an_optimizer_s_tensor_is_called_by_its_parameter() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD([{"params": model[1].parameters()}, {"params": model[0].parameters()}], lr=0.1)
     job: Any = SimpleNamespace(model=model, optimizer=optimizer)
-    assert replica_check.words("optimizer:0:momentum_buffer", job) == "momentum_buffer of 1.weight"
-    assert replica_check.words("optimizer:3:momentum_buffer", job) == "momentum_buffer of 0.bias"
-    assert replica_check.words("0.weight", job) == "0.weight"
+    assert replica_check.describe_tensor("optimizer:0:momentum_buffer", job) == "momentum_buffer of 1.weight"
+    assert replica_check.describe_tensor("optimizer:3:momentum_buffer", job) == "momentum_buffer of 0.bias"
+    assert replica_check.describe_tensor("0.weight", job) == "0.weight"
 
 
 @pytest.mark.parametrize(

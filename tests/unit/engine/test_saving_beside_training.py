@@ -167,7 +167,7 @@ def run(job: Job, folder: RunFolder, saver: CheckpointManager, stop_after: int =
             try:
                 return train(job, saver, reports, lambda: float(job.progress.step == stop_after))
             except RollBack:
-                saver.restore(job, "auto", reports.say)
+                saver.restore(job, "auto", reports.notify)
     finally:
         reports.close()
 

@@ -116,7 +116,7 @@ def test_safetensors_have_the_weights_and_the_classes() -> None:
 def test_a_file_of_someone_else_is_never_written_over_and_an_export_is(to: str) -> None:
     model_of("digits")
     Path("net").write_text("mine: a text on lockstep")
-    with pytest.raises(CheckpointError, match="net is there already"):
+    with pytest.raises(CheckpointError, match="net already exists"):
         export("w.safetensors", to, "net", preset="digits")
     assert Path("net").read_text() == "mine: a text on lockstep"
     Path("net").unlink()
@@ -124,7 +124,7 @@ def test_a_file_of_someone_else_is_never_written_over_and_an_export_is(to: str) 
     assert is_export(Path("net"))
     export("w.safetensors", to, "net", preset="digits")
     Path("link").symlink_to("net")
-    with pytest.raises(CheckpointError, match="link is there already"):
+    with pytest.raises(CheckpointError, match="link already exists"):
         export("w.safetensors", to, "link", preset="digits")
 
 

@@ -155,7 +155,7 @@ def at_step(step: object) -> Callable[[dict[str, Any]], object]:
         (at_step(-5), "greater than or equal to 0"),
         (lambda plain: plain["state"].update(step=0), "step 0 of 6, evaluated after step"),
         (lambda plain: plain["state"].update(evaluated_step=5000), "evaluated after step 5,000"),
-        (lambda plain: plain["state"].update(metrics={}), "its last evaluation has no figure"),
+        (lambda plain: plain["state"].update(metrics={}), "its last validation has no metric"),
         (lambda plain: plain["state"].update(best={"step": float("inf"), "value": 1.0}), "best has step inf"),
         (lambda plain: plain["state"].update(best={"step": 1, "value": "high"}), "value 'high'"),
         (lambda plain: plain["state"].update(seconds=float("nan")), "should be a finite number"),

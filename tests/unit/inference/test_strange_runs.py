@@ -46,7 +46,7 @@ def test_final_weights_with_one_bit_flipped_are_refused(
     text = capsys.readouterr().err
     assert "run/weights.safetensors does not hold the weights that this run ended with" in text
     assert result(run)["weights_sha256"] in text
-    assert "lockstep train --run-dir run --resume auto writes it again" in text
+    assert "lockstep train --run-dir run --resume auto, which writes it again" in text
 
 
 def test_final_weights_of_another_run_are_refused_and_written_again_by_a_resume(
@@ -102,11 +102,11 @@ def test_a_config_that_was_edited_is_not_evaluated_as_the_run(run: Path, capsys:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ('{"classes": ["bright", "dark"]}', "run/dataset_info.json was altered since the run began"),
+        ('{"classes": ["bright", "dark"]}', "run/dataset_info.json was altered since the run started"),
         ("", "run/dataset_info.json can't be read"),
-        ("{}", "run/dataset_info.json was altered since the run began"),
+        ("{}", "run/dataset_info.json was altered since the run started"),
         ("[1]", "run/dataset_info.json holds no JSON object"),
-        (None, "run/dataset_info.json is missing, and the data gives other dataset info"),
+        (None, "run/dataset_info.json is missing, and the data has other dataset info"),
     ],
     ids=["swapped", "empty", "no facts", "list", "missing"],
 )
@@ -146,9 +146,9 @@ def test_a_checkpoint_from_before_settings_were_kept_still_resumes(run: Path) ->
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda plain: plain["state"].update(new_entry=1), "unknown  new_entry"),
-        (lambda plain: plain["state"].update(step="three"), "its state is not one that this version"),
-        (lambda plain: plain["state"].update(best={"step": None}), "its state is not one that this version"),
+        (lambda plain: plain["state"].update(new_entry=1), "unknown entries: new_entry"),
+        (lambda plain: plain["state"].update(step="three"), "has a state that this version"),
+        (lambda plain: plain["state"].update(best={"step": None}), "has a state that this version"),
         (lambda plain: plain.pop("groups"), "does not have the form of a checkpoint"),
         (lambda plain: plain.update(state=[]), "does not have the form of a checkpoint"),
         (lambda plain: plain["values"].update({"optimizer:x": 1}), "does not have the form of a checkpoint"),
@@ -175,10 +175,10 @@ def test_a_recipe_that_was_edited_since_is_noticed(run: Path, capsys: pytest.Cap
     assert command(["eval", "mine"]) == 2
     text = capsys.readouterr().err
     assert "is not trusted" in text
-    assert "kept as mine/recipe.py" in text
+    assert "copied to mine/recipe.py" in text
     assert command(["trust", "my_dots.py"]) == 0
     assert command(["eval", "mine"]) == 0
-    assert "has changed since the run in mine began" in capsys.readouterr().err
+    assert "has changed since the run in mine started" in capsys.readouterr().err
     sys.modules.pop("my_dots", None)
 
 

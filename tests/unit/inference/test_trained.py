@@ -138,7 +138,7 @@ def test_a_picture_of_the_users_is_not_drawn_over_and_an_earlier_drawing_is(
 ) -> None:
     Image.new("RGB", (9, 9)).save(name)
     before = Path(name).read_bytes()
-    with pytest.raises(CheckpointError, match=f"{name} is there already"):
+    with pytest.raises(CheckpointError, match=f"{name} already exists"):
         list(predictions(TrainedModel(run), [pictures / "a.png"], draw=Path(name)))
     assert Path(name).read_bytes() == before
     Path(name).unlink()
@@ -152,7 +152,7 @@ def test_a_place_that_can_not_be_written_to_is_found_before_the_model_is_opened(
     run: Path, pictures: Path, draw: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TrainedModel, "open", lambda *_: pytest.fail("the model was opened"))
-    with pytest.raises(CheckpointError, match=r"can't write .*a\.png is no folder"):
+    with pytest.raises(CheckpointError, match=r"can't write .*a\.png is not a folder"):
         next(predictions(TrainedModel(run), [pictures / "a.png"], draw=Path(draw)))
 
 
@@ -176,7 +176,7 @@ def test_a_file_of_weights_is_asked_as_the_model_of_a_preset(
     Path("data/classes.txt").write_text("dark bright grey")
     with pytest.raises(CheckpointError, match="is of another model") as caught:
         evaluate("official.pth.tar", settings, preset=str(RECIPE))
-    assert "head.weight (2, 2) in the file, (3, 2) here" in caught.value.slots["other shape"]
+    assert "head.weight (2, 2) in the file, (3, 2) here" in caught.value.slots["cause"]
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_a_resume_on_other_data_names_a_sample_and_is_refused_in_both_modes(tmp_
         file.write_text(file.read_text().replace("1", "2"))  # of the same size
     with pytest.raises(DataError) as caught:
         recipe.train(tmp_path / "run", mode=mode)
-    assert "the data changed since this run began: training sample" in caught.value.what
+    assert "the data changed since this run started: training sample" in caught.value.what
     assert "checkpoint.on_change=warn" in caught.value.slots["fix"]
 
 
@@ -129,7 +129,7 @@ def test_an_edited_recipe_that_computes_the_same_goes_on_with_a_warning(
     kept = recipe.train(tmp_path / "run")
     said = " ".join(capsys.readouterr().out.split())
     assert "changed since the checkpoint: code of recipe.py" in said
-    assert "a trial micro-batch gave the same bits" in said
+    assert "a trial micro-batch had the same bits" in said
     assert len(kept["worlds"]) == 2
 
 
@@ -140,10 +140,10 @@ def test_an_edited_recipe_that_computes_something_else_is_refused_unless_told(
     recipe.factor = 2.0
     with pytest.raises(CheckpointError) as caught:
         recipe.train(tmp_path / "run")
-    assert "code of recipe.py" in caught.value.slots["changed"]
-    assert "loss of a trial micro-batch" in caught.value.slots["changed"]
+    assert "code of recipe.py" in caught.value.slots["given"]
+    assert "loss of a trial micro-batch" in caught.value.slots["given"]
     recipe.train(tmp_path / "run", on_change="warn")
-    assert "this run was trained with something else so far" in " ".join(capsys.readouterr().out.split())
+    assert "changed since the checkpoint of this run" in " ".join(capsys.readouterr().out.split())
 
 
 def test_another_processor_is_refused_unless_told_and_both_are_kept(
@@ -153,7 +153,7 @@ def test_another_processor_is_refused_unless_told_and_both_are_kept(
     monkeypatch.setattr(environment.torch.backends.cpu, "get_cpu_capability", lambda: "SVE512")
     with pytest.raises(CheckpointError, match="CPU capability") as caught:
         recipe.train(tmp_path / "run")
-    assert f"CPU capability: {before} in the checkpoint, SVE512 now" in caught.value.slots["changed"]
+    assert f"CPU capability: {before} in the checkpoint, SVE512 now" in caught.value.slots["given"]
     kept = recipe.train(tmp_path / "run", on_change="warn")
     assert [world["environment"]["CPU capability"] for world in kept["worlds"]] == [before, "SVE512"]
     assert [world["size"] for world in kept["worlds"]] == [1, 1]
@@ -165,8 +165,8 @@ def test_another_library_is_refused_in_exact_and_reported_in_fast(
     exact, fast = Recipe(tmp_path / "exact"), Recipe(tmp_path / "fast")
     exact.train(tmp_path / "exact" / "run")
     fast.train(tmp_path / "fast" / "run", mode="fast")
-    found = environment.what_computes
-    monkeypatch.setattr(fingerprint, "what_computes", lambda device: {**found(device), "numpy": "9.9"})
+    found = environment.describe_kernels
+    monkeypatch.setattr(fingerprint, "describe_kernels", lambda device: {**found(device), "numpy": "9.9"})
     with pytest.raises(CheckpointError, match="numpy changed"):
         exact.train(tmp_path / "exact" / "run")
     fast.train(tmp_path / "fast" / "run", mode="fast")
@@ -225,7 +225,7 @@ def test_a_module_that_is_loaded_only_when_a_run_begins_is_no_change() -> None:
 
 def test_a_checkpoint_without_a_fingerprint_is_reported() -> None:
     (warning,) = verdict(KNOWN, Fingerprint.from_json({}))  # type: ignore[misc]
-    assert "kept no fingerprint" in warning
+    assert "without fingerprints" in warning
 
 
 @pytest.mark.parametrize("content", [None, [], {"code": 3}, {"data": {"a": [1]}, "more": 5}])

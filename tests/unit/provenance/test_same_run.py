@@ -59,7 +59,7 @@ def test_a_checkpoint_of_another_run_goes_on_with_that_run_s_settings(folder: Ru
     check_came_from(folder, CONFIG)
     check_came_from(folder, CONFIG.model_copy(update={"eval_batch": 7}))
     check_came_from(RunFolder(tmp_path / "no run"), CONFIG.model_copy(update={"seed": 5}))
-    with pytest.raises(ConfigError, match="has other settings, so this one can't go on") as caught:
+    with pytest.raises(ConfigError, match="has other settings, so this run can't resume") as caught:
         check_came_from(folder, CONFIG.model_copy(update={"seed": 5}))
     assert caught.value.slots["given"] == "seed: 0 in the run, 5 now"
 
@@ -85,9 +85,9 @@ def test_a_setting_that_is_gone_is_named(folder: RunFolder) -> None:
     _write(folder, {**CONFIG.model_dump(mode="json"), "once": 1})
     with pytest.raises(ConfigError) as caught:
         check_same_run(folder, CONFIG, "auto")
-    assert caught.value.slots["given"] == "once: 1 in the run, nothing now"
+    assert caught.value.slots["given"] == "once: 1 in the run, not set now"
 
 
 def test_a_run_is_not_begun_over(folder: RunFolder) -> None:
-    with pytest.raises(CheckpointError, match="holds a run already"):
+    with pytest.raises(CheckpointError, match="already holds a run"):
         check_same_run(folder, CONFIG, "never")

@@ -55,7 +55,7 @@ def test_a_file_cut_short_is_named_and_the_one_before_is_taken(tmp_path: Path, n
     os.truncate(file, int(file.stat().st_size * share))
     said, found = passed_over(tmp_path)
     assert len(said) == 1
-    assert f"{file} is torn" in said[0]
+    assert f"{file} is truncated" in said[0]
     assert found.step == 1
     assert is_whole(found)
 
@@ -197,7 +197,7 @@ def train(mouth):
         state = some(step)
         saver.save(SimpleNamespace(
             progress=Progress(step=step), is_evaluated=lambda: True, average=None, identity={},
-            state=lambda: state.weights, shards=None,
+            state=lambda: state.weights, replica=SimpleNamespace(is_sharded=False),
             optimizer=SimpleNamespace(state_dict=lambda: state.optimizer),
         ))
         os.write(mouth, b".")  # it has waited for the one before

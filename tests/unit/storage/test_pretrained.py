@@ -144,7 +144,7 @@ def test_a_prefix_that_is_not_of_all_names_or_not_in_the_way_stays(tmp_path: Pat
     torch.save({**two, "head.fc.weight": state["fc.weight"]}, tmp_path / "two.pth")
     with pytest.raises(CheckpointError, match="fits the model") as caught:
         load_pretrained(net(), tmp_path / "two.pth")
-    assert "backbone.conv.weight" in caught.value.slots["file"]
+    assert "backbone.conv.weight" in caught.value.slots["given"]
     model = nn.ModuleDict({"a": nn.ModuleDict({"a": nn.Linear(2, 2)})})
     torch.save(
         {f"a.a.{name}": torch.zeros_like(tensor) for name, tensor in nn.Linear(2, 2).state_dict().items()},
@@ -184,8 +184,8 @@ def test_a_file_that_fits_nothing_is_an_error_and_changes_nothing(tmp_path: Path
     model = net(fill=1.0)
     with pytest.raises(CheckpointError, match=r"nothing in .*a\.pth fits the model") as caught:
         load_pretrained(model, tmp_path / "a.pth")
-    assert next(iter(state)) in caught.value.slots["file"]
-    assert "conv.weight (4, 3, 3, 3)" in caught.value.slots["model"]
+    assert next(iter(state)) in caught.value.slots["given"]
+    assert "conv.weight (4, 3, 3, 3)" in caught.value.slots["allowed"].replace("\n", " ")
     assert "model.name" not in caught.value.slots["fix"], "not every recipe has it"
     assert all((tensor == 1).all() for tensor in model.state_dict().values())
 

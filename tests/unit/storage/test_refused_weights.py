@@ -40,7 +40,7 @@ def test_a_file_that_could_run_code_is_refused_and_runs_none(tmp_path: Path, old
     with pytest.raises(CheckpointError, match="could run code from it") as caught:
         read_state(tmp_path / "a.pth")
     assert not Trap.ran
-    assert "_spring" in caught.value.slots["found"]
+    assert "_spring" in caught.value.slots["given"]
     assert "weights_only=False" in caught.value.slots["fix"]
 
 
@@ -48,8 +48,8 @@ def test_a_whole_model_as_some_people_save_it_is_refused_with_what_to_do(tmp_pat
     torch.save(net(), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match="more than tensors and plain values") as caught:
         read_state(tmp_path / "model.pt")
-    assert caught.value.slots["found"] == "torch.nn.modules.container.Sequential"
-    assert "held.state_dict()" in caught.value.slots["fix"]
+    assert caught.value.slots["given"] == "torch.nn.modules.container.Sequential"
+    assert "content.state_dict()" in caught.value.slots["fix"]
     assert all(len(line) <= 80 for line in str(caught.value).splitlines()[1:])
     held = torch.load(tmp_path / "model.pt", weights_only=False)  # what it says to do
     torch.save(held.state_dict(), tmp_path / "new.pt")
@@ -110,10 +110,10 @@ def test_a_file_of_torchs_old_form_that_was_cut_off_anywhere_is_named(tmp_path: 
         (_text, "is not a file of weights, or is damaged"),
         (_one_byte, "is not a file of weights, or is damaged"),
         (_empty, "is empty"),
-        (_in_a_file, "can't be read\n  reason  Not a directory"),
+        (_in_a_file, "can't be read\n  cause  Not a directory"),
         (_cut, "can't be read as weights"),
         (_pickle, ""),
-        (_no_tensors, "holds no weights\n  found    a dict of epoch, history"),
+        (_no_tensors, "holds no weights\n  given    a dict of epoch, history"),
         (_nothing, "does not exist"),
         (Path.mkdir, "is a folder"),
     ],
@@ -134,7 +134,7 @@ def test_a_word_that_a_reader_stumbled_over_is_named_with_its_kind(tmp_path: Pat
     (tmp_path / "a.pth").write_bytes(b"\x80\x02he")
     with pytest.raises(CheckpointError, match="can't be read as weights") as caught:
         read_state(tmp_path / "a.pth")
-    assert caught.value.slots["reason"] == "KeyError 101"
+    assert caught.value.slots["cause"] == "KeyError 101"
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
@@ -144,5 +144,5 @@ def test_a_file_that_is_not_there_comes_with_where_it_was_looked_for(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="does not exist") as caught:
         load_pretrained(net(), Path("here", f"w{suffix}"))
-    assert caught.value.slots["where"] == f"looked for in {tmp_path / 'here'}"
+    assert caught.value.slots["where"] == str(tmp_path / "here")
     assert "model.weights" in caught.value.slots["fix"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import CheckpointError
-from lockstep.storage.run_folder import RunFolder, check_place, new_folder, write_atomically
+from lockstep.storage.run_folder import RunFolder, check_target, new_folder, write_atomically
 
 
 @pytest.fixture
@@ -156,13 +156,13 @@ def test_what_is_written_as_json_comes_back_and_what_is_none_is_named(tmp_path: 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("file/x", "file is no folder"), ("there", "it is a folder"), (f"{300 * 'a'}/x", "File name too long")],
+    [("file/x", "file is not a folder"), ("there", "it is a folder"), (f"{300 * 'a'}/x", "File name too long")],
 )
 def test_a_place_that_can_not_be_written_to_is_told_before_the_work(name: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "there").mkdir()
     with pytest.raises(CheckpointError, match=reason) as caught:
-        check_place(tmp_path / name)
+        check_target(tmp_path / name)
     assert caught.value.slots == {"fix": "Choose another path."}
-    check_place(tmp_path / "new" / "x")
+    check_target(tmp_path / "new" / "x")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "there"]

@@ -41,7 +41,7 @@ def test_without_locks_a_second_run_in_the_folder_is_refused_at_once(tmp_path: P
     first.open()
     with pytest.raises(CheckpointError, match="is in use") as caught:
         second.open()
-    assert f"process {os.getpid()}" in caught.value.slots["by"]
+    assert f"process {os.getpid()}" in caught.value.slots["given"]
     assert str(tmp_path / "run.owner") in caught.value.slots["fix"]
     first.close()
     second.open()

@@ -76,8 +76,8 @@ def test_weights_of_a_model_of_another_width_are_refused_with_names_and_shapes()
 
 def test_missing_and_unknown_weights_are_named_with_their_shapes() -> None:
     text = refusal(network(4), network(4, with_bias=False).state_dict() | {"head.weight": torch.ones(5, 4)})
-    assert "missing  0.bias (4,)" in text
-    assert "unknown  head.weight (5, 4)" in text
+    assert "missing: 0.bias (4,)" in text
+    assert "unknown: head.weight (5, 4)" in text
 
 
 def test_weights_that_fit_are_taken_whatever_their_layout() -> None:

@@ -1,0 +1,109 @@
+"""How a rank holds the model: a whole copy (`parallel=ddp` and `dp`) or shards of it (`parallel=fsdp`).
+
+The engine works on the protocol `Replica` and rarely needs to know which one it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lockstep.cluster import collectives
+from lockstep.cluster.world import World
+from lockstep.parallel.compress import Compression
+from lockstep.parallel.reduce import Reducer
+
+if TYPE_CHECKING:
+    from lockstep.parallel.sharded import ShardedReducer
+
+
+class Replica(Protocol):
+    """A rank's share of the model's state."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the ranks have to pass through the model together, since none of them has all of it."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that training calls."""
+
+    @property
+    def trained(self) -> nn.Module:
+        """The module whose parameters the optimizer updates."""
+
+    def make_reducer(
+        self, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
+    ) -> Reducer | ShardedReducer:
+        """Create the object that sums a step over the world; called by all ranks together.
+
+        Args:
+            exact: Sum in the fixed binary tree.
+            num_extras: Number of loss terms that are summed with the gradient.
+            synchronised: Compute batch norm's statistics over the whole step.
+            compress: Compression of gradients.
+        """
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return the model's state_dict without copies; with shards in place of whole parameters if sharded."""
+
+    def gather_all(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return a state with whole tensors, on rank 0; called by all ranks together."""
+
+    def load(self, state: Mapping[str, Tensor] | None) -> None:
+        """Load a whole model's state_dict from rank 0 on all ranks; the other ranks pass None."""
+
+    def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
+        """Return those tensors of a checkpoint that must be equal on all ranks, by name."""
+
+
+class WholeReplica:
+    """A whole copy of the model on each rank.
+
+    Args:
+        model: The model, on the world's device.
+        world: The world.
+        module: The module that training calls, if it is not the model: torch's DataParallel around it.
+    """
+
+    is_sharded = False
+
+    def __init__(self, model: nn.Module, world: World, module: nn.Module | None = None) -> None:
+        self.trained, self.module, self._world = model, module or model, world
+
+    def make_reducer(self, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression) -> Reducer:
+        """See `Replica.make_reducer`."""
+        return Reducer(
+            self.trained,
+            self._world,
+            exact=exact,
+            num_extras=num_extras,
+            synchronised=synchronised,
+            compress=compress,
+        )
+
+    def state(self) -> Mapping[str, Tensor]:
+        """See `Replica.state`."""
+        state: Mapping[str, Tensor] = self.trained.state_dict()
+        return state
+
+    def gather_all(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the state itself, which is whole on every rank."""
+        return state
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor] | None) -> None:
+        """See `Replica.load`."""
+        mine = self.state()
+        for name, tensor in (state or {}).items():
+            if mine[name].data_ptr() != tensor.data_ptr():  # rank 0 may pass the model's own state
+                mine[name].copy_(tensor)
+        collectives.broadcast_tensors(self._world, list(mine.values()))
+
+    def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
+        """Return all tensors."""
+        return dict(tensors)

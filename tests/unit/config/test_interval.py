@@ -1,0 +1,23 @@
+"""Intervals are due at the right steps or after the right time."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.config.interval import parse_interval
+
+
+@pytest.mark.parametrize(
+    ("text", "due"),
+    [("3 steps", [3, 6, 9]), ("1 epoch", [4, 8]), ("2 epochs", [8]), ("1 step", list(range(1, 10)))],
+)
+def test_an_interval_of_steps_or_epochs_follows_from_the_step_alone(text: str, due: list[int]) -> None:
+    interval = parse_interval(text)
+    assert [step for step in range(1, 10) if interval.is_due(step, 4, elapsed_s=0.0)] == due
+    assert [step for step in range(1, 10) if interval.is_due(step, 4, elapsed_s=1e6)] == due
+
+
+def test_an_interval_of_seconds_follows_from_the_time_alone() -> None:
+    interval = parse_interval("5min")
+    assert not interval.is_due(300, 1, elapsed_s=299.9)
+    assert interval.is_due(7, 1000, elapsed_s=300.0)
