@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
-from lockstep.cluster.gpus import check_device
 from lockstep.cluster.signals import StopSignal, when_parent_dies
 from lockstep.config.load import Loaded
 from lockstep.config.process_range import ProcessRange, parse_range
@@ -26,6 +25,7 @@ from lockstep.engine.run_spec import RunSpec, recipe_of
 from lockstep.errors import LaunchError, LockstepError
 from lockstep.launch import forkserver
 from lockstep.launch.commands import CALLER
+from lockstep.launch.gpus import check_device
 from lockstep.launch.start import (
     PRELOAD,
     LaunchOptions,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -147,10 +148,8 @@ def train(
     from lockstep.storage.run_folder import check_run_dir
 
     if hosts is not None:
-        given = {"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank, "--node-rank": node_rank,
-                 "--master": master}  # fmt: skip
-        if any(value is not None for value in given.values()):
-            raise ConfigError("--hosts starts the machines itself", fix=f"leave {', '.join(given)} out")
+        _check_alone({"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank, "--node-rank": node_rank,
+                      "--master": master})  # fmt: skip
         if run_dir is not None:
             check_run_dir(run_dir, resume)
         arguments = command_arguments(found, loaded.diff)
@@ -167,6 +166,13 @@ def train(
         procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank, master
     )
     return start_run.train_command(found, loaded, run_dir, resume, options)
+
+
+def _check_alone(others: Mapping[str, object]) -> None:
+    """Check that --hosts is given without the options that it sets for each host."""
+    given = [option for option, value in others.items() if value is not None]
+    if given:
+        raise ConfigError(f"--hosts was given with {', '.join(given)}", fix=f"Remove {', '.join(given)}.")
 
 
 def _on_hosts(

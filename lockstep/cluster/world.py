@@ -126,16 +126,8 @@ def join(
     kind = _device_kind(device)
     num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
     start = time.monotonic()
-    mine = RankInfo(
-        assignment.rank,
-        assignment.world_size,
-        socket.gethostname(),
-        os.getpid(),
-        kind,
-        backend,
-        num_gpus,
-        namespace=stacks.namespace(),
-    )
+    who = (assignment.rank, assignment.world_size, socket.gethostname(), os.getpid())
+    mine = RankInfo(*who, kind, backend, num_gpus, namespace=stacks.namespace())
     store, infos = _join_rendezvous(assignment, mine, join_timeout_s, report)
     chosen, warning = choose_backend(infos)
     if warning and assignment.rank == 0:

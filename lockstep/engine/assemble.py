@@ -10,17 +10,12 @@ from torch import nn
 from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
-from lockstep.data.groups import groups_of
-from lockstep.data.micro_batches import num_micro_batches
-from lockstep.data.order import Order
-from lockstep.data.padded_order import PaddedOrder
-from lockstep.engine.build import build_parts, open_data, prepare_model
+from lockstep.engine.build import build_parts, check_not_empty, make_order, open_data, prepare_model
 from lockstep.engine.job import MAX_TERMS, Job, Progress
 from lockstep.engine.loss_scale import init_scale
 from lockstep.engine.parts import Parts
-from lockstep.errors import ConfigError, DataError
 from lockstep.module.activation_checkpointing import checkpoint_activations
-from lockstep.module.check_model import check_trainable
+from lockstep.module.check_model import check_batches, check_trainable
 from lockstep.module.determinism import use_deterministic_algorithms
 from lockstep.module.ema import ModelEma
 from lockstep.optim.build import optimizer
@@ -59,14 +54,10 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         num_ranks_here=-(-world.size // world.num_hosts), is_restart=is_restart,
     )  # fmt: skip
     warnings = check_ranks_agree(world, config, model, (len(train_data), len(eval_data)), fingerprint)
-    if len(train_data) == 0:
-        raise DataError("the training set is empty", fix="Give it at least one sample.")
-    if len(eval_data) == 0:
-        raise DataError("the validation set is empty", fix="Give it at least one sample.")
+    check_not_empty(train_data, eval_data)
     check_batches(config, model, len(train_data))
     checkpoint_activations(model, config.activation_checkpointing)
     replica = _hold(model, config, world)
-    kind = PaddedOrder if is_sharded else Order
     average = config.optim.ema
     return Job(
         config=config,
@@ -80,7 +71,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
             synchronised=config.batch_norm == "sync",
             compress=Compression(config.compress, config.powersgd_rank),
         ),
-        order=kind(len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data)),
+        order=make_order(config, train_data, is_sharded=is_sharded),
         train_data=train_data,
         eval_data=eval_data,
         progress=Progress(loss_scale=init_scale(config), train_size=len(train_data)),
@@ -105,36 +96,6 @@ def _compile(model: nn.Module, world: World) -> Compiled:
     from lockstep.module.compiled import Compiled  # late: torch's compiler takes a second to import
 
     return Compiled(model, world.device)
-
-
-def check_batches(config: RunConfig, model: nn.Module, num_samples: int) -> None:
-    """Check that no micro-batch (with batch_norm=sync, no step) has a single sample if batch norm needs two.
-
-    BatchNorm1d over one sample has no variance. Without this check, an epoch could fail at its last step.
-
-    Args:
-        config: The settings.
-        model: The model.
-        num_samples: Number of training samples.
-
-    Raises:
-        ConfigError: A micro-batch or step of an epoch has one sample.
-    """
-    # A batch norm in evaluation mode computes no statistics.
-    if not any(isinstance(module, nn.BatchNorm1d) and module.training for module in model.modules()):
-        return
-    steps = {min(config.global_batch, num_samples), num_samples % config.global_batch or config.global_batch}
-    is_sync = config.batch_norm == "sync"
-    # A step is cut evenly into the fewest micro-batches that hold it.
-    if 1 in (steps if is_sync else {step // num_micro_batches(step, config.micro_batch) for step in steps}):
-        raise ConfigError(
-            f"batch norm can't work with a {'step' if is_sync else 'micro-batch'} of one sample",
-            given=f"{num_samples:,} samples, global_batch={config.global_batch}, micro_batch={config.micro_batch}: "
-            f"an epoch's last step has {num_samples % config.global_batch or config.global_batch}",
-            fix="Set micro_batch=3 or more."
-            if config.micro_batch < 3 and not is_sync and 1 not in steps
-            else f"Set global_batch={config.global_batch + 1}.",
-        )
 
 
 def init_weights(job: Job, build: Callable[[], Parts]) -> Mapping[str, str]:

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config.schema import RunConfig
+from lockstep.data.groups import groups_of
 from lockstep.data.keyed import DATA, key, keys, seeded
 from lockstep.data.loader import read
+from lockstep.data.order import Order
+from lockstep.data.padded_order import PaddedOrder
 from lockstep.data.samples import Samples, as_samples
 from lockstep.engine.parts import Parts
-from lockstep.errors import ConfigError, is_out_of_memory
+from lockstep.errors import ConfigError, DataError, is_out_of_memory
 from lockstep.module.check_model import check_model
 from lockstep.module.precision import use_precision
 from lockstep.parallel.bucket import is_dense
@@ -133,3 +136,20 @@ def prepare_model(model: nn.Module, config: RunConfig, device: torch.device, *, 
             parameter.data = parameter.data.contiguous()
     use_precision(model, config, device)
     return model
+
+
+def check_not_empty(train_data: Samples, eval_data: Samples) -> None:
+    """Check that both datasets have samples.
+
+    Raises:
+        DataError: One is empty.
+    """
+    for name, data in (("training", train_data), ("validation", eval_data)):
+        if len(data) == 0:
+            raise DataError(f"the {name} set is empty", fix="Give it at least one sample.")
+
+
+def make_order(config: RunConfig, train_data: Samples, *, is_sharded: bool) -> Order:
+    """Return the order of the training samples; a sharded model needs equally many forward passes on all ranks."""
+    kind = PaddedOrder if is_sharded else Order
+    return kind(len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data))

@@ -22,6 +22,7 @@ from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.step import run_step
 from lockstep.errors import ConfigError
 
+StopNow = Callable[[], bool]
 STOP, COMPARE = 1, 2  # bits of the flag that rank 0 sends to all ranks with a step's gradients
 
 
@@ -30,7 +31,7 @@ def train(
     saver: CheckpointManager,
     reports: Reports,
     stop_flag: Callable[[], float],
-    stop_now: Callable[[], bool] = lambda: False,
+    stop_now: StopNow = lambda: False,
 ) -> bool:
     """Train from the job's progress to its last step.
 
@@ -88,9 +89,7 @@ def train(
     return job.progress.step == job.num_steps and job.is_evaluated()
 
 
-def end_epoch(
-    job: Job, saver: CheckpointManager, reports: Reports, stop_now: Callable[[], bool], *, is_due: bool
-) -> None:
+def end_epoch(job: Job, saver: CheckpointManager, reports: Reports, stop_now: StopNow, *, is_due: bool) -> None:
     """Validate, and save the result if a checkpoint is due or this is the best validation so far.
 
     Args:
@@ -122,12 +121,8 @@ def end_epoch(
         )
     name, better = job.parts.monitor
     if name not in metrics:
-        raise ConfigError(
-            f"the validation has no metric {name}",
-            where="Parts.monitor",
-            allowed=", ".join(metrics),
-            fix="Set Parts.monitor to one of these names.",
-        )
+        fix = "Set Parts.monitor to one of these names."
+        raise ConfigError(f"no metric {name}", where="Parts.monitor", allowed=", ".join(metrics), fix=fix)
     progress.metrics, progress.evaluated_step = metrics, progress.step
     value, sign = metrics[name], 1.0 if better == "max" else -1.0
     # NaN is never the best: every comparison with it is false, so no later value could replace it.

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lockstep.config.schema import RunConfig
+from lockstep.data.micro_batches import num_micro_batches
 from lockstep.errors import ConfigError
 from lockstep.storage.tensor_file import TYPES
 
@@ -66,3 +68,33 @@ def check_trainable(model: nn.Module) -> None:
                 f"parameter {name} is {value.dtype}: only float32 parameters can be trained",
                 fix="Build the model in float32 (model.float()); precision=bf16 or fp16 computes in 16 bits.",
             )
+
+
+def check_batches(config: RunConfig, model: nn.Module, num_samples: int) -> None:
+    """Check that no micro-batch (with batch_norm=sync, no step) has a single sample if batch norm needs two.
+
+    BatchNorm1d over one sample has no variance. Without this check, an epoch could fail at its last step.
+
+    Args:
+        config: The settings.
+        model: The model.
+        num_samples: Number of training samples.
+
+    Raises:
+        ConfigError: A micro-batch or step of an epoch has one sample.
+    """
+    # A batch norm in evaluation mode computes no statistics.
+    if not any(isinstance(module, nn.BatchNorm1d) and module.training for module in model.modules()):
+        return
+    steps = {min(config.global_batch, num_samples), num_samples % config.global_batch or config.global_batch}
+    is_sync = config.batch_norm == "sync"
+    # A step is cut evenly into the fewest micro-batches that hold it.
+    if 1 in (steps if is_sync else {step // num_micro_batches(step, config.micro_batch) for step in steps}):
+        raise ConfigError(
+            f"batch norm can't work with a {'step' if is_sync else 'micro-batch'} of one sample",
+            given=f"{num_samples:,} samples, global_batch={config.global_batch}, micro_batch={config.micro_batch}: "
+            f"an epoch's last step has {num_samples % config.global_batch or config.global_batch}",
+            fix="Set micro_batch=3 or more."
+            if config.micro_batch < 3 and not is_sync and 1 not in steps
+            else f"Set global_batch={config.global_batch + 1}.",
+        )
