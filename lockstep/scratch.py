@@ -1,8 +1,8 @@
-"""Temporary folders and partial files: whose they are, and the only recursive delete of the package (ADR 23).
+"""Temporary folders and partial files, with their owner, and the only recursive delete of the package (ADR 23).
 
-A scratch folder has a random name from `mkdtemp` and an owner file, which its process holds locked for as long as it
-lives. A folder whose owner file is not locked was left by a process that was killed, and may be swept by another
-process of the same user on the same machine. Nothing else is ever deleted recursively: no path that a user gave.
+A scratch folder has a random name from `mkdtemp` and an owner file, which its process keeps locked until it ends. A
+folder whose owner file is not locked was left by a killed process, and another process of the same user on the same
+machine removes it. Nothing else is deleted recursively, in particular no path that a user gave.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from functools import cache
 from pathlib import Path
 
 PREFIX = ".lockstep-"
-# Made by multiprocessing's mkdtemp; it holds the sockets of a launcher and its processes.
+# Made by multiprocessing: contains the sockets of a launcher and its processes.
 LAUNCHER_PREFIX = "pymp-"
 OWNER = "lockstep.owner"
 SHARED_MEMORY = Path("/dev/shm")
 
-# Owner files of this process: open, hence locked, until it ends.
+# Owner files of this process: open and therefore locked until it ends.
 _held: dict[Path, int] = {}
 
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """A new folder in `parent` for this process alone, removed with all that is in it when the block ends.
+    """Make a folder in `parent` for this process, and remove it with its content when the block ends.
 
     Raises:
-        OSError: It can't be made.
+        OSError: The folder cannot be made.
     """
     sweep(parent)
-    # From Python 3.12 on mkdtemp gives an absolute path, also in a parent that is named by a relative one.
+    # From Python 3.12 on, mkdtemp returns an absolute path even for a relative parent.
     folder = parent / Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)).name
     try:
         claim(folder)
@@ -49,21 +49,21 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def claim(folder: Path) -> None:
-    """Mark a folder that `mkdtemp` has just made as this process's own. A second call changes nothing."""
+    """Make this process the owner of a folder that `mkdtemp` has just made. A second call has no effect."""
     if folder in _held:
         return
     partial = folder / f"{OWNER}.new"
     handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    # Where there are no locks, nobody can tell whether this process lives, so nobody sweeps the folder.
+    # On file systems without locks no process can detect the owner's end, so the folder is never swept.
     with contextlib.suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.write(handle, json.dumps(_this_machine()).encode())
-    partial.rename(folder / OWNER)  # locked before it can be found
+    partial.rename(folder / OWNER)  # renamed when locked: no other process sees it unlocked
     _held[folder] = handle
 
 
 def release(folder: Path) -> None:
-    """Remove a scratch folder of this process. What can't be removed is left to `sweep`."""
+    """Remove a scratch folder of this process. Files that cannot be removed are left to `sweep`."""
     if is_scratch(folder):
         _remove(folder)
     handle = _held.pop(folder, None)
@@ -72,7 +72,7 @@ def release(folder: Path) -> None:
 
 
 def sweep(parent: Path) -> None:
-    """Remove what processes of this user left in a folder when they were killed."""
+    """Remove scratch folders in a folder that killed processes of this user left behind."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if entry.name.startswith((PREFIX, LAUNCHER_PREFIX)):
@@ -80,7 +80,7 @@ def sweep(parent: Path) -> None:
 
 
 def sweep_one(folder: Path) -> None:
-    """Remove a scratch folder, and the semaphores named after it, if the process that made it is dead."""
+    """Remove a scratch folder and its semaphores if its owner has ended."""
     if not is_scratch(folder):
         return
     with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ def sweep_one(folder: Path) -> None:
 
 
 def semaphores(folder: Path) -> list[Path]:
-    """The named semaphores of a launcher's folder: `launch/forkserver.py` names them so."""
+    """Return the named semaphores of a launcher's folder. `launch/forkserver.py` chooses the names."""
     if not folder.name.startswith(LAUNCHER_PREFIX):
         return []
     named = re.compile(rf"sem\.{re.escape(folder.name)}-\w+")
@@ -107,7 +107,7 @@ def semaphores(folder: Path) -> list[Path]:
 
 
 def is_scratch(folder: Path) -> bool:
-    """Whether a folder is proven to be a scratch folder that a process of this user made on this machine."""
+    """Return whether a folder is a scratch folder that a process of this user made on this machine."""
     try:
         status = os.lstat(folder)
         is_named = folder.name.startswith((PREFIX, LAUNCHER_PREFIX))
@@ -120,11 +120,11 @@ def is_scratch(folder: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # what is left is swept another time
+    shutil.rmtree(folder, ignore_errors=True)  # files that are left are swept later
 
 
 def remove_named(folder: Path, names: Iterable[str]) -> None:
-    """Remove files of these names, then the folder if nothing else is in it; of a symbolic link the link alone."""
+    """Remove files of these names, then the folder if it is empty. Of a symbolic link, only the link is removed."""
     with contextlib.suppress(OSError):
         if folder.is_symlink():
             folder.unlink()
@@ -135,7 +135,7 @@ def remove_named(folder: Path, names: Iterable[str]) -> None:
 
 
 def partial_path(path: Path) -> Path:
-    """Where to write a file before it gets its name: beside it, under a name that tells which process writes."""
+    """Return the path to write a file to before it is renamed: beside it, with the process and host in its name."""
     return path.with_name(f".{path.name}.{os.getpid()}-{_host()}.partial")
 
 
@@ -143,8 +143,8 @@ def sweep_partials(folder: Path, name: str = "") -> None:
     """Remove partial files that killed processes of this user and host left in a folder.
 
     Args:
-        folder: Where they are.
-        name: Only those of this file; if left out, of all.
+        folder: Folder of the partial files.
+        name: Remove only partial files of this name; empty: of all names.
     """
     which = re.escape(name) or ".+"
     pattern = re.compile(rf"\.{which}\.(\d+)-{_host()}\.partial", re.DOTALL)
@@ -157,14 +157,14 @@ def sweep_partials(folder: Path, name: str = "") -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process on this machine."""
+    """Return whether a process is running on this machine."""
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):  # the number may come from another program
+    except (ProcessLookupError, OverflowError):  # a number from an untrusted file name
         return False
     except PermissionError:
         return True
-    with contextlib.suppress(OSError):  # a process that has ended keeps its number until its parent reads its end
+    with contextlib.suppress(OSError):  # a zombie keeps its number until its parent waits for it
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
     return True
 
@@ -176,7 +176,7 @@ def _is_own_file(path: str | Path) -> bool:
 
 @cache
 def _host() -> str:
-    """A short name for what process ids count in: this host, or this container of it."""
+    """Return a short hash of the host and its process id namespace (container), in which process ids are unique."""
     try:
         space = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -186,7 +186,7 @@ def _host() -> str:
 
 @cache
 def _this_machine() -> dict[str, str]:
-    """A lock on a shared disk may hold on one machine only, so another machine's folders are left alone."""
+    """Return the identity of this boot: locks on a shared disk may be local, so other machines' folders are kept."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:

@@ -79,7 +79,7 @@ class Reports:
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
         if self._records is not None and job.loader is not None and job.parts.draw_samples and not job.progress.step:
             job.loader.num_to_keep = min(NUM_SAMPLES, len(job.train_data))
-        self._data_wait.begin(job.progress.seconds, job.progress.data_s)
+        self._data_wait.start(job.progress.seconds, job.progress.data_s)
         self._loss_sum, self._num_samples = 0.0, 0
         self.resume(job)
 

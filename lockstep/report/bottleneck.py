@@ -13,7 +13,7 @@ class DataWait:
         self._last = self._window = (0.0, 0.0)
         self._said = False
 
-    def begin(self, seconds: float, waited_s: float) -> None:
+    def start(self, seconds: float, waited_s: float) -> None:
         """Start or resume training at these totals."""
         self._last = self._window = (seconds, waited_s)
 

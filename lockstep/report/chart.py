@@ -24,9 +24,9 @@ Line = Sequence[tuple[float, float]]
 Records = Sequence[Mapping[str, Any]]
 
 _FAINT = "#767676"
-# Told apart by people who see few colours (Okabe and Ito, 2008).
+# Distinguishable with color vision deficiency (Okabe and Ito, 2008).
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-_MAX_POINTS = 1000  # of a line: more cannot be told apart
+_MAX_POINTS = 1000  # of a line: more are not visible
 _LOG_FROM = 20.0  # a loss that falls to a twentieth is drawn on a logarithmic axis
 
 
@@ -97,7 +97,7 @@ def draw_curves(train: Records, evaluations: Records, path: Path, *, monitor: tu
 
 
 def _points(records: Records, name: str) -> list[tuple[float, float]]:
-    """(epoch, value) of the records that have the value, thinned to what can be told apart."""
+    """(epoch, value) of the records that have the value, thinned to what is visible."""
     points = [(record["epoch"], record[name]) for record in records if record.get(name) is not None]
     every = -(-len(points) // _MAX_POINTS)
     if every <= 1:
@@ -116,7 +116,7 @@ def _plot(axes: Axes, points: Line, label: str, colour: str) -> None:
 @contextmanager
 def _figure(path: Path, inches: tuple[float, float], text: str) -> Iterator[Figure]:
     """An empty figure that is written to a file at the end; it has fonts for all characters of a text."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # such as that it found no place to keep its list of fonts
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # such as a warning that its font cache cannot be written
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

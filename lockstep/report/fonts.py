@@ -35,7 +35,7 @@ def font_files(places: Iterable[Path]) -> set[Path]:
 
 @functools.lru_cache(maxsize=512)
 def load_font(path: str, size_px: int) -> ImageFont.FreeTypeFont:
-    """A font at a size, with Pillow's own layout: what is drawn then needs no other library."""
+    """Load a font at a size in pixels, with Pillow's basic layout, which needs no other library."""
     return ImageFont.truetype(path, size_px, layout_engine=ImageFont.Layout.BASIC)
 
 

@@ -123,7 +123,7 @@ def _blend(colour: Colour, strength: float) -> Colour:
 
 
 def _fonts(texts: Sequence[str]) -> tuple[Font, Font]:
-    """For names and for what is small; with all characters of some texts, if the machine has such a font."""
+    """Return the small font, with all characters of some texts if the machine has such a font."""
     text = "".join(texts)
     return font_for(text, _TEXT_PX), font_for(text, _TEXT_PX - 2)
 
@@ -148,7 +148,7 @@ def _in_lines(text: str, font: Font, most_px: float) -> list[str]:
 
 
 def _draw_upright(image: Image.Image, foot: tuple[int, int], text: str, font: Font) -> None:
-    """Draw a text that reads from below to above and begins at `foot`, the middle of its lower end."""
+    """Draw a text rotated by 90 degrees that starts at `foot`, the middle of its lower end."""
     strip = Image.new("RGB", (int(font.getlength(text)) + 1, 2 * _TEXT_PX), _PAPER)
     ImageDraw.Draw(strip).text((0, _TEXT_PX), text, _INK, font, anchor="lm")
     strip = strip.transpose(Image.Transpose.ROTATE_90)
@@ -172,7 +172,7 @@ def save_picture(picture: Image.Image, path: Path) -> None:
 
 
 def is_drawing(path: Path) -> bool:
-    """Whether a file is a picture that `save_picture` has written, as a PNG or JPEG."""
+    """Return whether a file is a PNG or JPEG written by `save_picture`."""
     try:
         if not path.is_file():
             return False
@@ -186,21 +186,20 @@ def is_drawing(path: Path) -> bool:
 
 
 def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
-    """Where the picture of each file goes.
+    """Choose the output path of the picture of each file.
 
     Args:
-        paths: The files.
-        draw: A file, for one of them; a folder for several, or where it is one or has no ending.
+        paths: The image files.
+        draw: The option `--draw`: a file for a single image, or a folder (existing, or without a file extension).
 
     Raises:
-        ConfigError: Several pictures can't go into one file; the ending is not that of a picture; or a file would be
-            drawn over.
+        ConfigError: `draw` is one file for several images, has an unknown extension, or would overwrite an input.
     """
     places = _places_for(paths, draw)
     originals = {path.resolve() for path in paths}
     for place in places.values():
         if place.resolve() in originals:
-            raise ConfigError(f"--draw {draw} would write over {place}, which is to be looked at", fix="name a folder")
+            raise ConfigError(f"--draw {draw} would overwrite the input {place}", fix="Set --draw to another folder.")
     return places
 
 
@@ -208,10 +207,14 @@ def _places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
     is_folder = draw.is_dir() or not draw.suffix
     if not is_folder:
         if len(paths) > 1:
-            raise ConfigError(f"--draw {draw} is one file for {len(paths)} pictures", fix="name a folder")
+            raise ConfigError(f"--draw {draw} is one file for {len(paths)} images", fix="Set --draw to a folder.")
         Image.init()
         if draw.suffix.lower() not in Image.EXTENSION or Image.EXTENSION[draw.suffix.lower()] not in Image.SAVE:
-            raise ConfigError(f"--draw {draw}: pictures can't be written as {draw.suffix}", allowed=".png, .jpg ...")
+            raise ConfigError(
+                f"--draw {draw}: images can't be written as {draw.suffix}",
+                allowed=".png, .jpg, .webp and other formats of Pillow",
+                fix=f"Use --draw {draw.with_suffix('.png')}.",
+            )
         return {paths[0]: draw}
     places: dict[Path, Path] = {}
     for path in paths:

@@ -67,11 +67,11 @@ class Records:
                     writer.add_scalar(f"{kind}/{name}", value, step)
 
     def describe(self, settings: Mapping[str, Any], metrics: Iterable[str]) -> None:
-        """Give TensorBoard the run's row in its table of hyperparameters; its metrics there are always the latest.
+        """Write the run's row of TensorBoard's table of hyperparameters, whose metrics are always the latest.
 
         Args:
             settings: Values by dotted name.
-            metrics: Names of what is evaluated, as records of kind "eval" have them.
+            metrics: Names of the metrics in records of kind "eval".
         """
         if self._tensorboard_folder is None or self._is_described:
             return
@@ -158,7 +158,7 @@ def read_records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The records that are there, if they are a file: reading a FIFO would wait for ever."""
+    """Open the records if they are a regular file: opening a FIFO would wait for a writer."""
     file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115 - by the caller
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -167,7 +167,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """The whole lines of a file, up to the first that is cut off or longer than any record."""
+    """Iterate over the complete lines of a file, up to the first that is cut off or longer than any record."""
     while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
         yield line
 

@@ -40,8 +40,8 @@ class Stragglers:
             return {}
         self._last = work
         times = [1000 * (new[0] - old[0]) / (new[1] - old[1]) for old, new in pairs]
-        figures = {"median_ms": statistics.median(times), "max_ms": max(times), "slowest": times.index(max(times))}
-        return figures | (
+        values = {"median_ms": statistics.median(times), "max_ms": max(times), "slowest": times.index(max(times))}
+        return values | (
             {f"rank_{rank}_ms": time for rank, time in enumerate(times)} if len(times) <= MOST_RANKS else {}
         )
 

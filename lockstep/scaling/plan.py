@@ -92,14 +92,14 @@ def pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num
     Raises:
         ConfigError: The model depends on values.
     """
-    if config.precision == "tf32":  # fp32, as far as memory goes
+    if config.precision == "tf32":  # the same memory as fp32
         config = config.model_copy(update={"precision": "fp32"})
     try:
         return _pass_through(config, build, inputs, num_samples)
     except DataDependentOutputException as error:
         raise ConfigError(
             f"this model cannot be planned, since it reads values of tensors: {error.func}",
-            fix="run lockstep train and watch the memory that it takes",
+            fix="Run lockstep train and look at its memory use instead.",
         ) from error
 
 
@@ -188,9 +188,9 @@ def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, pa
     optim = config.optim
     moments = MOMENTS.get(optim.name, int(optim.momentum > 0))
     copies, room = (1, 0) if is_sharded else bucket_copies(config, num_procs)
-    sent_bytes = 2 if _in_halves(config) else 4
+    sent_bytes = 2 if _is_16bit(config) else 4
     # The sum in fp32; the error feedback of PowerSGD.
-    more = 4 * _in_halves(config) + 4 * (config.compress == "powersgd")
+    more = 4 * _is_16bit(config) + 4 * (config.compress == "powersgd")
     return {
         "weights": 4 * sizes.total // share,
         "gradients": (sent_bytes * copies + more) * sizes.trained // share,
@@ -241,7 +241,7 @@ def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -
         # Per pass: two all-gathers, one reduce-scatter.
         num_passes = -(-num_leaves // num_procs)
         return num_passes * 4 * (2 * sizes.total + sizes.trained) * others // num_procs
-    value_bytes = 2 if _in_halves(config) else 4
+    value_bytes = 2 if _is_16bit(config) else 4
     shares = [part(0, num_leaves, num_procs, rank) for rank in range(num_procs)]
     most_nodes = max(_num_nodes(config, share, num_leaves) for share in shares)
     sent = 0
@@ -256,13 +256,13 @@ def _num_nodes(config: RunConfig, share: tuple[int, int], num_leaves: int) -> in
     return len(partials(*share, num_leaves)) if _in_tree(config) else int(share[0] < share[1])
 
 
-def _in_halves(config: RunConfig) -> bool:
+def _is_16bit(config: RunConfig) -> bool:
     return config.compress in ("bf16", "fp16")
 
 
 def _in_tree(config: RunConfig) -> bool:
     """Whether gradients are added in the tree; 16-bit sums are, in both modes."""
-    return config.mode == "exact" or _in_halves(config)
+    return config.mode == "exact" or _is_16bit(config)
 
 
 def _tensors(value: Any) -> list[Tensor]:

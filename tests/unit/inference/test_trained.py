@@ -119,10 +119,10 @@ def test_answers_are_drawn_into_a_folder_without_writing_over_each_other(run: Pa
 @pytest.mark.parametrize(
     ("num_files", "draw", "text"),
     [
-        (2, "out.png", "one file for 2 pictures"),
+        (2, "out.png", "one file for 2 images"),
         (1, "out.docx", "can't be written as .docx"),
-        (1, "0.png", "would write over 0.png"),
-        (2, ".", "would write over 0.png"),
+        (1, "0.png", "would overwrite the input 0.png"),
+        (2, ".", "would overwrite the input 0.png"),
     ],
 )
 def test_a_place_for_drawings_that_can_not_be_is_refused_before_the_model_is_opened(
