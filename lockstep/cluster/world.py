@@ -151,18 +151,23 @@ def join(
                 fix="Read the output of the other ranks, or logs/ in the run folder.",
             ) from error
         raise
+    _leave(world, store, chosen)
+
+
+def _leave(world: World, store: SignedStore, backend: str) -> None:
+    """Wait for the others' connections, end the group, and leave the rendezvous."""
     assert world.signed is not None
-    left = world.signed.store
+    shared = world.signed.store
     # The run is complete: a store that does not answer any more must not delay the exit.
     with suppress(TimeoutError):
-        if chosen != "mpi":
+        if backend != "mpi":
             call_with_timeout(
-                lambda: connecting.wait_for_all(left, world.size, GOODBYE_S), 2 * GOODBYE_S, lambda waited_s: None
+                lambda: connecting.wait_for_all(shared, world.size, GOODBYE_S), 2 * GOODBYE_S, lambda waited_s: None
             )
     _end_group(world)
     with suppress(TimeoutError):
         call_with_timeout(
-            lambda: rendezvous.goodbye(assignment, store, GOODBYE_S), 2 * GOODBYE_S, lambda waited_s: None
+            lambda: rendezvous.goodbye(world.assignment, store, GOODBYE_S), 2 * GOODBYE_S, lambda waited_s: None
         )
 
 

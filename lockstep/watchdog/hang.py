@@ -98,7 +98,7 @@ def explain(culprits: Sequence[RankStatus], size: int, timeout_s: float, stacks:
         what = f"all ranks have waited for each other for {still}: {first.where}"
     elif silent:
         last = f"; last seen {first.where}" if first.doing else ""
-        what = f"{names} {verb} given no status of life for {first.silent_s:.0f} s{last}"
+        what = f"{names} {verb} given no sign of life for {first.silent_s:.0f} s{last}"
     else:
         what = f"{names} {verb} made no progress for {still}: {first.where}"
     others = size - len(culprits)

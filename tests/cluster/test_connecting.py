@@ -72,7 +72,7 @@ def test_the_interface_is_blamed_where_all_ranks_are_alive(visits: Callable[...,
     pair = [visits(init, rank, 2, scenario=joiner.WRONG_INTERFACE if rank == 0 else "") for rank in (0, 1)]
     for visit in pair:
         text = visit.error()
-        assert re.search(r"rank 0 \([^)]*\) joined the rendezvous, but can't connect to them", text), text
+        assert re.search(r"rank 0 \([^)]*\) joined the rendezvous, but can't connect to the other ranks", text), text
         assert "set GLOO_SOCKET_IFNAME" in text
 
 

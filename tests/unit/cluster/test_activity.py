@@ -1,4 +1,4 @@
-"""What a process says it is at, and how much of a step was its own work."""
+"""The activity of a process, and how much of a step was its own work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.cluster.activity import COMPUTING, READING, REDUCING, UPDATING, Ac
 CPU = torch.device("cpu")
 
 
-def test_a_wait_inside_of_something_is_told_and_over_when_it_is() -> None:
+def test_a_wait_inside_an_activity_is_shown_until_it_ends() -> None:
     activity = Activity()
     activity.enter(COMPUTING)
     with activity.waiting("for the others"):
@@ -20,7 +20,7 @@ def test_a_wait_inside_of_something_is_told_and_over_when_it_is() -> None:
     assert (activity.doing, activity.waits) == (COMPUTING, False)
 
 
-def test_everything_that_begins_is_progress() -> None:
+def test_entering_an_activity_is_progress() -> None:
     activity = Activity()
     seen = [activity.num_beats]
     for doing in (READING, READING, COMPUTING):

@@ -25,7 +25,7 @@ def test_a_port_that_is_kept_can_be_listened_on_by_who_knows_its_number() -> Non
 
 
 @linux
-def test_a_port_that_is_kept_is_given_to_nobody_else_and_nobody_answers_there() -> None:
+def test_a_reserved_port_is_not_assigned_again_and_refuses_connections() -> None:
     kept = ReservedPort()
     port = kept.renew()
     with pytest.raises(ConnectionRefusedError):
@@ -53,7 +53,7 @@ def test_a_command_is_shortened() -> None:
 
 def test_only_this_machines_addresses_are_ours() -> None:
     assert is_local_address("127.0.0.1")
-    # Set apart for documents, so nobody has it.
+    # Reserved for documentation, so no machine has it.
     assert not is_local_address("192.0.2.1")
 
 

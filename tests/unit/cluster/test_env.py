@@ -1,4 +1,4 @@
-"""Who am I: what the environment and the command line can say, and every way in which they can be wrong."""
+"""Ranks from the environment and the command line, and every way in which they can be wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TORCHRUN = {
 BY_HAND = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
 
 
-def test_nobody_has_started_a_world() -> None:
+def test_an_empty_environment_is_no_world() -> None:
     assert read_assignment({}) is None
     assert not is_in_world({})
 

@@ -1,4 +1,4 @@
-"""The meeting place listens on no more than it takes."""
+"""The store listens on a single address."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _place(environ: dict[str, str]) -> RankAssignment:
     return here
 
 
-def test_a_task_of_srun_is_one_of_a_world_and_meets_on_the_first_node() -> None:
+def test_a_task_of_srun_is_one_rank_of_a_world_with_rank_0_on_the_first_node() -> None:
     here = _place(SRUN)
     assert (here.rank, here.world_size, here.local_rank, here.started_by) == (3, 4, 1, "slurm")
     assert here.init.startswith("tcp://gpu07:")
@@ -49,7 +49,7 @@ def test_all_tasks_of_a_step_work_out_the_same_port_and_another_step_another() -
     assert int(other_rank.init.rpartition(":")[2]) in PORTS
 
 
-def test_a_step_on_one_node_meets_on_loopback() -> None:
+def test_a_step_on_one_node_uses_loopback() -> None:
     assert _place(SRUN | {"SLURM_STEP_NUM_NODES": "1"}).init.startswith("tcp://127.0.0.1:")
 
 

@@ -1,4 +1,4 @@
-"""The first signal asks for a stop, a later one ends the process, and handlers come back."""
+"""The first signal requests a stop, a later one ends the process, and handlers are restored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.runs import LONG_S
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_asks_for_a_stop(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_signal_requests_a_stop(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCKSTEP_LAUNCHED", raising=False)
     heard: list[str] = []
     with StopSignal(patience_s=1000, on_stop=heard.append) as stop:
@@ -24,26 +24,26 @@ def test_the_first_signal_asks_for_a_stop(number: signal.Signals, monkeypatch: p
         os.kill(os.getpid(), number)
         assert stop.requested
         assert stop.exit_code == 128 + number
-        # The same signal from somebody else, a moment later.
+        # The same signal from another sender, a moment later.
         os.kill(os.getpid(), number)
     assert heard == [number.name]
 
 
-def test_earlier_handlers_come_back() -> None:
+def test_earlier_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with StopSignal():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_under_our_launcher_ctrl_c_is_not_the_workers_business(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_our_launcher_workers_do_not_handle_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_LAUNCHED", "1")
     before = signal.getsignal(signal.SIGINT)
     with StopSignal():
         assert signal.getsignal(signal.SIGINT) == before
 
 
-def test_in_a_thread_nobody_asks() -> None:
+def test_in_a_thread_no_stop_is_requested() -> None:
     seen: list[bool] = []
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""The stacks of processes that do not get on: one's own, its workers', and a neighbour's that can't write them."""
+"""Stacks of hanging processes: this one, its child processes, and a peer that cannot write its own."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_process_that_would_die_of_the_signal_is_not_asked() -> None:
         assert not stacks.request_stacks(child.pid)
         time.sleep(0.1)
         assert child.is_alive()
-        assert not stacks.request_stacks(2**22 - 3)  # nobody
+        assert not stacks.request_stacks(2**22 - 3)  # no process
     finally:
         child.kill()
         child.join()

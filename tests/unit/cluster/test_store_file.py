@@ -1,4 +1,4 @@
-"""Processes that meet at a file."""
+"""A file as the store."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from lockstep.cluster.store import open_store
 from lockstep.errors import LaunchError
 
 
-def meet(path: Path) -> None:
+def open_at(path: Path) -> None:
     open_store(RankAssignment(0, 1, None, None, f"file://{path}", "command line"), 5.0, print)
 
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_file_is_made_or_taken(tmp_path: Path, is_there: bool) -> None:
-    path = tmp_path / "meet"
+    path = tmp_path / "store"
     if is_there:
         path.touch()
-    meet(path)
+    open_at(path)
     assert path.is_file()
 
 
-def test_a_file_that_can_not_be_made_is_told_at_once(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_created_is_reported_at_once(tmp_path: Path) -> None:
     # Root may write to /proc by its permissions, but nothing can be made there.
     for path in (Path("/proc/x"), tmp_path):
         with pytest.raises(LaunchError, match=f"{path} can't be written: "):
-            meet(path)
+            open_at(path)
 
 
 def test_a_file_of_another_kind_is_neither_written_to_nor_removed(tmp_path: Path) -> None:
     path = tmp_path / "thesis.txt"
     path.write_text("mine")
     with pytest.raises(LaunchError, match="was not created by a run"):
-        meet(path)
+        open_at(path)
     assert path.read_text() == "mine"
 
 
-def test_a_file_in_which_others_meet_is_taken(tmp_path: Path) -> None:
-    meet(tmp_path / "meet")
-    assert (tmp_path / "meet").stat().st_size
-    meet(tmp_path / "meet")
+def test_a_store_file_of_other_ranks_is_accepted(tmp_path: Path) -> None:
+    open_at(tmp_path / "store")
+    assert (tmp_path / "store").stat().st_size
+    open_at(tmp_path / "store")
 
 
 def length(number: int) -> bytes:
@@ -56,15 +56,15 @@ OTHER_KEY = length(6) + b"/other" + length(1) + b"1"
 
 @pytest.mark.parametrize("tail", [OTHER_KEY, b"x", length(1 << 30) + b"x", length(5) + b"/lock", bytes(1000)])
 def test_a_store_that_is_damaged_or_another_program_s_is_left_alone(tmp_path: Path, tail: bytes) -> None:
-    meet(tmp_path / "meet")
-    content = (tmp_path / "meet").read_bytes() + tail
+    open_at(tmp_path / "store")
+    content = (tmp_path / "store").read_bytes() + tail
     (tmp_path / "theirs").write_bytes(content)
     with pytest.raises(LaunchError, match="was not created by a run"):
-        meet(tmp_path / "theirs")
+        open_at(tmp_path / "theirs")
     assert (tmp_path / "theirs").read_bytes() == content
 
 
 def test_a_pipe_is_no_store(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "meet")
+    os.mkfifo(tmp_path / "store")
     with pytest.raises(LaunchError, match="was not created by a run"):
-        meet(tmp_path / "meet")
+        open_at(tmp_path / "store")

@@ -1,4 +1,4 @@
-"""Which launchers may join a run: what is compared, and what a stranger's store can do."""
+"""Which launchers may join a run: what is compared, and what a store of another program can do."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_damaged_record_is_an_error_with_a_text(store: HashStore, tmp_path: Pa
     assert "is damaged" in refused(store, nodes(tmp_path / "run"))
 
 
-def test_a_record_of_a_stranger_can_not_write_to_the_terminal(store: HashStore, tmp_path: Path) -> None:
+def test_a_forged_record_cannot_write_to_the_terminal(store: HashStore, tmp_path: Path) -> None:
     admission.publish(store, nodes(tmp_path / "run"))
     record = json.loads(store.get(admission.OWNER))
     escape = "\x1b]0;owned\x07\nconfig"
@@ -139,21 +139,21 @@ def test_a_world_of_fewer_nodes_than_asked_for_is_refused(tmp_path: Path) -> Non
     assert "clocks" in caught.value.slots["cause"]
 
 
-def meeting(folder: Path) -> NodeRendezvous:
+def open_rendezvous(folder: Path) -> NodeRendezvous:
     return NodeRendezvous(nodes(folder, endpoint=f"127.0.0.1:{own_port()}"), lambda: None, lambda _: None)
 
 
 @pytest.mark.parametrize("key", ["", "k" * 40])
-def test_a_rendezvous_to_which_nobody_came_leaves_no_folder_but_the_user_s_own(
+def test_a_rendezvous_that_no_node_joined_leaves_no_folder_but_the_user_s_own(
     tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_KEY", key)
     monkeypatch.setattr(clocks, "publish", lambda *_: None)  # its thread would outlive the test
     (tmp_path / "own").mkdir()
     for name in ("made", "own"):
-        met = meeting(tmp_path / name)
+        met = open_rendezvous(tmp_path / name)
         assert (tmp_path / name).is_dir()
-        met.end(4, "nobody came")
+        met.end(4, "no node joined")
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
@@ -163,5 +163,5 @@ def test_a_launcher_that_fails_while_it_joins_leaves_no_folder(tmp_path: Path, m
 
     monkeypatch.setattr(clocks, "publish", lose)
     with pytest.raises(LaunchError, match="lost the rendezvous"):
-        meeting(tmp_path / "run")
+        open_rendezvous(tmp_path / "run")
     assert not (tmp_path / "run").exists()

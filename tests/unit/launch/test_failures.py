@@ -1,4 +1,4 @@
-"""Which of several dead processes was the first cause, and how it is told."""
+"""Which of several failed processes is the root cause, and its error text."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def test_an_abort_counts_less_than_an_error() -> None:
     assert root_cause([aborted, cause]) is cause
 
 
-def test_an_error_for_people_is_told_as_it_is() -> None:
+def test_an_error_for_users_is_shown_unchanged() -> None:
     cause = explain(ProcessFailure(1, 11, 3, report(1.0, ours=True, text="data error: x\n  where  y")), "a")
     assert (cause.text, cause.exit_code, cause.may_pass) == ("data error: x\n  where  y", 3, False)
 
 
-def test_any_other_error_is_told_with_its_rank_and_traceback() -> None:
+def test_any_other_error_is_shown_with_its_rank_and_traceback() -> None:
     cause = explain(ProcessFailure(1, 11, 1, report(1.0, text="Traceback: oops")), "a")
     assert "rank 1 (host a, pid 11) failed" in cause.text
     assert "Traceback: oops" in cause.text
     assert cause.exit_code == 1
 
 
-def test_a_kill_is_told_with_what_the_kernel_says() -> None:
+def test_a_kill_is_shown_with_the_kernels_message() -> None:
     cause = explain(ProcessFailure(1, 11, -9, None), "a", "out of memory: the kernel's log names pid 11")
     assert "rank 1 (host a, pid 11) was killed by signal 9 (SIGKILL)" in cause.text
     assert "out of memory" in cause.text

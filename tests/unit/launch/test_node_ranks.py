@@ -1,4 +1,4 @@
-"""Ranks that people give to machines."""
+"""Node ranks that users assign to machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def a_store() -> SignedStore:
     return SignedStore(HashStore(), Seal("a secret of the test", "run"))
 
 
-def test_the_ranks_that_nobody_has_taken_are_known() -> None:
+def test_unclaimed_ranks_are_known() -> None:
     store = a_store()
     claim(store, 1, 3)
     assert absent(store, 3) == [0, 2]
@@ -41,14 +41,14 @@ def test_a_rank_whose_launcher_on_this_machine_has_died_is_taken_over() -> None:
     assert store.get("node/0") == [socket.gethostname(), os.getpid()]
 
 
-def test_machines_that_were_told_of_different_numbers_are_refused() -> None:
+def test_different_numbers_of_machines_are_refused() -> None:
     store = a_store()
     claim(store, 0, 2)
     with pytest.raises(LaunchError, match="node rank 1 was started with --nodes 3, another with --nodes 2"):
         claim(store, 1, 3)
 
 
-def test_a_claim_that_a_stranger_has_written_does_not_count() -> None:
+def test_a_forged_claim_does_not_count() -> None:
     for forged in ("x", '["elsewhere", 77]', '- ["elsewhere", 77]', "- 5"):
         store = a_store()
         store.store.set("node/0", forged)

@@ -1,4 +1,4 @@
-"""From what a person asks for to machines."""
+"""From command-line options to a rendezvous and processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CONFIG = RunConfig(recipe="none")
 RUN = Path("runs/a")
 
 
-def test_one_machine_needs_no_meeting_place() -> None:
+def test_one_machine_needs_no_rendezvous() -> None:
     assert rendezvous_config(LaunchOptions(), CONFIG, None) is None
     assert rendezvous_config(LaunchOptions(nodes="1"), CONFIG, None) is None
 
 
-def test_machines_meet_at_an_address_with_torchruns_port_if_none_is_given() -> None:
+def test_the_endpoint_has_torchruns_port_by_default() -> None:
     nodes = rendezvous_config(LaunchOptions(nodes="2:3", endpoint="a.example"), CONFIG, RUN)
     assert nodes is not None
     assert (nodes.size.least, nodes.size.most, nodes.endpoint) == (2, 3, "a.example:29400")
@@ -33,7 +33,7 @@ def test_machines_meet_at_an_address_with_torchruns_port_if_none_is_given() -> N
         assert nodes.endpoint == whole
 
 
-def test_machines_with_ranks_of_their_own_meet_at_the_master() -> None:
+def test_machines_with_node_ranks_use_the_master_as_endpoint() -> None:
     nodes = rendezvous_config(LaunchOptions(nodes="2", node_rank=1, master="a:1"), CONFIG, RUN)
     assert nodes is not None
     assert (nodes.size.least, nodes.size.most, nodes.endpoint, nodes.rank) == (2, 2, "a:1", 1)
@@ -60,7 +60,7 @@ def test_as_many_processes_start_as_can_be_put_to_use(
 
 
 @pytest.mark.parametrize(
-    ("ask", "run_dir", "text"),
+    ("options", "run_dir", "text"),
     [
         (LaunchOptions(nodes="2"), RUN, "--nodes 2 was given without --rdzv-endpoint or --master"),
         (LaunchOptions(nodes="2", node_rank=2, master="a"), RUN, "--node-rank is 2, but --nodes is 2"),
@@ -89,13 +89,13 @@ def test_as_many_processes_start_as_can_be_put_to_use(
         (LaunchOptions(nodes="2", node_rank=1, master="a:65536"), RUN, "--master is 'a:65536'"),
     ],
 )
-def test_what_is_not_whole_is_told_with_what_to_type(ask: LaunchOptions, run_dir: Path | None, text: str) -> None:
+def test_incomplete_options_are_refused_with_a_fix(options: LaunchOptions, run_dir: Path | None, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        rendezvous_config(ask, CONFIG, run_dir)
+        rendezvous_config(options, CONFIG, run_dir)
     assert text in str(caught.value)
 
 
-def test_a_checkpoint_to_go_on_from_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_to_resume_from_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "step-1").mkdir()
     (tmp_path / "step-1" / "manifest.json").touch()
@@ -105,7 +105,7 @@ def test_a_checkpoint_to_go_on_from_may_be_in_the_home_folder(tmp_path: Path, mo
 
 @pytest.mark.parametrize(("resume", "what"), [("~/run", "is a run folder"), ("~/none", "is not a checkpoint"),
                                               ("auto", "without --run-dir"), ("", "--resume is empty")])  # fmt: skip
-def test_what_can_not_be_gone_on_from_is_said(
+def test_what_cannot_be_resumed_is_refused(
     resume: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -115,7 +115,7 @@ def test_what_can_not_be_gone_on_from_is_said(
         resume_from(resume, None)
 
 
-def test_a_run_folder_that_can_be_made_is_not_made_yet(tmp_path: Path) -> None:
+def test_a_run_folder_that_can_be_created_is_not_created_yet(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "a", tmp_path / "a" / "b"):
         check_run_dir(path)
     assert list(tmp_path.iterdir()) == []
@@ -130,7 +130,7 @@ def test_a_run_folder_that_can_be_made_is_not_made_yet(tmp_path: Path) -> None:
         (300 * "a", "File name too long"),
     ],
 )
-def test_a_run_folder_that_can_not_be_made_is_told_without_advice_that_does_not_help(
+def test_a_run_folder_that_cannot_be_created_is_reported_without_advice_that_does_not_help(
     name: str, reason: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()

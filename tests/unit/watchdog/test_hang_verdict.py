@@ -1,4 +1,4 @@
-"""Who holds a world up, worked out from what the ranks last said of themselves; and what is then said."""
+"""Which ranks keep a world waiting, derived from their last heartbeats; and the error text."""
 
 from __future__ import annotations
 
@@ -44,21 +44,19 @@ def silent(rank: int, **more: Any) -> RankStatus:
         ([status(0), silent(1), reads(2)], [1, 2]),
     ],
 )
-def test_who_is_at_something_of_its_own_or_silent_holds_up_those_that_wait(
-    statuses: list[RankStatus], culprits: list[int]
-) -> None:
+def test_ranks_that_are_busy_or_silent_keep_the_waiting_ones(statuses: list[RankStatus], culprits: list[int]) -> None:
     assert [found.rank for found in find_stalled_ranks(statuses, TIMEOUT_S)] == culprits
 
 
 @pytest.mark.parametrize("doing", [READING, COMPUTING, "evaluating"])
-def test_nobody_is_to_blame_while_one_rank_gets_on(doing: str) -> None:
+def test_no_rank_is_to_blame_while_one_makes_progress(doing: str) -> None:
     busy = status(1, doing=doing, waits=False, stalled_s=3.0)
     assert find_stalled_ranks([status(0, stalled_s=10 * TIMEOUT_S), busy], TIMEOUT_S) == []
     # It was reported a moment ago: not yet silent.
     assert find_stalled_ranks([status(0), replace(busy, silent_s=2.0)], TIMEOUT_S) == []
 
 
-def test_the_text_names_the_rank_what_it_was_at_for_how_long_and_what_to_do() -> None:
+def test_the_text_names_the_rank_its_activity_the_duration_and_a_fix() -> None:
     text = str(explain([reads(1)], 3, TIMEOUT_S, "run/logs/stacks-rank-*.txt"))
     assert text.splitlines()[0] == "hang: rank 1 has made no progress for 61 s: reading samples, step 5"
     assert "rank 1 (host a, pid 101)" in text
@@ -70,7 +68,7 @@ def test_the_text_names_the_rank_what_it_was_at_for_how_long_and_what_to_do() ->
 
 
 @pytest.mark.parametrize(
-    ("culprit", "words"),
+    ("culprit", "text"),
     [
         (silent(1, is_here=True, is_stopped=True), "kill -CONT 101"),
         (silent(1, is_here=True), "native code never releases Python's interpreter lock"),
@@ -79,8 +77,8 @@ def test_the_text_names_the_rank_what_it_was_at_for_how_long_and_what_to_do() ->
         (status(1, doing="evaluating", waits=False), "see its stack"),
     ],
 )
-def test_the_likely_cause_follows_from_what_is_known(culprit: RankStatus, words: str) -> None:
-    assert words in str(explain([culprit], 2, TIMEOUT_S, "stacks"))
+def test_the_likely_cause_follows_from_what_is_known(culprit: RankStatus, text: str) -> None:
+    assert text in str(explain([culprit], 2, TIMEOUT_S, "stacks"))
 
 
 def test_ranks_that_wait_for_each_other_are_not_blamed_one_by_one() -> None:
@@ -89,16 +87,16 @@ def test_ranks_that_wait_for_each_other_are_not_blamed_one_by_one() -> None:
     assert "the network between them is cut" in text
 
 
-def test_a_silent_rank_that_never_spoke_has_no_last_activity() -> None:
+def test_a_rank_without_any_heartbeat_has_no_last_activity() -> None:
     text = str(explain([silent(1, doing="", step=None)], 2, TIMEOUT_S, "stacks"))
-    assert "rank 1 has given no status of life for 60 s\n" in text
+    assert "rank 1 has given no sign of life for 60 s\n" in text
 
 
-def test_a_run_may_go_on_after_a_hang_as_after_a_lost_process() -> None:
+def test_a_run_may_continue_after_a_hang_as_after_a_lost_process() -> None:
     assert isinstance(explain([reads(1)], 2, TIMEOUT_S, ""), LaunchError)
 
 
-def test_who_knows_of_a_hang_and_then_loses_the_others_to_it_ends_with_its_text(
+def test_a_rank_that_knows_of_a_hang_and_then_loses_its_peers_reports_the_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[str] = []
