@@ -17,7 +17,7 @@ from lockstep.data.groups import Batches, groups_of
 from lockstep.data.keyed import FORWARD, key, keys, seed_forward
 from lockstep.data.loader import Loader, Request
 from lockstep.data.samples import Batch, Samples
-from lockstep.errors import DataError, LockstepError, TrainError
+from lockstep.errors import ConfigError, DataError, LockstepError, TrainError
 from lockstep.metrics.metric import Metric
 
 Loss = Callable[[Any, Batch], Mapping[str, Tensor]]
@@ -183,6 +183,16 @@ def _merge(
         return {**loss, **own, **loss}
 
     return collectives.run_on_rank0(world, all_metrics), merged if world.is_main else counted
+
+
+def no_metric(name: str, metrics: Mapping[str, float]) -> ConfigError:
+    """Return the error for a monitored metric that the validation does not have."""
+    return ConfigError(
+        f"the validation has no metric {name}",
+        where="Parts.monitor",
+        allowed=", ".join(metrics),
+        fix="Set Parts.monitor to one of these names.",
+    )
 
 
 def _metric_fault(metric: Metric, error: Exception) -> TrainError:

@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from lockstep.engine.evaluate import EvaluationStopped, evaluate
+from lockstep.engine.evaluate import EvaluationStopped, evaluate, no_metric
 from lockstep.engine.job import Job
 from lockstep.engine.nonfinite import handle_nonfinite
 from lockstep.engine.replica_check import ReplicaCheck
 from lockstep.engine.reports import Reports
 from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.step import run_step
-from lockstep.errors import ConfigError
 
 StopNow = Callable[[], bool]
 STOP, COMPARE = 1, 2  # bits of the flag that rank 0 sends to all ranks with a step's gradients
@@ -121,8 +120,7 @@ def end_epoch(job: Job, saver: CheckpointManager, reports: Reports, stop_now: St
         )
     name, better = job.parts.monitor
     if name not in metrics:
-        fix = "Set Parts.monitor to one of these names."
-        raise ConfigError(f"no metric {name}", where="Parts.monitor", allowed=", ".join(metrics), fix=fix)
+        raise no_metric(name, metrics)
     progress.metrics, progress.evaluated_step = metrics, progress.step
     value, sign = metrics[name], 1.0 if better == "max" else -1.0
     # NaN is never the best: every comparison with it is false, so no later value could replace it.

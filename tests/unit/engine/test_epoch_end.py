@@ -1,4 +1,4 @@
-"""The end of an epoch: saved before it is evaluated, judged by the figure that the recipe named."""
+"""The end of an epoch: saved before it is evaluated, compared by the metric that the recipe monitors."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_an_evaluation_whose_checkpoint_was_not_written_stands_in_the_records_on
     assert [record["score"] for record in read_records(folder.path, "eval")] == [0.2]
 
 
-def test_a_figure_that_is_not_there_is_named_with_those_that_are_and_the_epoch_is_kept(folder: RunFolder) -> None:
+def test_a_metric_that_does_not_exist_is_named_with_those_that_do_and_the_epoch_is_kept(folder: RunFolder) -> None:
     with pytest.raises(ConfigError) as caught:
         go(job_of(parts([0.5], monitor=("accuracy", "max"))), folder)
     assert "no metric accuracy" in str(caught.value)

@@ -1,4 +1,4 @@
-"""What a recipe of the user's own can do wrong is an error with a text, before or in the first step."""
+"""Faults of a user's recipe are errors with a fix, before or in the first step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe's loss and model can do wrong is said in words."""
+"""Faults of a recipe's loss and model are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checksum for each tensor that changes with any of its bits, and who is odd among ranks."""
+"""A checksum for each tensor that changes with any of its bits, and the ranks that differ from the others."""
 
 from __future__ import annotations
 

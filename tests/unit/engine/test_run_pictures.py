@@ -87,7 +87,7 @@ def test_the_first_training_samples_are_drawn_once_and_change_no_bit(folder: Run
     other.close()
 
 
-def test_a_run_that_goes_on_keeps_the_samples_of_its_beginning(folder: RunFolder) -> None:
+def test_a_resumed_run_keeps_the_samples_of_its_start(folder: RunFolder) -> None:
     drawn: Drawn = []
     asked = iter([0.0, 0.0, 0.0, 1.0])
     run(job_of(lambda batches, path: drawn.append((list(batches), path))), folder, lambda: next(asked))
@@ -95,7 +95,7 @@ def test_a_run_that_goes_on_keeps_the_samples_of_its_beginning(folder: RunFolder
     assert len(drawn) == 1
 
 
-def test_samples_that_can_not_be_drawn_are_logged_and_the_run_goes_on(
+def test_samples_that_can_not_be_drawn_are_logged_and_the_run_continues(
     folder: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     def draw(batches: Sequence[Batch], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints are written beside training: what is in them, who waits for whom, and where faults come out."""
+"""Checkpoints are written beside training: their content, which thread waits for which, and where errors are raised."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_save_by_the_clock_is_put_off_while_one_is_under_way(
     assert saver.is_due(job)
 
 
-def test_the_same_step_again_waits_for_nobody_and_its_newest_figures_stay(
+def test_the_same_step_again_waits_for_no_thread_and_its_newest_metrics_stay(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_of(parts([]))

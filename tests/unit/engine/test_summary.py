@@ -1,4 +1,4 @@
-"""What a run says at its beginning and its end, in 80 columns."""
+"""The header and the closing block of a run, in 80 columns."""
 
 from __future__ import annotations
 

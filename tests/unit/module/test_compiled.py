@@ -1,4 +1,4 @@
-"""The compiled model, by torch's quickest backend: what is compiled, how often, and what is said where it can't be."""
+"""The compiled model, by torch's quickest backend: what is compiled, how often, and the error if it can't be."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_data_may_move(recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFix
     assert "changed" not in capsys.readouterr().out
 
 
-def test_an_edited_recipe_that_computes_the_same_goes_on_with_a_warning(
+def test_an_edited_recipe_that_computes_the_same_continues_with_a_warning(
     recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe.file.write_text("version = 2\n")
@@ -133,7 +133,7 @@ def test_an_edited_recipe_that_computes_the_same_goes_on_with_a_warning(
     assert len(kept["worlds"]) == 2
 
 
-def test_an_edited_recipe_that_computes_something_else_is_refused_unless_told(
+def test_an_edited_recipe_that_computes_something_else_is_refused_unless_allowed(
     recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe.file.write_text("version = 2\n")
@@ -146,7 +146,7 @@ def test_an_edited_recipe_that_computes_something_else_is_refused_unless_told(
     assert "changed since the checkpoint of this run" in " ".join(capsys.readouterr().out.split())
 
 
-def test_another_processor_is_refused_unless_told_and_both_are_kept(
+def test_another_processor_is_refused_unless_allowed_and_both_are_kept(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = torch.backends.cpu.get_cpu_capability()
@@ -188,7 +188,7 @@ def verdict(now: Fingerprint, before: Fingerprint = KNOWN, **more: Any) -> list[
         return error
 
 
-def test_nothing_is_said_where_nothing_changed() -> None:
+def test_nothing_is_reported_if_nothing_changed() -> None:
     assert verdict(KNOWN) == []
 
 

@@ -1,4 +1,4 @@
-"""A run folder goes on with the settings that it began with."""
+"""A run is resumed with the settings that it started with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _write(folder: RunFolder, settings: dict[str, Any]) -> None:
     folder.config.write_text(yaml.safe_dump(settings))
 
 
-def test_a_run_goes_on_with_its_own_settings_and_with_others_that_change_no_result(folder: RunFolder) -> None:
+def test_a_run_resumes_with_its_own_settings_and_with_others_that_change_no_result(folder: RunFolder) -> None:
     check_same_run(folder, CONFIG, "auto")
     check_same_run(folder, CONFIG.model_copy(update={"eval_batch": 7, "device": "cpu"}), "auto")
 
@@ -55,7 +55,7 @@ def test_a_relative_path_is_that_of_the_run_which_has_it_whole(
         check_same_run(folder, WithPath(recipe="test", model={"weights": "v.pth"}), "auto")
 
 
-def test_a_checkpoint_of_another_run_goes_on_with_that_run_s_settings(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_resumes_with_that_run_s_settings(folder: RunFolder, tmp_path: Path) -> None:
     check_came_from(folder, CONFIG)
     check_came_from(folder, CONFIG.model_copy(update={"eval_batch": 7}))
     check_came_from(RunFolder(tmp_path / "no run"), CONFIG.model_copy(update={"seed": 5}))
@@ -88,6 +88,6 @@ def test_a_setting_that_is_gone_is_named(folder: RunFolder) -> None:
     assert caught.value.slots["given"] == "once: 1 in the run, not set now"
 
 
-def test_a_run_is_not_begun_over(folder: RunFolder) -> None:
+def test_a_run_is_not_overwritten_by_a_new_one(folder: RunFolder) -> None:
     with pytest.raises(CheckpointError, match="already holds a run"):
         check_same_run(folder, CONFIG, "never")

@@ -1,4 +1,4 @@
-"""Habits of recipes that make a result depend on how a run went: exact mode refuses them, or makes them exact."""
+"""Behaviour of recipes that makes a result depend on how a run went: exact mode refuses it, or makes it exact."""
 
 from __future__ import annotations
 

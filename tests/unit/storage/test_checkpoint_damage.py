@@ -1,4 +1,4 @@
-"""A torn or altered checkpoint is named and passed over, wherever the damage is, and whenever the process died."""
+"""A truncated or altered checkpoint is named and skipped, wherever the damage is, and whenever the process died."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def same(one: Any, two: Any) -> bool:
         {"name": "adamw", "weight_decay": 0.01},
     ],
 )
-def test_a_checkpoint_comes_back_as_it_went_and_training_goes_on_with_the_same_bits(
+def test_a_checkpoint_comes_back_as_it_went_and_training_resumes_with_the_same_bits(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
     model = network()

@@ -1,4 +1,4 @@
-"""A disk without room, a file that may not grow, a disk that takes nothing: a text, and the old checkpoint survives."""
+"""A disk without room, a file that may not grow, a read-only disk: an error, and the old checkpoint survives."""
 
 from __future__ import annotations
 

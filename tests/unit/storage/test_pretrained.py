@@ -1,4 +1,4 @@
-"""Weights from elsewhere, in the forms that people keep them in."""
+"""Pretrained weights, in the formats of common training scripts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_safetensors_are_read_too(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
-def test_what_does_not_fit_is_left_as_it_was_and_said(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_left_as_it_was_and_reported(tmp_path: Path) -> None:
     state = net(1000, fill=0.5).state_dict()
     del state["conv.bias"], state["bn.num_batches_tracked"]
     state["aux.weight"], state["aux.bias"] = torch.zeros(3), torch.zeros(3)
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_left_as_it_was_and_said(tmp_path: Path) -> None:
     assert all((tensor == 1).all() for name, tensor in model.state_dict().items() if name not in loaded)
 
 
-def test_the_figures_of_what_was_loaded_and_what_was_not_add_up(tmp_path: Path) -> None:
+def test_the_numbers_of_what_was_loaded_and_what_was_not_add_up(tmp_path: Path) -> None:
     model = nn.Sequential(*(net() for _ in range(5)))
     state = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(("0.", "1.conv"))}
     state["1.conv.weight"] = torch.zeros(1)
@@ -128,7 +128,7 @@ def test_a_frozen_parameter_that_the_file_lacks_is_refused_and_nothing_loaded(tm
 
 
 @pytest.mark.parametrize("prefix", ["1.", "backbone.", "model.net."])
-def test_a_prefix_of_all_names_without_which_they_fit_is_taken_off_and_said(tmp_path: Path, prefix: str) -> None:
+def test_a_prefix_of_all_names_without_which_they_fit_is_removed_and_reported(tmp_path: Path, prefix: str) -> None:
     state = {f"module.{prefix}{name}": tensor for name, tensor in net(1000, fill=0.5).state_dict().items()}
     torch.save({**state, f"module.{prefix}aux": torch.zeros(3)}, tmp_path / "a.pth")
     model = net()

@@ -44,7 +44,7 @@ def test_a_file_that_could_run_code_is_refused_and_runs_none(tmp_path: Path, old
     assert "weights_only=False" in caught.value.slots["fix"]
 
 
-def test_a_whole_model_as_some_people_save_it_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_whole_model_as_torch_save_pickles_it_is_refused_with_a_fix(tmp_path: Path) -> None:
     torch.save(net(), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match="more than tensors and plain values") as caught:
         read_state(tmp_path / "model.pt")
@@ -130,7 +130,7 @@ def test_what_is_no_file_of_weights_is_named(tmp_path: Path, make: Any, text: st
         assert text in str(caught.value)
 
 
-def test_a_word_that_a_reader_stumbled_over_is_named_with_its_kind(tmp_path: Path) -> None:
+def test_a_value_that_the_reader_failed_on_is_named_with_its_exception(tmp_path: Path) -> None:
     (tmp_path / "a.pth").write_bytes(b"\x80\x02he")
     with pytest.raises(CheckpointError, match="can't be read as weights") as caught:
         read_state(tmp_path / "a.pth")

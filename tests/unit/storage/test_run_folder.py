@@ -158,7 +158,7 @@ def test_what_is_written_as_json_comes_back_and_what_is_none_is_named(tmp_path: 
     ("name", "reason"),
     [("file/x", "file is not a folder"), ("there", "it is a folder"), (f"{300 * 'a'}/x", "File name too long")],
 )
-def test_a_place_that_can_not_be_written_to_is_told_before_the_work(name: str, reason: str, tmp_path: Path) -> None:
+def test_a_path_that_can_not_be_written_is_refused_before_the_work(name: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "there").mkdir()
     with pytest.raises(CheckpointError, match=reason) as caught:
