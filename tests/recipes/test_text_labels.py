@@ -167,7 +167,7 @@ def test_a_character_that_the_alphabet_lacks_is_named_with_file_and_line(tmp_pat
     write_lines(tmp_path, {"a.png": "ab", "b.png": "a囧b", "c.png": "囧"})
     with pytest.raises(DataError, match=r"character '囧' \(U\+56E7\) is not in the alphabet") as error:
         choose(settings_of(tmp_path), Alphabet("ab"), train=True)
-    assert error.value.slots["lines"] == "2 of 3 have such characters"
+    assert error.value.slots["cause"] == "2 of 3 lines have such characters"
 
 
 def test_lines_with_unknown_characters_are_left_out_and_counted_where_that_is_chosen(tmp_path: Path) -> None:
@@ -176,7 +176,10 @@ def test_lines_with_unknown_characters_are_left_out_and_counted_where_that_is_ch
     assert (chosen.rows.tolist(), chosen.num_unknown) == ([0, 2], 1)
     (tmp_path / "alphabet.txt").write_text("ab")
     config = settings_of(tmp_path, on_unknown="skip", alphabet=str(tmp_path / "alphabet.txt"))
-    assert "1 line with characters that the alphabet lacks" in build(config, dataset_info(config)).describe["left out"]
+    assert (
+        "1 line with characters that are not in the alphabet"
+        in build(config, dataset_info(config)).describe["left out"]
+    )
 
 
 def test_a_text_too_long_for_its_time_steps_is_found_before_training(tmp_path: Path) -> None:
@@ -184,8 +187,8 @@ def test_a_text_too_long_for_its_time_steps_is_found_before_training(tmp_path: P
     write_lines(tmp_path, {"a.png": "abcdefgh", "b.png": "aaaa", "c.png": "aaaaa", "d.png": "abcdefghi"})
     with pytest.raises(DataError, match=r"the text is too long") as error:
         choose(settings_of(tmp_path), Alphabet("abcdefghi"), train=True)
-    assert error.value.slots["needed"].startswith("9 time steps")
-    assert error.value.slots["lines"] == "2 of 4 are too long"
+    assert error.value.what.endswith("it needs 9 time steps")
+    assert error.value.slots["cause"] == "2 of 4 lines are too long"
     chosen = choose(settings_of(tmp_path, on_too_long="skip"), Alphabet("abcdefghi"), train=True)
     assert (chosen.rows.tolist(), chosen.num_too_long) == ([0, 1], 2)
 
