@@ -28,7 +28,7 @@ def check_file(path: Path) -> None:
         raise _no_file(path) from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise ConfigError(
-            f"{short_path(path)!a} cannot be read: {getattr(error, 'strerror', None) or error}", fix="Use another file."
+            f"{short_path(path)!a} can't be read: {getattr(error, 'strerror', None) or error}", fix="Use another file."
         ) from None
     if stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"{short_path(path)} is a folder", fix="Use a file in it.")
@@ -61,7 +61,7 @@ def expand_user(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{text!r} cannot be found: there is no such user", fix="Write the full path.") from None
+        raise ConfigError(f"{text!r} can't be found: there is no such user", fix="Write the full path.") from None
 
 
 def load_file(path: Path, content: bytes | None) -> ModuleType:
@@ -95,7 +95,7 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
     except (Exception, SystemExit) as error:  # a script may end with sys.exit()
         sys.modules.pop(name, None)
         raise ConfigError(
-            f"{short_path(path)} cannot be imported: {type(error).__name__}",
+            f"{short_path(path)} can't be imported: {type(error).__name__}",
             where=_line_of(error, path),
             cause=error.msg if isinstance(error, SyntaxError) else error,
             fix="Correct the file. Set LOCKSTEP_DEBUG=1 to see the traceback.",

@@ -38,13 +38,13 @@ def read_recipe(path: Path) -> bytes:
     """Read the source of a recipe file.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: It can't be read.
     """
     try:
         return read_plain(path, MAX_RECIPE_BYTES)
     except OSError as error:
         raise ConfigError(
-            f"recipe file {short_path(path)} cannot be read: {error.strerror}", fix="Make it readable, or use another."
+            f"recipe file {short_path(path)} can't be read: {error.strerror}", fix="Make it readable, or use another."
         ) from None
 
 
@@ -60,13 +60,13 @@ def trust(path: Path) -> str:
         Its SHA-256.
 
     Raises:
-        ConfigError: The file cannot be read, or the list cannot be written or is not safe to use.
+        ConfigError: The file can't be read, or the list can't be written or is not safe to use.
     """
     path = path.resolve()
     sha256 = sha256_of(read_recipe(path))
     list_file, line = list_path(), _line(sha256, path)
     if "\n" in str(path):
-        raise ConfigError(f"{str(path)!r} cannot be trusted: its name has a line break", fix="Rename the file.")
+        raise ConfigError(f"{str(path)!r} can't be trusted: its name has a line break", fix="Rename the file.")
     if line in _lines():
         return sha256
     try:
@@ -76,7 +76,7 @@ def trust(path: Path) -> str:
             file.write(line + b"\n")
     except OSError as error:
         raise ConfigError(
-            f"the list of trusted recipes {list_file} cannot be written: {error.strerror}", fix="Make it writable."
+            f"the list of trusted recipes {list_file} can't be written: {error.strerror}", fix="Make it writable."
         ) from None
     return sha256
 
@@ -84,7 +84,7 @@ def trust(path: Path) -> str:
 def trust_named(source: str) -> None:
     """Trust a recipe file that the user trains with, so that eval and predict can open its run later.
 
-    If the list cannot be written, training continues. Only the later command then requires `lockstep trust`.
+    If the list can't be written, training continues. Only the later command then requires `lockstep trust`.
     """
     if source.endswith(".py"):
         with suppress(ConfigError):
@@ -122,7 +122,7 @@ def _lines() -> set[bytes]:
     """Read the lines of the list; none if there is no list.
 
     Raises:
-        ConfigError: The list cannot be read, or other users can write to it.
+        ConfigError: The list can't be read, or other users can write to it.
     """
     list_file = list_path()
     try:
@@ -132,7 +132,7 @@ def _lines() -> set[bytes]:
         return set()
     except OSError as error:
         raise ConfigError(
-            f"the list of trusted recipes {list_file} cannot be read: {error.strerror}", fix="Make it readable."
+            f"the list of trusted recipes {list_file} can't be read: {error.strerror}", fix="Make it readable."
         ) from None
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(

@@ -45,7 +45,7 @@ def test_made_up_lines_give_one_hash_in_two_worlds(pool: RankPool, tmp_path: Pat
     except DataError as error:
         pytest.skip(error.what)
     made = {"num_train": 20, "num_eval": 8, "min_length": 2, "max_length": 4}
-    config = settings(tmp_path, data={"train": None, "held_out": None, "width": 64, "made": made})
+    config = settings(tmp_path, data={"train": None, "val_fraction": None, "width": 64, "made": made})
     (straight,) = pool.run(1, carry_out, tmp_path / "1", config)
     assert pool.run(2, carry_out, tmp_path / "2", config) == [straight] * 2
 

@@ -36,7 +36,7 @@ def settings(folder: Path, *, num_workers: int = 0, name: str = "fast", **more: 
     """Two epochs over 43 lines in groups of 15, 17 and 11; some micro-batches are smaller than others."""
     data = {
         "train": str(folder / "l.tsv"),
-        "held_out": 0.15,
+        "val_fraction": 0.15,
         "width": [40, 64, 100],
         "jitter": 0.5,
         **more.pop("data", {}),

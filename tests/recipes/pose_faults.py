@@ -95,7 +95,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
         lambda c: c["images"][0].update(width=10**400),
         r"width of image 1 is 1000.{,60}\n(.|\n)*up to 178,956,970",
     ),
-    "an enormous picture": (lambda c: c["images"][0].update(width=10**6, height=10**6), r"image 1 claims"),
+    "an enormous picture": (lambda c: c["images"][0].update(width=10**6, height=10**6), r"image 1 is 1000000x1000000"),
     "a way out of the folder": (
         lambda c: c["images"][0].update(file_name="../../etc/passwd"),
         r"file_name of image 1 is",
@@ -103,7 +103,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "an absolute name": (lambda c: c["images"][0].update(file_name="/etc/passwd"), r"file_name of image 1 is"),
     "a picture that is missing": (
         lambda c: c["images"][0].update(file_name="gone.jpg"),
-        r"1 of 2 pictures are missing(.|\n)*gone\.jpg",
+        r"1 of 2 images are missing(.|\n)*gone\.jpg",
     ),
     "a broken region": (
         lambda c: c["annotations"][0].update(iscrowd=1, segmentation=[[1, 2]]),

@@ -101,7 +101,7 @@ def test_the_reference_split_can_be_given_as_csv_files(repo: Path, parity_folder
     recorded = json.loads((parity_folder / "flowers_split.json").read_text())["flower_photos"]
     root = repo.parent / "shared" / "data" / "flower_photos"
     if not root.is_dir():
-        pytest.skip("../shared/data/flower_photos is not there")
+        pytest.skip("../shared/data/flower_photos is missing")
     val = set(recorded["val"])
     parts: dict[str, list[str]] = {"train": [], "val": []}
     for name, files in list_folder(root, "data.root").items():
@@ -115,18 +115,18 @@ def test_the_reference_split_can_be_given_as_csv_files(repo: Path, parity_folder
         name: int(place) for place, name in recorded["class_indices"].items()
     } or dict(zip(found.classes, range(5), strict=True)) == recorded["class_indices"]
     assert sum(map(len, found.train.values())) == 640
-    assert {str(Path(path).relative_to(root)) for paths in found.held_out.values() for path in paths} == val
+    assert {str(Path(path).relative_to(root)) for paths in found.validation.values() for path in paths} == val
 
 
 @pytest.mark.parametrize(
     ("files", "text"),
     [
-        ([], "holds no class folders"),
-        (["a.jpg", "b.jpg"], "2 pictures, but no folder says what they are"),
-        (["a/1.jpg", "b/notes.txt"], "class folder .*b holds no pictures"),
+        ([], "contains no class folders"),
+        (["a.jpg", "b.jpg"], "2 images outside of class folders"),
+        (["a/1.jpg", "b/notes.txt"], "class folder .*b contains no images"),
         (["a/1.jpg", "a/2.jpg"], "only one class: a"),
-        (["train/a/1.jpg", "val/a/1.jpg"], "look like parts of a split"),
-        (["a/1.jpg", "a/2.jpg", "b/1.jpg"], "class b has only one picture"),
+        (["train/a/1.jpg", "val/a/1.jpg"], "look like a split"),
+        (["a/1.jpg", "a/2.jpg", "b/1.jpg"], "class b has only one image"),
     ],
 )
 def test_a_folder_that_does_not_fit_is_explained(tmp_path: Path, files: list[str], text: str) -> None:
@@ -153,7 +153,7 @@ def test_a_class_only_in_the_held_out_pictures_is_named(tmp_path: Path) -> None:
     touch(tmp_path, "train/daisy/1.jpg", "train/roses/1.jpg", "eval/daisy/2.jpg", "eval/rosas/2.jpg")
     with pytest.raises(DataError) as caught:
         find_images(DataConfig(train=tmp_path / "train", eval=tmp_path / "eval"), seed=0)
-    assert_says(caught.value, "class rosas is in .*eval, but not among the training pictures\n  nearest  roses")
+    assert_says(caught.value, "class rosas is in .*eval, but not among the training images")
 
 
 def test_chosen_classes_stand_in_the_order_that_was_given(tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_chosen_classes_stand_in_the_order_that_was_given(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("", "names no pictures"),
-        ("path,label\n", "names no pictures"),
+        ("", "names no images"),
+        ("path,label\n", "names no images"),
         ("path,label\na.jpg,daisy\nb.jpg\n", r"list\.csv:3 is not of the form path,label"),
-        ("a.jpg,daisy\n\nmissing.jpg,daisy\n", r"list\.csv:3 names a picture that is not there"),
+        ("a.jpg,daisy\n\nmissing.jpg,daisy\n", r"list\.csv:3 names a missing image"),
         ("a.jpg,\n", r"list\.csv:1 is not of the form"),
         ("a.jpg,daisy,1\n", r"list\.csv:1 is not of the form"),
     ],
@@ -277,17 +277,17 @@ def test_damaged_pictures_are_named_or_left_out(shapes: Path, tmp_path: Path) ->
     assert kept == {name: [file for file in found if file not in skipped] for name, found in files.items()}
     for file in files["stars"]:
         (tmp_path / file).write_bytes(b"")
-    with pytest.raises(DataError, match="no picture of class stars can be read"):
+    with pytest.raises(DataError, match="no image of class stars can be read"):
         drop_unreadable(list_folder(tmp_path, "data.root"), tmp_path)
 
 
 def test_a_picture_that_has_gone_since_it_was_listed_is_named(shapes: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone\.jpg is not there"):
+    with pytest.raises(DataError, match=r"gone\.jpg is missing"):
         open_files(shapes, {"a": ["gone.jpg"]}, ["a"], DataConfig(), train=True)
 
 
 def test_made_up_pictures_are_the_same_each_time_and_learnable_by_eye(shapes: Path, tmp_path: Path) -> None:
     text = make(MakeConfig(num_per_class=2, size_px=90), tmp_path)
-    assert text.startswith("10 pictures of 5 shapes")
+    assert text.startswith("10 images of 5 shapes")
     for path in tmp_path.rglob("*.jpg"):
         assert path.read_bytes() == (shapes / path.relative_to(tmp_path)).read_bytes()

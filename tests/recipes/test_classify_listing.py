@@ -50,26 +50,26 @@ def found(**data: Any) -> dict[str, Any]:
 )
 def test_the_parts_of_a_split_are_told_apart(tmp_path: Path, halves: list[str], train: str, held_out: str) -> None:
     touch(tmp_path, *(f"{half}/a/1.jpg" for half in halves))
-    with pytest.raises(DataError, match="look like parts of a split") as error:
+    with pytest.raises(DataError, match="look like a split") as error:
         list_folder(tmp_path, "data.root")
-    assert error.value.slots["fix"] == f"data.train={tmp_path / train} data.eval={tmp_path / held_out}"
+    assert error.value.slots["fix"] == f"Set data.train={tmp_path / train} data.eval={tmp_path / held_out}"
 
 
 @pytest.mark.parametrize("halves", [["val", "test"], ["train"]])
 def test_half_a_split_is_not_given_as_a_whole_one(tmp_path: Path, halves: list[str]) -> None:
     touch(tmp_path, *(f"{half}/a/1.jpg" for half in halves))
-    with pytest.raises(DataError, match="look like parts of a split") as error:
+    with pytest.raises(DataError, match="look like a split") as error:
         list_folder(tmp_path, "data.root")
-    assert "fix" not in error.value.slots
+    assert error.value.slots["fix"].startswith("Set data.root to one of these folders")
 
 
 def test_a_file_where_a_folder_should_be_is_explained(tmp_path: Path) -> None:
     (tmp_path / "flowers.zip").write_bytes(b"PK\3\4\xff")
     with pytest.raises(DataError, match=r"flowers\.zip is a file, not a folder of class folders") as error:
         found(root=tmp_path / "flowers.zip")
-    assert "unpack it" in error.value.slots["fix"]
+    assert "Unpack it" in error.value.slots["fix"]
     assert "data.train=train.csv" in error.value.slots["fix"]
-    with pytest.raises(DataError, match=r"flowers\.zip is no text in UTF-8"):
+    with pytest.raises(DataError, match=r"flowers\.zip is not UTF-8 text"):
         found(train=tmp_path / "flowers.zip", eval=tmp_path)
 
 
@@ -95,19 +95,19 @@ def test_held_out_pictures_that_are_trained_on_too_are_counted(tmp_path: Path) -
     known = found(**lists)
     assert known["num_in_both"] == 2
     parts = build(Config.model_validate({"recipe": "classify", "data": lists}), known)
-    assert parts.describe["held out"].startswith("2 of 3 are trained on too")
+    assert parts.describe["validation"].startswith("2 of 3 are training images too")
     assert (
-        "held out"
+        "validation"
         not in build(Config.model_validate({"recipe": "classify", "data": lists}), {**known, "num_in_both": 0}).describe
     )
 
 
 def test_a_class_of_two_lines_is_refused(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", "b\nc/1.jpg", "a/2\n3.jpg")
-    with pytest.raises(DataError, match=r"line break in it: 'b\\nc'"):
+    with pytest.raises(DataError, match=r"line break: 'b\\nc'"):
         list_folder(tmp_path, "data.root")
     (tmp_path / "list.csv").write_text('a/1.jpg,a\n"a/2\n3.jpg","b\nc"\n')
-    with pytest.raises(DataError, match=r"line break in it: 'b\\nc'"):
+    with pytest.raises(DataError, match=r"line break: 'b\\nc'"):
         read_csv(tmp_path / "list.csv")
 
 
@@ -131,7 +131,7 @@ def test_a_link_to_nowhere_is_called_that(tmp_path: Path) -> None:
     (tmp_path / "a/2.jpg").unlink()
     (tmp_path / "a/2.jpg").symlink_to("gone.jpg")
     files = list_folder(tmp_path, "data.root")
-    with pytest.raises(DataError, match=r"2\.jpg is not there") as error:
+    with pytest.raises(DataError, match=r"2\.jpg is missing") as error:
         open_files(tmp_path, files, ["a"], DataConfig(root=tmp_path), train=True)
     assert error.value.slots["link"] == "it leads to gone.jpg"
     assert "cause" not in error.value.slots
@@ -166,7 +166,7 @@ def test_a_name_that_is_not_utf8_is_shown(tmp_path: Path, name: bytes, shown: st
     with pytest.raises(DataError, match="is not UTF-8") as error:
         found(root=tmp_path)
     assert error.value.what.endswith(shown)
-    assert error.value.slots["fix"] == "rename it"
+    assert error.value.slots["fix"] == "Rename it."
 
 
 def test_decoded_pictures_are_kept_whatever_the_folder_is_called(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_damaged_pictures_are_left_out_before_any_are_held_out(tmp_path: Path) -
     assert (len(known["train"]["stars"]), len(known["held_out"]["stars"])) == (2, 1)
 
 
-@pytest.mark.parametrize(("num_damaged", "said"), [(3, "only one picture of class stars"), (4, "no picture of class")])
+@pytest.mark.parametrize(("num_damaged", "said"), [(3, "only one image of class stars"), (4, "no image of class")])
 def test_a_class_with_too_few_whole_pictures_is_named(tmp_path: Path, num_damaged: int, said: str) -> None:
     damage(shapes(tmp_path), *(f"stars/000{place}.jpg" for place in range(num_damaged)))
     with pytest.raises(DataError, match=said) as error:
@@ -211,5 +211,5 @@ def test_of_a_persons_own_held_out_pictures_a_class_may_be_damaged(tmp_path: Pat
         set(known["classes"]) - {"stars"}, 4
     )
     damage(held_out, *(str(path.relative_to(held_out)) for path in held_out.rglob("*.jpg")))
-    with pytest.raises(DataError, match=r"no picture of .*eval can be read"):
+    with pytest.raises(DataError, match=r"no image of .*eval can be read"):
         found(train=train, eval=held_out)

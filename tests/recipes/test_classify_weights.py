@@ -56,7 +56,7 @@ def test_patterns_freeze_a_part() -> None:
 
 
 def test_a_network_that_does_not_name_its_head_is_explained() -> None:
-    with pytest.raises(ConfigError, match="does not say what its head is"):
+    with pytest.raises(ConfigError, match="head of this Sequential is unknown"):
         backbone_of(nn.Sequential(nn.Linear(3, 3)))
 
 
@@ -98,5 +98,5 @@ def test_what_is_not_frozen_may_be_missing_in_the_file(tmp_path: Path) -> None:
 
 
 def test_a_run_that_freezes_what_nobody_trained_says_so() -> None:
-    assert "what is frozen stays random" in parts_of({"freeze": "backbone"}).describe["frozen"]
+    assert "frozen parameters stay random" in parts_of({"freeze": "backbone"}).describe["frozen"]
     assert "random" not in parts_of({"freeze": "backbone", "weights": "resnet18.pth"}).describe["frozen"]

@@ -72,7 +72,7 @@ def test_mnist_is_found_plain_or_packed_also_where_torchvision_puts_it(
 
 def test_a_missing_file_is_named_with_what_was_expected(tmp_path: Path) -> None:
     text = _fault(DataConfig(root=tmp_path, download=False))
-    assert f"{tmp_path} holds no train-images-idx3-ubyte" in text
+    assert f"{tmp_path} contains no train-images-idx3-ubyte" in text
     assert "data.root" in text
 
 
@@ -87,7 +87,7 @@ def test_a_cut_off_file_is_named(tmp_path: Path, num_bytes: int) -> None:
     config = _write_mnist(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:num_bytes])
-    assert f"{path} is cut off" in _fault(config)
+    assert f"{path} is truncated" in _fault(config)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
@@ -104,7 +104,7 @@ def test_a_file_that_is_too_long_is_named(tmp_path: Path) -> None:
     config = _write_mnist(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes() + b"x")
-    assert "goes on after its end" in _fault(config)
+    assert "is too long" in _fault(config)
 
 
 def test_a_wrong_magic_is_shown(tmp_path: Path) -> None:
@@ -123,20 +123,20 @@ def test_labels_in_place_of_pictures_are_recognised(tmp_path: Path) -> None:
 
 def test_unequal_numbers_of_pictures_and_labels_are_told(tmp_path: Path) -> None:
     text = _fault(_write_mnist(tmp_path, num_images=6, num_labels=5))
-    assert "6 pictures, but 5 labels" in text
+    assert "6 images, but 5 labels" in text
     assert "train-labels-idx1-ubyte" in text
 
 
 def test_pictures_of_another_size_are_told(tmp_path: Path) -> None:
     config = _write_mnist(tmp_path)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(_idx(np.zeros((5, 32, 30), np.uint8)))
-    assert "pictures of 30x32" in _fault(config)
+    assert "images of 30x32" in _fault(config)
 
 
 def test_a_label_that_is_no_digit_is_told(tmp_path: Path) -> None:
     config = _write_mnist(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(_idx(np.array([1, 2, 11, 3, 4], np.uint8)))
-    assert "label 11 at place 2" in _fault(config)
+    assert "label 11 at index 2" in _fault(config)
 
 
 def test_a_folder_that_is_a_file_is_told(tmp_path: Path) -> None:

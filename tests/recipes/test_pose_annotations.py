@@ -60,7 +60,7 @@ def test_an_annotation_file_that_is_not_what_it_claims_is_explained(small: Path,
     assert re.search(said, str(error.value)), str(error.value)
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "is not JSON"), ("[]", "holds a list"), ("\x00\x01", "is not JSON")])
+@pytest.mark.parametrize(("text", "said"), [("{", "is not JSON"), ("[]", "contains a list"), ("\x00\x01", "is not JSON")])
 def test_a_file_that_is_no_annotation_file_is_named(small: Path, text: str, said: str) -> None:
     _annotations(small).write_text(text)
     with pytest.raises(DataError, match=said):
@@ -107,14 +107,14 @@ def test_a_split_that_is_not_there_is_named_with_those_that_are(small: Path) -> 
     with pytest.raises(DataError, match="no annotations of split nowhere") as error:
         open_files(DataConfig(name="coco", root=small, eval="nowhere"), train=False)
     assert "person_keypoints_val2017.json" in str(error.value)
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         _open(small / "other")
 
 
 def test_a_picture_of_another_size_than_annotated_is_refused(small: Path) -> None:
     path = next((small / "images/val2017").glob("*.jpg"))
     Image.new("RGB", (80, 64)).save(path)
-    with pytest.raises(DataError, match=r"80x64, its annotation says 64x64") as error:
+    with pytest.raises(DataError, match=r"80x64, but 64x64 in its annotation") as error:
         EvalImages(_open(small)).rgb(0 if path.stem.endswith("1") else 1)
     assert str(path) in str(error.value)
     assert "EXIF" not in str(error.value)
@@ -125,7 +125,7 @@ def test_a_picture_that_was_annotated_as_exif_turns_it_is_explained(small: Path)
     content["images"][0].update(width=48)
     _annotations(small).write_text(json.dumps(content))
     Image.new("RGB", (64, 48)).save(small / "images/val2017" / content["images"][0]["file_name"])
-    with pytest.raises(DataError, match=r"64x48, its annotation says 48x64(.|\n)*as EXIF turns it"):
+    with pytest.raises(DataError, match=r"64x48, but 48x64 in its annotation(.|\n)*EXIF rotation"):
         EvalImages(_open(small)).rgb(0)
 
 

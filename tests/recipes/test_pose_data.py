@@ -217,5 +217,5 @@ def test_settings_that_do_not_fit_are_refused() -> None:
     assert set(SKELETONS) == {"coco", "crowdpose"}
     base = copy.deepcopy(DataConfig().model_dump())
     for change in ({"size_px": 100}, {"min_scale": 2.0}, {"train": "train2017"}):
-        with pytest.raises(ValueError, match=r"multiple of 32|more than max_scale|figures have none"):
+        with pytest.raises(ValueError, match=r"multiple of 32|at most max_scale|figures has none"):
             DataConfig.model_validate({**base, **change})

@@ -98,7 +98,7 @@ def test_a_run_starts_from_weights_that_are_given(tmp_path: Path) -> None:
 
 def test_the_data_that_is_made_is_read_as_coco(tmp_path: Path) -> None:
     said = make(MakeConfig(num_train=24, num_eval=3, size_px=96), tmp_path)
-    assert "24 + 3 pictures" in said
+    assert "24 + 3 images" in said
     config = DataConfig(name="coco", root=tmp_path, size_px=64)
     source = open_files(config, train=True)
     assert len(source) == 24

@@ -115,19 +115,19 @@ def test_index_labels_mean_lines_of_the_table_and_those_without_a_character_fall
 
 
 def test_index_labels_without_a_table_are_not_taken_for_texts(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="labels by number") as error:
+    with pytest.raises(DataError, match="index labels") as error:
         labels_of(tmp_path / "l.txt", "a.png 2 4 1\n")
     assert "data.chars" in error.value.slots["fix"]
 
 
 @pytest.mark.parametrize("field", ["6", "-1", "x", "1.5"])
 def test_a_number_of_no_character_is_named_by_its_line(tmp_path: Path, chars: Path, field: str) -> None:
-    with pytest.raises(DataError, match=rf"l\.txt:2 has {field}, which is no number"):
+    with pytest.raises(DataError, match=rf"l\.txt:2 has {field}, which is not the number"):
         labels_of(tmp_path / "l.txt", f"a.png 2 4\nb.png 1 {field} 2\n", chars, form="index")
 
 
 def test_a_line_without_a_label_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"l\.txt:3 is not path text"):
+    with pytest.raises(DataError, match=r"l\.txt:3 is not of the form path text"):
         labels_of(tmp_path / "l.txt", "a.png x\n\nb.png\n")
 
 
@@ -165,40 +165,43 @@ def test_an_alphabet_is_collected_from_all_labels(tmp_path: Path) -> None:
 
 def test_a_character_that_the_alphabet_lacks_is_named_with_file_and_line(tmp_path: Path) -> None:
     write_lines(tmp_path, {"a.png": "ab", "b.png": "a囧b", "c.png": "囧"})
-    with pytest.raises(DataError, match=r"l\.txt:2: character '囧' \(U\+56E7\) is not in the alphabet") as error:
+    with pytest.raises(DataError, match=r"character '囧' \(U\+56E7\) is not in the alphabet") as error:
         choose(settings_of(tmp_path), Alphabet("ab"), train=True)
-    assert error.value.slots["lines"] == "2 of 3 have such characters"
+    assert error.value.slots["cause"] == "2 of 3 lines have such characters"
 
 
 def test_lines_with_unknown_characters_are_left_out_and_counted_where_that_is_chosen(tmp_path: Path) -> None:
     write_lines(tmp_path, {"a.png": "ab", "b.png": "a囧b", "c.png": "b"})
     chosen = choose(settings_of(tmp_path, on_unknown="skip"), Alphabet("ab"), train=True)
-    assert (chosen.places.tolist(), chosen.num_unknown) == ([0, 2], 1)
+    assert (chosen.rows.tolist(), chosen.num_unknown) == ([0, 2], 1)
     (tmp_path / "alphabet.txt").write_text("ab")
     config = settings_of(tmp_path, on_unknown="skip", alphabet=str(tmp_path / "alphabet.txt"))
-    assert "1 line with characters that the alphabet lacks" in build(config, dataset_info(config)).describe["left out"]
+    assert (
+        "1 line with characters that are not in the alphabet"
+        in build(config, dataset_info(config)).describe["left out"]
+    )
 
 
 def test_a_text_too_long_for_its_time_steps_is_found_before_training(tmp_path: Path) -> None:
     # 32 pixels are 8 steps: 8 different characters fit, and 4 equal ones with a blank between.
     write_lines(tmp_path, {"a.png": "abcdefgh", "b.png": "aaaa", "c.png": "aaaaa", "d.png": "abcdefghi"})
-    with pytest.raises(DataError, match=r"l\.txt:3: the text is too long") as error:
+    with pytest.raises(DataError, match=r"the text is too long") as error:
         choose(settings_of(tmp_path), Alphabet("abcdefghi"), train=True)
-    assert error.value.slots["needed"].startswith("9 time steps")
-    assert error.value.slots["lines"] == "2 of 4 are too long"
+    assert error.value.what.endswith("it needs 9 time steps")
+    assert error.value.slots["cause"] == "2 of 4 lines are too long"
     chosen = choose(settings_of(tmp_path, on_too_long="skip"), Alphabet("abcdefghi"), train=True)
-    assert (chosen.places.tolist(), chosen.num_too_long) == ([0, 1], 2)
+    assert (chosen.rows.tolist(), chosen.num_too_long) == ([0, 1], 2)
 
 
 def test_repeats_at_the_border_of_two_lines_need_no_step(tmp_path: Path) -> None:
     write_lines(tmp_path, {"a.png": "abcdefgh", "b.png": "habcdefg"})
-    assert len(choose(settings_of(tmp_path), Alphabet("abcdefgh"), train=True).places) == 2
+    assert len(choose(settings_of(tmp_path), Alphabet("abcdefgh"), train=True).rows) == 2
 
 
 def test_a_share_of_the_lines_is_held_out_evenly(tmp_path: Path) -> None:
     write_lines(tmp_path, {f"{number:02d}.png": "a" for number in range(20)})
     config = settings_of(tmp_path, eval=None, val_fraction=0.2)
-    train, held_out = (choose(config, Alphabet("a"), train=train).places.tolist() for train in (True, False))
+    train, held_out = (choose(config, Alphabet("a"), train=train).rows.tolist() for train in (True, False))
     assert held_out == [4, 9, 14, 19]
     assert sorted(train + held_out) == list(range(20))
 
@@ -206,9 +209,9 @@ def test_a_share_of_the_lines_is_held_out_evenly(tmp_path: Path) -> None:
 def test_a_picture_that_is_missing_is_named_with_all_places(tmp_path: Path) -> None:
     write_lines(tmp_path, {"a.png": "a"})
     (tmp_path / "images" / "a.png").unlink()
-    with pytest.raises(DataError, match=r"the picture a\.png is not there") as error:
+    with pytest.raises(DataError, match=r"the image a\.png is missing") as error:
         choose(settings_of(tmp_path), Alphabet("a"), train=True)
-    assert error.value.slots["looked"].splitlines() == [str(tmp_path), str(tmp_path / "images")]
+    assert error.value.slots["cause"].splitlines() == [str(tmp_path), str(tmp_path / "images")]
 
 
 def test_a_damaged_picture_is_named_with_its_line(tmp_path: Path) -> None:
@@ -268,4 +271,4 @@ def test_without_the_package_lmdb_its_name_is_said(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(__import__("sys").modules, "lmdb", None)
     with pytest.raises(DataError) as error:
         find_alphabet(DataConfig(train=str(tmp_path), eval=str(tmp_path)))
-    assert error.value.slots["fix"] == "pip install lmdb"
+    assert error.value.slots["fix"] == "Run pip install lmdb."

@@ -180,11 +180,11 @@ def test_a_width_gives_the_time_steps_that_settings_reckon_with(name: str, width
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        ({"train": "a.tsv"}, "train needs eval, or held_out"),
-        ({"train": "a", "eval": "b", "held_out": 0.1}, "can't both be given"),
-        ({"eval": "b"}, "need train"),
-        ({"width": "auto"}, "made-up lines need one width"),
-        ({"width": 32, "made": {"max_length": 8}}, "8 time steps hold 4 equal characters"),
+        ({"train": "a.tsv"}, "train requires eval, or val_fraction"),
+        ({"train": "a", "eval": "b", "held_out": 0.1}, "cannot be combined"),
+        ({"eval": "b"}, "require train"),
+        ({"width": "auto"}, "synthetic lines require one width"),
+        ({"width": 32, "made": {"max_length": 8}}, "8 time steps fit 4 equal characters"),
         ({"made": {"min_length": 9}}, r"min_length \(9\) is more than max_length \(8\)"),
     ],
 )
@@ -197,7 +197,7 @@ def test_a_made_data_set_can_be_trained_on(tmp_path: Path, fonts: list[Font]) ->
     told = make(MakeConfig(num=12, num_eval=0, max_length=4), tmp_path)
     assert told.startswith("12 lines in ")
     given = dict(word.partition("=")[::2] for word in told.splitlines()[1].split() if "=" in word)
-    names = {"data.train": "train", "data.held_out": "held_out", "data.alphabet": "alphabet"}
+    names = {"data.train": "train", "data.validation": "held_out", "data.alphabet": "alphabet"}
     data: dict[str, Any] = {names[name]: value for name, value in given.items()}
     config = config_of(data={**data, "held_out": float(data["held_out"]), "width": [64, 160]})
     found = dataset_info(config)

@@ -15,7 +15,7 @@ from lockstep.recipes.classify.listing import Files, folder_of
 def drop_unreadable(
     files: Files, base: Path, least: int = 1, images: Path | None = None
 ) -> tuple[Files, dict[str, str]]:
-    """Decode every image, and leave out those that cannot be decoded.
+    """Decode every image, and leave out those that can't be decoded.
 
     Args:
         files: Files by class, relative to the base.

@@ -82,7 +82,7 @@ class ImageFiles(Samples):
         """Decode, crop and resize a batch: inputs (N, S, S, 3) bytes, targets (N,) int64.
 
         Raises:
-            DataError: An image cannot be read.
+            DataError: An image can't be read.
         """
         size_px = self._config.size_px
         images = torch.empty(len(indices), size_px, size_px, 3, dtype=torch.uint8)

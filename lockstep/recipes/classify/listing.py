@@ -152,7 +152,7 @@ def list_folder(folder: Path, setting: str) -> Files:
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
         raise DataError(
-            f"the folder {root} cannot be read: {error.strerror or error}",
+            f"the folder {root} can't be read: {error.strerror or error}",
             given=f"{setting}={folder}",
             fix=f"Set {setting} to a readable folder.",
         ) from error
@@ -224,7 +224,7 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
     except (OSError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(
-            f"{path} cannot be read: {reason}", allowed="a CSV file of path,label", fix="Use a readable CSV file."
+            f"{path} can't be read: {reason}", allowed="a CSV file of path,label", fix="Use a readable CSV file."
         ) from error
     if not files:
         raise DataError(

@@ -27,7 +27,7 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
     """List the classes, the training and validation images, and the damaged images left out.
 
     Raises:
-        DataError: The images cannot be found, or the splits do not match.
+        DataError: The images can't be found, or the splits do not match.
     """
     data = config.data
     skipped: dict[str, str] = {}

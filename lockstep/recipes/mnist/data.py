@@ -174,7 +174,7 @@ def _find(config: DataConfig, name: str) -> Path:
                 continue
             except OSError as error:
                 raise DataError(
-                    f"the data folder {folder} cannot be read: {error.strerror}",
+                    f"the data folder {folder} can't be read: {error.strerror}",
                     given=f"data.root={config.root}",
                     fix="Make the folder readable, or set another data.root.",
                 ) from error

@@ -39,7 +39,7 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
         (N, H, W) images or (N,) labels, uint8.
 
     Raises:
-        DataError: The file cannot be read or unpacked, is empty or cut off, or is not such an IDX file.
+        DataError: The file can't be read or unpacked, is empty or cut off, or is not such an IDX file.
     """
     head_bytes = 4 + 4 * num_dims
     packed = _packed(path)
@@ -93,7 +93,7 @@ def _packed(path: Path) -> bytes:
         return read_plain(path, MAX_BYTES)
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {error.strerror or error}", fix="Check the path and its permissions."
+            f"{path} can't be read: {error.strerror or error}", fix="Check the path and its permissions."
         ) from error
 
 
@@ -112,7 +112,7 @@ def _unpacked(path: Path, packed: bytes, num_bytes: int) -> bytes:
             return content
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(
-            f"{path} cannot be unpacked: {error}",
+            f"{path} can't be unpacked: {error}",
             given=f"{len(packed):,} bytes",
             cause="the file is truncated or damaged",
             fix="Delete the file and download it again.",

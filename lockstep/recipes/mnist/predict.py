@@ -34,7 +34,7 @@ def read_image(path: Path, scale: Scale) -> Tensor:
         (1, H, W) float32, normalized.
 
     Raises:
-        DataError: The file cannot be read, is not an image, or is empty paper.
+        DataError: The file can't be read, is not an image, or is empty paper.
     """
     ink = _ink(path)
     if ink.shape != (scale.size_px, scale.size_px):

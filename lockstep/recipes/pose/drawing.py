@@ -95,7 +95,7 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any], *, skeleton: Skel
         skeleton: Which joints are connected.
 
     Raises:
-        DataError: The image cannot be read.
+        DataError: The image can't be read.
     """
     people = [np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in prediction["people"]]
     image, shown = Image.fromarray(read_rgb(path)), _sure(people)

@@ -58,7 +58,7 @@ def read_image(path: Path) -> dict[str, Any]:
         `rgb`, (3, H, W) uint8, and `image_id`, such as 785 for 000000000785.jpg.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: It can't be read.
     """
     rgb = read_rgb(path)
     check_shape(path, rgb.shape[1], rgb.shape[0])

@@ -82,7 +82,7 @@ def load_weights(model: nn.Module, path: Path) -> Mapping[str, str]:
     """Load pretrained weights: of a HigherHRNet, or of a classifier with the same trunk (HRNet on ImageNet).
 
     Raises:
-        CheckpointError: The file cannot be read, or has no weights for this network.
+        CheckpointError: The file can't be read, or has no weights for this network.
     """
     return load_pretrained(model, path.expanduser())
 

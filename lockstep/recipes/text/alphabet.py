@@ -111,13 +111,13 @@ def read_alphabet(path: Path) -> Alphabet:
     """Read an alphabet from a UTF-8 file: all characters on one line, or one per line.
 
     Raises:
-        DataError: The file cannot be read, or has another form.
+        DataError: The file can't be read, or has another form.
     """
     try:
         text = read_plain(path, MAX_ALPHABET_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {error.strerror or error}", fix="Set data.alphabet to a readable file."
+            f"{path} can't be read: {error.strerror or error}", fix="Set data.alphabet to a readable file."
         ) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8", where=f"byte {error.start}", fix="Save it as UTF-8.") from error
@@ -143,13 +143,13 @@ def read_chars(path: Path) -> list[str]:
         The characters by line number; empty for a line without a character.
 
     Raises:
-        DataError: The file cannot be read, or a line has several characters other than "blank" on line 0.
+        DataError: The file can't be read, or a line has several characters other than "blank" on line 0.
     """
     try:
         content = read_plain(path, MAX_ALPHABET_BYTES)
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {error.strerror or error}", fix="Set data.chars to a readable file."
+            f"{path} can't be read: {error.strerror or error}", fix="Set data.chars to a readable file."
         ) from error
     lines = content.removesuffix(b"\n").split(b"\n")
     try:

@@ -54,7 +54,7 @@ class SelectedLines:
         """Read the image of a line: (H, W) bytes.
 
         Raises:
-            DataError: It cannot be read. Shows the line of the label file.
+            DataError: It can't be read. Shows the line of the label file.
         """
         row = int(self.rows[index])
         try:
@@ -69,7 +69,7 @@ def find_alphabet(config: DataConfig) -> Alphabet:
     """Find the alphabet: data.alphabet; digits and Latin letters for synthetic lines; or the characters of the labels.
 
     Raises:
-        DataError: A file cannot be read.
+        DataError: A file can't be read.
     """
     if config.alphabet is not None:
         return read_alphabet(config.alphabet)
@@ -92,7 +92,7 @@ def choose(config: Config, alphabet: Alphabet, *, train: bool) -> SelectedLines:
         train: Whether to select the training lines.
 
     Raises:
-        DataError: Labels cannot be read, images are missing, or a text has characters that are not in the alphabet or
+        DataError: Labels can't be read, images are missing, or a text has characters that are not in the alphabet or
             needs too many time steps.
     """
     data = config.data

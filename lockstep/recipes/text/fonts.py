@@ -55,7 +55,7 @@ def find_fonts(folder: Path | None, characters: str) -> list[Font]:
                 fonts.append(Font(str(file), family, _sha256(file)))
             except OSError as error:
                 raise DataError(
-                    f"the font {file} cannot be read: {error.strerror or error}", fix="Delete it, or make it readable."
+                    f"the font {file} can't be read: {error.strerror or error}", fix="Delete it, or make it readable."
                 ) from error
             drawn |= set(can)
     where = ", ".join(map(str, folders))
@@ -115,12 +115,15 @@ def check_fonts(fonts: Iterable[Font]) -> None:
             now = _sha256(Path(font.path))
         except OSError as error:
             raise DataError(
-                f"the font {font.path} cannot be read: {error.strerror or error}",
+                f"the font {font.path} can't be read: {error.strerror or error}",
                 cause="the run was started on a machine with other fonts",
                 fix="Install the font on this machine, or start a new run.",
             ) from error
         if now != font.sha256:
-            raise DataError(f"the font {font.path} is another one than when this run started", fix="Start a new run")
+            raise DataError(
+                f"the font {font.path} has changed since the start of the run",
+                fix="Restore this version of the font, or start a new run.",
+            )
 
 
 def draw_text(

@@ -29,7 +29,7 @@ def read_grey(path: Path) -> GreyArray:
     """Read an image file as (H, W) bytes.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: It can't be read.
     """
     return _grey(read_rgb(path))
 
@@ -38,7 +38,7 @@ def size_of(path: Path) -> tuple[int, int]:
     """Read (width, height) of an image file, after its EXIF rotation.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: It can't be read.
     """
     return Picture(path).size
 

@@ -28,7 +28,7 @@ def read_chunks(path: Path, encoding: str) -> Iterator[Rows]:
     """Read the lines of a file that are not empty, in chunks, because strings take ten times the memory.
 
     Raises:
-        DataError: The file cannot be read or decoded, or has too many or too long lines.
+        DataError: The file can't be read or decoded, or has too many or too long lines.
     """
     content = _content(path)
     if content.count(b"\n") > MAX_LINES:
@@ -68,7 +68,7 @@ def _content(path: Path) -> bytes:
         return read_plain(path, MAX_LABEL_BYTES)
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {error.strerror or error}",
+            f"{path} can't be read: {error.strerror or error}",
             allowed="a file with labels",
             fix="Set data.train and data.eval to readable files.",
         ) from error
@@ -87,7 +87,7 @@ def _encoding_of(path: Path, content: bytes, encoding: str) -> str:
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, start + error.start) + 1
     raise DataError(
-        f"{path}:{line} cannot be decoded",
+        f"{path}:{line} can't be decoded",
         given=f"data.encoding={encoding}",
         allowed="UTF-8 or GBK",
         fix="Save it as UTF-8.",

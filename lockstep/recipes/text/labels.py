@@ -77,14 +77,14 @@ def read_labels(path: Path, config: DataConfig, chars: Path | None = None) -> La
         chars: File with the characters of index labels.
 
     Raises:
-        DataError: It cannot be read, or a line has another format.
+        DataError: It can't be read, or a line has another format.
     """
     try:
         stamp = path.stat()
     except OSError as error:
         beside = sorted(file.name for file in path.parent.glob("*")) if path.parent.is_dir() else []
         raise DataError(
-            f"{path} cannot be read: {error.strerror or error}",
+            f"{path} can't be read: {error.strerror or error}",
             given=f"the folder contains {', '.join(beside[:8])}{' ...' if len(beside) > 8 else ''}" if beside else None,
             allowed="a file with labels, or an LMDB folder",
             fix="Set data.train and data.eval to the files with labels.",

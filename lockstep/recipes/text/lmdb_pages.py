@@ -41,7 +41,7 @@ def check_pages(path: Path) -> None:
     """Check all pages of the tree of keys.
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: The file can't be read.
         ValueError: A page is damaged; the message names it.
     """
     content = np.memmap(path, np.uint8, mode="r")

@@ -29,7 +29,7 @@ def make(config: MakeConfig, out: Path) -> str:
         A summary for the user, with the command that trains on it.
 
     Raises:
-        DataError: There are no fonts, too few for a split, or the alphabet cannot be read.
+        DataError: There are no fonts, too few for a split, or the alphabet can't be read.
     """
     alphabet = Alphabet(LATIN) if config.alphabet is None else read_alphabet(config.alphabet)
     seen, unseen = split_fonts(find_fonts(config.fonts, alphabet.characters), config.unseen if config.num_eval else 0.0)

@@ -104,7 +104,7 @@ def _reading(folder: Path) -> Iterator[None]:
         yield
     except (lmdb.Error, OSError, ValueError) as error:
         raise DataError(
-            f"{folder} cannot be read as an LMDB dataset: {error}",
+            f"{folder} can't be read as an LMDB dataset: {error}",
             cause="the file is damaged or incomplete",
             fix="Copy or download it again.",
         ) from error

@@ -38,7 +38,7 @@ def read_line(path: Path, config: Config) -> Tensor:
         (V, 1, 32, W) float32, normalized.
 
     Raises:
-        DataError: The file cannot be read, or has no contrast.
+        DataError: The file can't be read, or has no contrast.
     """
     grey = read_grey(path)
     if int(grey.max()) - int(grey.min()) < _SHADES:

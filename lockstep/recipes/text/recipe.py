@@ -29,7 +29,7 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
     """Find the alphabet; for synthetic lines also the seen and unseen fonts; for files also the lines left out.
 
     Raises:
-        DataError: Labels or fonts cannot be found or read.
+        DataError: Labels or fonts can't be found or read.
     """
     alphabet = find_alphabet(config.data)
     found: dict[str, Any] = {"alphabet": alphabet.characters}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,7 +108,7 @@ def test_the_parts_are_built_by_the_recipe(shelf: Path) -> None:
 def test_a_preset_of_two_recipes_is_asked_for_by_its_full_name(shelf: Path) -> None:
     error = refused("small")
     assert error.what == "several recipes have a preset called small"
-    assert error.slots["fix"] == "say which: shapes/small or waves/small"
+    assert error.slots["fix"] == "Use shapes/small or waves/small."
 
 
 @pytest.mark.parametrize(
@@ -116,16 +117,16 @@ def test_a_preset_of_two_recipes_is_asked_for_by_its_full_name(shelf: Path) -> N
 def test_an_unknown_name_lists_what_there_is(shelf: Path, name: str, nearest: str | None) -> None:
     error = refused(name)
     assert error.what == f"there is no recipe or preset called {name}"
-    assert error.slots.get("nearest") == nearest
-    assert {"mnist", "shapes", "waves"} <= set(error.slots["recipes"].split(", "))
-    assert "shapes/stars" in error.slots["presets"].replace("\n", " ")
+    assert nearest is None or error.slots["fix"] == f"Use {nearest}."
+    assert {"mnist", "shapes", "waves"} <= set(re.split(r"[,:\s]+", error.slots["allowed"]))
+    assert "shapes/stars" in error.slots["allowed"].replace("\n", " ")
     assert all(len(line) <= 80 for line in str(error).splitlines())
 
 
 def test_a_run_folder_is_recognised_as_one(shelf: Path) -> None:
     (shelf / "run").mkdir()
     (shelf / "run" / "config.yaml").write_text("recipe: shapes")
-    assert "run is a run folder" in refused("run").slots["fix"]
+    assert "run is a run folder" in refused("run").slots["cause"]
 
 
 def test_a_yaml_file_goes_over_the_recipes_default_preset(shelf: Path) -> None:
@@ -157,7 +158,7 @@ def test_a_resolved_config_finds_its_recipe_again(shelf: Path) -> None:
     [
         ("epochs: 3", "my.yaml does not name a recipe", None),
         ("epochs: 3\nrecipe: 7", "my.yaml does not name a recipe", "my.yaml:2: recipe: 7"),
-        ("recipe: other.yaml", "recipe can't be another YAML file", "my.yaml:1: recipe: other.yaml"),
+        ("recipe: other.yaml", "recipe cannot be the YAML file other.yaml", "my.yaml:1: recipe: other.yaml"),
         ("\nrecipe: shaps", "there is no recipe or preset called shaps", "my.yaml:2"),
         ("recipe: none.py", "there is no file none.py", "my.yaml:1"),
     ],
@@ -165,7 +166,7 @@ def test_a_resolved_config_finds_its_recipe_again(shelf: Path) -> None:
 def test_a_yaml_file_without_a_usable_recipe_is_refused(shelf: Path, text: str, what: str, given: str | None) -> None:
     (shelf / "my.yaml").write_text(text)
     error = refused("my.yaml")
-    assert (error.what, error.slots.get("given")) == (what, given)
+    assert (error.what, error.slots.get("given", error.slots.get("where"))) == (what, given)
 
 
 def test_a_wrong_value_in_a_preset_or_file_has_its_line(shelf: Path) -> None:
@@ -177,8 +178,8 @@ def test_a_wrong_value_in_a_preset_or_file_has_its_line(shelf: Path) -> None:
 def test_a_file_that_is_not_there_is_named_with_its_neighbour(shelf: Path) -> None:
     (shelf / "mine.yaml").touch()
     assert refused("mien.yaml").what == "there is no file mien.yaml"
-    assert refused("mien.yaml").slots["nearest"] == "mine.yaml"
-    assert refused("nowhere/mine.yaml").slots["where"] == "there is no folder nowhere either"
+    assert refused("mien.yaml").slots["fix"] == "Use mine.yaml."
+    assert refused("nowhere/mine.yaml").slots["cause"] == "there is no folder nowhere either"
     (shelf / "folder.py").mkdir()
     assert refused("folder.py").what == "folder.py is a folder"
 
@@ -236,9 +237,9 @@ def test_a_recipe_file_called_like_a_standard_module_leaves_that_alone(shelf: Pa
 @pytest.mark.parametrize(
     ("text", "what", "given"),
     [
-        ("x = 1\n", "bad.py is no recipe: it has no build", None),
-        ("Config = 3\ndef build(config): ...\n", "Config in bad.py is not a kind of RunConfig", None),
-        ("PRESET = 3\ndef build(config): ...\n", "PRESET in bad.py is not a dict", None),
+        ("x = 1\n", "bad.py is not a recipe: it defines no build", None),
+        ("Config = 3\ndef build(config): ...\n", "Config in bad.py is not a subclass of RunConfig", None),
+        ("PRESET = 3\ndef build(config): ...\n", "PRESET in bad.py is a int, not a dict", None),
         ("x = 1\ndef build(config:\n", "bad.py can't be imported: SyntaxError", "bad.py:2"),
         ("\nimport not_there\n", "bad.py can't be imported: ModuleNotFoundError", "bad.py:2"),
         ("\n\n1 / 0\n", "bad.py can't be imported: ZeroDivisionError", "bad.py:3"),
@@ -248,7 +249,7 @@ def test_a_recipe_file_called_like_a_standard_module_leaves_that_alone(shelf: Pa
 def test_a_recipe_file_that_can_not_be_used_says_why(shelf: Path, text: str, what: str, given: str | None) -> None:
     (shelf / "bad.py").write_text(text)
     error = refused("bad.py")
-    assert (error.what, error.slots.get("given")) == (what, given)
+    assert (error.what, error.slots.get("given", error.slots.get("where"))) == (what, given)
 
 
 def test_every_preset_that_comes_with_lockstep_is_right() -> None:

@@ -150,4 +150,4 @@ def test_a_recipe_that_can_not_be_is_named_with_its_line(folder: Path, name: str
     (folder / "my.yaml").write_text(f'recipe: "{name}"\n')
     with pytest.raises(ConfigError) as caught:
         find("my.yaml")
-    assert caught.value.slots["given"] == "my.yaml:1"
+    assert caught.value.slots["where"] == "my.yaml:1"

@@ -122,7 +122,7 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
     """Read an annotation file.
 
     Raises:
-        DataError: It cannot be read, or a field is invalid. Shows the field and its entry.
+        DataError: It can't be read, or a field is invalid. Shows the field and its entry.
     """
     content = read_json(path)
     images, entries, categories = (entries_of(content, part, path) for part in ("images", "annotations", "categories"))

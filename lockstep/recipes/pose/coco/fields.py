@@ -129,7 +129,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read an annotation file.
 
     Raises:
-        DataError: It cannot be read, or is not an annotation file.
+        DataError: It can't be read, or is not an annotation file.
     """
     expected = "a JSON file with images, annotations and categories"
     # The garbage collector would traverse a hundred million new objects again and again.
@@ -139,7 +139,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = parse_json(read_plain(path, MAX_JSON_BYTES))
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {error.strerror or error}", allowed=expected, fix="Make it readable."
+            f"{path} can't be read: {error.strerror or error}", allowed=expected, fix="Make it readable."
         ) from error
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}", allowed=expected, fix="Download it again.") from error

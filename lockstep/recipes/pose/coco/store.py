@@ -94,7 +94,7 @@ class Zip:
             raise
         except Exception as error:  # of a damaged file, zipfile raises whatever comes up
             raise DataError(
-                f"{name} cannot be read from {self._path}: {str(error) or type(error).__name__}",
+                f"{name} can't be read from {self._path}: {str(error) or type(error).__name__}",
                 fix="Download the zip file again.",
             ) from error
 
@@ -105,7 +105,7 @@ class Zip:
                 self._file, self._pid = zipfile.ZipFile(self._path), os.getpid()
             except Exception as error:
                 raise DataError(
-                    f"{self._path} cannot be opened: {error}",
+                    f"{self._path} can't be opened: {error}",
                     allowed="a zip file of images",
                     fix="Download the zip file again.",
                 ) from error
