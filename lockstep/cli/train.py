@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -128,16 +129,13 @@ def train(
     """
     from lockstep.cluster.env import placement
     from lockstep.config.load import load
-    from lockstep.config.process_range import MAX_NODES, MAX_PROCS, parse_range
     from lockstep.recipes.catalog import command_arguments, find
     from lockstep.recipes.trust import trust_named
 
     if source is not None and "=" in source and not Path(source).exists():
         overrides, source = [source, *(overrides or [])], None  # settings for the run in --run-dir
     # Checked before torch is imported, so that a wrong option is refused at once.
-    for option, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
-        if text is not None:
-            parse_range(text, option, limit)
+    _check_ranges(procs, nodes)
     here = placement(os.environ, init, rank, world_size)
     is_restart = here is not None and here.restart > 0
     source, overrides = _stored_source(source, overrides or [], run_dir, is_restart=is_restart)
@@ -150,11 +148,7 @@ def train(
     if hosts is not None:
         given = {"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank, "--node-rank": node_rank,
                  "--master": master}  # fmt: skip
-        if any(value is not None for value in given.values()):
-            raise ConfigError(
-                f"--hosts {hosts} starts the nodes itself, and cannot be combined with options of one node",
-                fix=f"Remove {', '.join(name for name, value in given.items() if value is not None)}.",
-            )
+        _check_no_options_of_a_node(hosts, given)
         if run_dir is not None:
             check_run_dir(run_dir, resume)
         arguments = command_arguments(found, loaded.diff)
@@ -171,6 +165,23 @@ def train(
         procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank, master
     )
     return start_run.train_command(found, loaded, run_dir, resume, options)
+
+
+def _check_ranges(procs: str | None, nodes: str | None) -> None:
+    from lockstep.config.process_range import MAX_NODES, MAX_PROCS, parse_range
+
+    for option, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
+        if text is not None:
+            parse_range(text, option, limit)
+
+
+def _check_no_options_of_a_node(hosts: str, given: Mapping[str, object]) -> None:
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise ConfigError(
+            f"--hosts {hosts} starts the nodes itself, and cannot be combined with options of one node",
+            fix=f"Remove {', '.join(names)}.",
+        )
 
 
 def _on_hosts(
