@@ -89,10 +89,10 @@ def _setting_lines(
         any_changed = any_changed or is_changed
         value = ("*" if is_changed else " ") + (row.default or "(required)")
         head = f"{row.key:<{key_width}} {value:<{_VALUE_WIDTH + 1}}  "
-        # Kept in one piece, if it is short, by spaces that don't break.
+        # A short type stays on one line: its spaces do not break.
         kind = row.type.replace(" ", _FIRM_SPACE) if len(row.type) <= 24 else row.type
         text = f"{row.meaning} ({kind})"
-        if len(value) > _VALUE_WIDTH + 1:  # a long value has its line to itself
+        if len(value) > _VALUE_WIDTH + 1:  # a long value has its own line
             yield head.rstrip()
             head = " " * (key_width + _VALUE_WIDTH + 4)
         yield from hanging(head, text, width)

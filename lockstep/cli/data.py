@@ -1,4 +1,4 @@
-"""`lockstep data make`: data to try a recipe with, where there is none yet."""
+"""`lockstep data make`: synthetic data to try a recipe with."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Make data to train on.",
+    help="Make synthetic data to train on.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Whose data: classify, pose, text.")]
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe that reads the data: classify, pose, text.")]
 Out = Annotated[
     Path | None,
     typer.Option(
         parser=path_of("--out"),
         metavar="DIR",
-        help="A new or empty folder. Left out: show what can be set.",
+        help="A new or empty folder. Default: show the settings.",
         show_default=False,
     ),
 ]
@@ -38,12 +38,12 @@ Out = Annotated[
 
 @app.callback()
 def _root() -> None:
-    """Make data to train on."""
+    """Make synthetic data to train on."""
 
 
 @app.command("make", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def make(context: typer.Context, recipe: RecipeName, out: Out = None, debug: Debug = False) -> int:
-    """Make a data set up, in the form in which RECIPE reads real ones.
+    """Make a synthetic dataset, in the format that RECIPE reads.
 
     Settings are given as --seed 1 or seed=1.
     """
@@ -54,7 +54,8 @@ def make(context: typer.Context, recipe: RecipeName, out: Out = None, debug: Deb
     try:
         config = load(maker.config_class, [], overrides_of(context.args)).config
     except ConfigError as error:
-        raise ConfigError(error.what, **error.slots, all=f"lockstep data make {maker.recipe}") from None
+        fix = "\n".join(filter(None, [error.slots.get("fix"), f"For all settings: lockstep data make {maker.recipe}"]))
+        raise ConfigError(error.what, **{**error.slots, "fix": fix}) from None
     if out is None:
         from lockstep.report.console import Console
 
@@ -62,8 +63,8 @@ def make(context: typer.Context, recipe: RecipeName, out: Out = None, debug: Deb
         console.say("\n".join(_settings_lines(maker, console.width)))
         return ConfigError.exit_code
     with _new_folder(out) as folder:
-        said = maker.make(config, folder)
-    print(said.replace(f"/{folder.name}", ""))  # the place that it tells of is the final one
+        text = maker.make(config, folder)
+    print(text.replace(f"/{folder.name}", ""))  # with the final folder in place of the temporary one
     return 0
 
 
@@ -81,7 +82,7 @@ def _settings_lines(maker: Maker, width: int) -> Iterator[str]:
 
 
 def overrides_of(arguments: Sequence[str]) -> list[str]:
-    """`--num 3`, `--num=3` and `num=3` as `num=3`.
+    """Return `--num 3`, `--num=3` and `num=3` as `num=3`.
 
     Raises:
         ConfigError: An argument is none of these.
@@ -89,30 +90,34 @@ def overrides_of(arguments: Sequence[str]) -> list[str]:
     overrides: list[str] = []
     rest = list(arguments)
     while rest:
-        word = rest.pop(0)
-        name, equals, value = word.partition("=")
+        part = rest.pop(0)
+        name, equals, value = part.partition("=")
         if name.startswith("--"):
             if not equals and not rest:
-                raise ConfigError(f"{word} was given without a value", fix=f"{word} VALUE")
+                raise ConfigError(f"{part} was given without a value", fix=f"Write {part} VALUE.")
             overrides.append(f"{name[2:].replace('-', '_')}={value if equals else rest.pop(0)}")
         elif equals:
-            overrides.append(word)
+            overrides.append(part)
         else:
-            raise ConfigError(f"{word} is no setting", allowed="such as --seed 1 or seed=1")
+            raise ConfigError(
+                f"{part} is not a setting",
+                allowed="--NAME VALUE or NAME=VALUE",
+                fix="Write --seed 1 or seed=1, for example.",
+            )
     return overrides
 
 
 @contextlib.contextmanager
 def _new_folder(out: Path) -> Iterator[Path]:
-    """Where to write what goes into `out`, a folder that was not there or was empty.
+    """Yield a temporary folder whose content becomes that of `out`, which is new or empty.
 
-    It gets there when all of it is written. Otherwise `out` is as it was.
+    The content is moved when it is complete. After an error, `out` is as it was.
     """
     try:
         if out.is_dir():
             sweep(out)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError(f"--out {out} is {'not empty' if out.is_dir() else 'a file'}", fix="name a new folder")
+            raise ConfigError(f"--out {out} is {'not empty' if out.is_dir() else 'a file'}", fix="Name a new folder.")
         made = [folder for folder in (out, *out.parents) if not folder.exists()]
         try:
             out.mkdir(parents=True, exist_ok=True)

@@ -16,23 +16,23 @@ from lockstep.launch.commands import LOCKSTEP
 
 SourceName = Annotated[
     str | None,
-    typer.Argument(metavar="SOURCE", help="A recipe or file as for train: compares its settings and data too."),
+    typer.Argument(metavar="SOURCE", help="A recipe or file as for train: its settings and data are compared too."),
 ]
 Procs = Annotated[
     int | None,
-    typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes to start on this machine; default 1."),
+    typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes to start on this machine; default: 1."),
 ]
 Hosts = Annotated[
     str | None,
     typer.Option(
         metavar="A,B",
-        help="Check these machines, one process each, started by ssh. Needs the same paths on each.",
+        help="Check these hosts by ssh, with one process each. Needs the same paths on each.",
         show_default=False,
     ),
 ]
 RunDir = Annotated[
     Path,
-    typer.Option(parser=path_of("--run-dir"), metavar="DIR", help="Folder of the runs, whose disk is checked."),
+    typer.Option(parser=path_of("--run-dir"), metavar="DIR", help="Folder of the runs; its disk is checked."),
 ]
 
 
@@ -63,7 +63,10 @@ def doctor(
         load(found.config_class, found.layers, overrides or [])
     if hosts is not None:
         if procs is not None or init is not None:
-            raise ConfigError("--hosts starts one process on each machine", fix="leave out --procs and --init")
+            raise ConfigError(
+                f"--hosts {hosts} starts one process per host, and cannot be combined with --procs or --init",
+                fix="Remove --procs and --init.",
+            )
         return _on_hosts(hosts, source, overrides or [], run_dir, as_json)
     here = rank_assignment(procs, init, rank, world_size)
     arguments = (source, list(overrides or []), run_dir, as_json)
@@ -92,11 +95,11 @@ def _on_hosts(hosts: str, source: str | None, overrides: list[str], run_dir: Pat
     machines = parse_hosts(hosts)
 
     def command(number: int, machine: RemoteHost) -> list[str]:
-        words = [*LOCKSTEP, "doctor", *([source] if source else []), *overrides]
-        words += ["--run-dir", str(run_dir), *(["--json"] if as_json else [])]
+        parts = [*LOCKSTEP, "doctor", *([source] if source else []), *overrides]
+        parts += ["--run-dir", str(run_dir), *(["--json"] if as_json else [])]
         if len(machines) == 1:
-            return words
-        meeting = f"tcp://{machines[0].host}:{DEFAULT_PORT}"
-        return [*words, "--init", meeting, "--rank", str(number), "--world-size", str(len(machines))]
+            return parts
+        endpoint = f"tcp://{machines[0].host}:{DEFAULT_PORT}"
+        return [*parts, "--init", endpoint, "--rank", str(number), "--world-size", str(len(machines))]
 
     return run_on_hosts(machines, command, lambda text: print(text, file=sys.stderr))

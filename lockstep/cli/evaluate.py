@@ -24,7 +24,7 @@ Preset = Annotated[
     typer.Option(metavar="NAME", help="For a file of weights: the recipe, preset or YAML file of its model."),
 ]
 Procs = Annotated[
-    int | None, typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes on this machine; 1 if left out.")
+    int | None, typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes on this machine; default: 1.")
 ]
 Checkpoint = Annotated[
     str,
@@ -44,16 +44,16 @@ def evaluate(
     """Evaluate a model on the validation set, each sample once."""
     from lockstep.inference import predict
 
-    figures = predict.evaluate(run, overrides or [], procs, checkpoint, preset=preset)
-    if not figures:  # only rank 0 prints
+    metrics = predict.evaluate(run, overrides or [], procs, checkpoint, preset=preset)
+    if not metrics:  # another rank than 0, which prints nothing
         return
     if as_json:
-        print(json.dumps(figures))
+        print(json.dumps(metrics))
         return
     from lockstep.report.format import metric_value
 
-    width = max((len(name) for name in figures), default=0)
-    for name, value in figures.items():
+    width = max((len(name) for name in metrics), default=0)
+    for name, value in metrics.items():
         is_none = metric_value(name, value) == "none"  # an average over no ground truth
-        figure = "none" if is_none else int(value) if value.is_integer() else f"{value:.6g}"
-        print(f"{name:<{width}}  {figure}")
+        text = "none" if is_none else int(value) if value.is_integer() else f"{value:.6g}"
+        print(f"{name:<{width}}  {text}")

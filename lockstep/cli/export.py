@@ -1,4 +1,4 @@
-"""`lockstep export`: a trained model as one file for others, checked before it gets its name."""
+"""`lockstep export`: a trained model as one file, verified before it is renamed into place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Out = Annotated[
     typer.Option(
         parser=path_of("--out"),
         metavar="FILE",
-        help="Where to; if left out, model.ENDING in the run folder.",
+        help="File to write; default: model.ENDING in the run folder.",
         show_default=False,
     ),
 ]
@@ -32,7 +32,7 @@ def export(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a trained model as one file, and check that the file gives the model's own outputs."""
+    """Export a trained model to one file, and check that the file returns the model's outputs."""
     from lockstep.inference import export
 
     made = export.export(run, to, out, overrides or [], checkpoint, preset=preset)
@@ -45,4 +45,4 @@ def export(
     print(f"{line_text(str(made.path))}  {made.num_bytes / 1e6:.1f} MB, fp32")
     print(f"  input    (batch, {', '.join(map(str, made.input_shape))})")
     print(f"  checked  largest difference {made.difference:.2g} of the largest output, {made.allowed:.2g} at most")
-    print(f"  with it  {line_text(', '.join(own)) or 'nothing: the recipe gives no meaning'}")
+    print(f"  metadata {line_text(', '.join(own)) or 'nothing: the recipe has no metadata'}")

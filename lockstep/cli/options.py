@@ -19,11 +19,11 @@ DEBUG_VARIABLE = "LOCKSTEP_DEBUG"
 
 def _switch_on_debug(value: bool) -> None:
     if value:
-        os.environ[DEBUG_VARIABLE] = "1"  # the processes that we start read it too
+        os.environ[DEBUG_VARIABLE] = "1"  # inherited by child processes
 
 
 def path_of(option: str) -> Callable[[str], Path]:
-    """How an option's path is read: typer takes it as `parser`."""
+    """Return the parser of an option that is a path, for typer."""
 
     def read(text: str) -> Path:
         return given_path(text, option)
@@ -32,7 +32,7 @@ def path_of(option: str) -> Callable[[str], Path]:
 
 
 def json_text(value: object) -> str:
-    """JSON for standard output; with escapes where its encoding lacks a character or a terminal would obey one."""
+    """Return JSON for standard output. Control characters and characters that its encoding lacks are escaped."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
@@ -42,7 +42,7 @@ def json_text(value: object) -> str:
 
 
 def line_text(text: str) -> str:
-    """A text from a file or its name, as one line of standard output that does nothing to a terminal."""
+    """Return a text from a file as one line without control characters."""
     return printable(text).replace("\n", "\\n")
 
 
@@ -53,5 +53,5 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Debug = Annotated[
     bool, typer.Option("--debug", callback=_switch_on_debug, help="Show the traceback of an error.", is_eager=True)
 ]
-# What old launchers add to the command; torchrun gives it as a variable too.
+# Old launchers add it to the command; torchrun sets a variable too.
 LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)]

@@ -12,7 +12,7 @@ from lockstep.cli.options import Debug, Json, Overrides
 from lockstep.errors import DataError
 
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
-Procs = Annotated[int, typer.Option(min=1, metavar="N", help="Processes, one a GPU.")]
+Procs = Annotated[int, typer.Option(min=1, metavar="N", help="Processes, one per GPU.")]
 MemoryGb = Annotated[
     float | None, typer.Option(min=0.1, metavar="G", help="Memory of each process, GB: print what fits.")
 ]
@@ -39,7 +39,8 @@ def plan(
     try:
         dataset_info = find_dataset_info(found, config)
     except DataError as error:
-        raise DataError(error.what, **error.slots, plan=_why_data(found.recipe)) from error
+        cause = "\n".join(filter(None, [error.slots.get("cause"), _why_data(found.recipe)]))
+        raise DataError(error.what, **{**error.slots, "cause": cause}) from error
     planned = figures(config, lambda: found.build(config, dataset_info), procs, memory_gb)
     if as_json:
         print(json.dumps(planned))
@@ -48,7 +49,7 @@ def plan(
 
 
 def _why_data(recipe: str) -> str:
-    """Explain why a plan reads data, and how to plan without."""
+    """Return why a plan reads data, and how to plan without."""
     from lockstep.recipes.makers import list_makers
 
     why = "the size of the model depends on the data, such as its number of classes"

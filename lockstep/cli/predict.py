@@ -50,7 +50,7 @@ def predict(
     paths = [Path(file) for file in files if not _is_setting(file)]
     settings = [file for file in files if _is_setting(file)]
     if not paths:
-        raise DataError("no file was given", fix=f"lockstep predict {shlex.quote(str(run))} FILE")
+        raise DataError("no file was given", fix=f"Name a file: lockstep predict {shlex.quote(str(run))} FILE")
     files_asked = predict.expand(paths)
     width = min(max(len(str(file)) for file in files_asked), _WIDEST_NAME)
     num_bad = 0

@@ -85,18 +85,18 @@ def scale(
         "each in new processes, 10 s or more each"
     )
     if is_busy:
-        console.say(f"{other_load}: stop them, or the figures are not reliable")
+        console.say(f"{other_load}: stop them, or the measurements are not reliable")
 
     def run(name: str, size: int, answer: Path) -> dict[str, Any]:
         return _measured(config, source, [*given, *VARIANTS[name]], name, size, steps, answer)
 
     figures = _measure_all(console, jobs, num_micro_batches(config.global_batch, config.micro_batch), run)
     if not figures:
-        raise ConfigError("nothing could be measured", fix="fewer processes (--procs), or a smaller micro_batch")
+        raise ConfigError("nothing could be measured", fix="Use fewer processes (--procs) or a smaller micro_batch.")
     is_on_cpu = any(row["device"] == "cpu" for rows in figures.values() for row in rows.values())
     _show(console, figures, num_cores() if is_on_cpu else None)
     if not is_busy and describe_other_load()[1]:
-        console.say("Other programs have started to use this machine: the figures are not reliable.")
+        console.say("Other programs have started to use this machine: the measurements are not reliable.")
     _keep(console, figures, out, found.name)
 
 
@@ -160,7 +160,7 @@ def _measured(
         raise LaunchError(
             f"{name} on {size} process{'es' if size > 1 else ''} could not be measured",
             where=f"after {WARM_STEPS} warm-up steps" if not code else None,
-            fix=f"try it alone: {shlex.join(['lockstep', 'train', source, *settings, '--procs', str(size)])}",
+            fix=f"Run it alone: {shlex.join(['lockstep', 'train', source, *settings, '--procs', str(size)])}",
         )
     measured: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     return measured
@@ -189,7 +189,7 @@ def _check_out(out: Path) -> None:
         is_own = False
     there = [name for name in ("scale.json", "scale.png") if os.path.lexists(out / name)]
     if there and not is_own:
-        raise ConfigError(f"--out {out} has another {there[0]} in it", fix="name a new folder")
+        raise ConfigError(f"--out {out} contains a {there[0]} of another program", fix="Name a new folder.")
 
 
 def _sizes(text: str) -> list[int]:

@@ -14,22 +14,27 @@ from lockstep.errors import ConfigError, LaunchError, cannot_make
 from lockstep.launch.commands import LOCKSTEP
 
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
-Nodes = Annotated[int, typer.Option(min=1, metavar="N", help="Machines.")]
-Procs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes a machine; one a GPU if left out.")]
-Gpus = Annotated[int, typer.Option(min=0, metavar="N", help="GPUs a machine.")]
-Cpus = Annotated[int, typer.Option(min=1, metavar="N", help="Cores a process: its threads and loader workers.")]
-Time = Annotated[str, typer.Option(metavar="H:MM:SS", help="Longest time; the job queues itself again and goes on.")]
-Warning = Annotated[int, typer.Option("--warning-s", min=10, help="Seconds before the end at which it saves.")]
+Nodes = Annotated[int, typer.Option(min=1, metavar="N", help="Nodes.")]
+Procs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes per node; default: one per GPU.")]
+Gpus = Annotated[int, typer.Option(min=0, metavar="N", help="GPUs per node.")]
+Cpus = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Cores per process, for its threads and DataLoader workers.")
+]
+Time = Annotated[str, typer.Option(metavar="H:MM:SS", help="Time limit of a job. The run requeues itself and resumes.")]
+Warning = Annotated[
+    int, typer.Option("--warning-s", min=10, help="Seconds before the time limit at which the run saves.")
+]
 RunDir = Annotated[
     Path,
-    typer.Option(parser=path_of("--run-dir"), metavar="DIR", help="The run's folder, where all machines see it."),
+    typer.Option(parser=path_of("--run-dir"), metavar="DIR", help="Run folder, on a file system that all nodes share."),
 ]
 Sbatch = Annotated[
-    list[str] | None, typer.Option("--sbatch", metavar="OPTION", help="More for sbatch, such as --sbatch=-pgpu.")
+    list[str] | None,
+    typer.Option("--sbatch", metavar="OPTION", help="Further option for sbatch, such as --sbatch=-pgpu. Repeatable."),
 ]
 Variants = Annotated[
     list[str] | None,
-    typer.Option("--variant", metavar="SETTINGS", help='One job of an array: --variant "optim.lr=0.1". Repeat it.'),
+    typer.Option("--variant", metavar="SETTINGS", help='One job of an array: --variant "optim.lr=0.1". Repeatable.'),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the batch script and submit nothing.")]
 
@@ -49,7 +54,7 @@ def submit(
     dry_run: DryRun = False,
     debug: Debug = False,
 ) -> None:
-    """Submit a run to Slurm. Before its time is up it saves, queues itself again and goes on, to the same bits."""
+    """Submit a run to Slurm. Before its time limit it saves, requeues itself and resumes, with equal results."""
     from lockstep.config.load import load
     from lockstep.launch.slurm import BatchJob, batch_script
     from lockstep.recipes.catalog import command_arguments, find
@@ -59,7 +64,7 @@ def submit(
     loaded = load(found.config_class, found.layers, overrides or [])
     each = [shlex.split(variant) for variant in variants or []]
     for settings in each:
-        load(found.config_class, found.layers, [*(overrides or []), *settings])  # a mistake shows now, not in the queue
+        load(found.config_class, found.layers, [*(overrides or []), *settings])  # refused now, not in the queue
     job = BatchJob(
         # Resolved now: the job does not read the YAML file, which may change while it waits.
         command=[*LOCKSTEP, "train", *command_arguments(found, loaded.diff)],
@@ -86,7 +91,7 @@ def submit(
 
 
 def _submitted(text: str) -> str:
-    """What sbatch says of a script."""
+    """Submit a script, and return what sbatch prints."""
     try:
         done = subprocess.run(
             ["sbatch"],
@@ -99,10 +104,14 @@ def _submitted(text: str) -> str:
         )
     except FileNotFoundError:
         raise ConfigError(
-            "there is no sbatch on this machine", fix="log in where Slurm is; --dry-run prints the script"
+            "sbatch is not installed on this machine", fix="Log in to a Slurm login node. --dry-run prints the script."
         ) from None
     except subprocess.TimeoutExpired:
-        raise LaunchError("sbatch does not answer", fix="look at sinfo: is the Slurm controller up?") from None
+        raise LaunchError(
+            "sbatch did not answer within 60 s", fix="Check with sinfo that the Slurm controller is up."
+        ) from None
     if done.returncode:
-        raise LaunchError("sbatch refused the job", reason=done.stderr.strip(), fix="--dry-run prints the script")
+        raise LaunchError(
+            "sbatch refused the job", cause=done.stderr.strip(), fix="Correct the options. --dry-run prints the script."
+        )
     return done.stdout.strip()

@@ -19,7 +19,7 @@ Source = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="A recipe (mnist), a preset (digits), your YAML file or your recipe file (.py). "
-        "Left out: the run in --run-dir.",
+        "Default: the run in --run-dir.",
         show_default=False,
     ),
 ]
@@ -29,8 +29,8 @@ Procs = Annotated[
         "--procs",
         "--nproc-per-node",
         metavar="N",
-        help="Processes on this machine; if left out: one a GPU, or one a core. MIN:MAX: where one is lost for good, "
-        "go on with those left.",
+        help="Processes on this machine; default: one per GPU, or one per core. MIN:MAX: if one is lost for good, "
+        "continue with the rest.",
         show_default=False,
     ),
 ]
@@ -40,29 +40,31 @@ NumNodes = Annotated[
         "--nodes",
         "--nnodes",
         metavar="N",
-        help="Machines, with this command on each. MIN:MAX: go on with those left, and take one back when it returns.",
+        help="Nodes; run this command on each. MIN:MAX: continue without a lost node, and accept it when it returns.",
         show_default=False,
     ),
 ]
 Endpoint = Annotated[
     str | None,
-    typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="Where the machines meet; HOST is one of them."),
+    typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="Address of the rendezvous; HOST is one of the nodes."),
 ]
 NodeRank = Annotated[
     int | None,
-    typer.Option(metavar="R", help="This machine's rank, from 0; with --master, where the machines are numbered."),
+    typer.Option(metavar="R", help="Rank of this node, from 0; with --master."),
 ]
 Master = Annotated[
     str | None,
-    typer.Option("--master", "--master-addr", metavar="HOST:PORT", help="Where node rank 0 is; the same on all."),
+    typer.Option(
+        "--master", "--master-addr", metavar="HOST:PORT", help="Address of node rank 0; the same on all nodes."
+    ),
 ]
-MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, metavar="PORT", help="If --master has none.")]
+MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, metavar="PORT", help="Port of --master.")]
 RunId = Annotated[
     str | None,
     typer.Option(
         "--rdzv-id",
         metavar="NAME",
-        help="The run's name at the rendezvous; the run folder's name if left out.",
+        help="Name of the run at the rendezvous; default: the name of the run folder.",
         show_default=False,
     ),
 ]
@@ -70,7 +72,7 @@ Hosts = Annotated[
     str | None,
     typer.Option(
         metavar="A,B:4",
-        help="On these machines, by ssh from here; B with 4 processes. Folder and Python at the same place on each.",
+        help="Start on these hosts by ssh; 4 processes on B. Folder and Python need the same paths on each.",
         show_default=False,
     ),
 ]
@@ -78,27 +80,26 @@ Hosts = Annotated[
 
 RunDir = Annotated[
     Path | None,
-    typer.Option(
-        parser=path_of("--run-dir"), metavar="DIR", help="The run's folder; a new one under runs/ if left out."
-    ),
+    typer.Option(parser=path_of("--run-dir"), metavar="DIR", help="Run folder; default: a new one below runs/."),
 ]
 Resume = Annotated[
     str,
     typer.Option(
         metavar="HOW",
-        help="never; auto: from the newest whole checkpoint of --run-dir, if there is one; or a checkpoint's folder.",
+        help="never; auto: from the newest complete checkpoint of --run-dir, if any; or the folder of a checkpoint.",
     ),
 ]
 Init = Annotated[
     str | None,
     typer.Option(
-        metavar="URL", help="Join others at tcp://HOST:PORT, file:///PATH or env://, with --rank and --world-size."
+        metavar="URL",
+        help="Join other processes at tcp://HOST:PORT, file:///PATH or env://, with --rank and --world-size.",
     ),
 ]
-Rank = Annotated[int | None, typer.Option(metavar="R", help="This process's rank, from 0.")]
-WorldSize = Annotated[int | None, typer.Option(metavar="W", help="How many processes there are in all.")]
+Rank = Annotated[int | None, typer.Option(metavar="R", help="Rank of this process, from 0.")]
+WorldSize = Annotated[int | None, typer.Option(metavar="W", help="Number of processes in all.")]
 MaxRestarts = Annotated[
-    int, typer.Option(min=0, metavar="N", help="How often to start again after a process of this machine was lost.")
+    int, typer.Option(min=0, metavar="N", help="How often to restart after a process of this machine was lost.")
 ]
 
 
@@ -122,22 +123,19 @@ def train(
     max_restarts: MaxRestarts = 0,
     debug: Debug = False,
 ) -> int:
-    """Train, on any number of processes, to the same model each time.
+    """Train on any number of processes, to the same model each time.
 
-    `lockstep config SOURCE` shows every setting. Under torchrun the command joins the world that it started.
+    `lockstep config SOURCE` shows every setting. Under torchrun, srun or mpirun the command joins their world.
     """
     from lockstep.cluster.env import read_assignment
     from lockstep.config.load import load
-    from lockstep.config.process_range import MAX_NODES, MAX_PROCS, parse_range
     from lockstep.recipes.catalog import command_arguments, find
     from lockstep.recipes.trust import trust_named
 
     if source is not None and "=" in source and not Path(source).exists():
         overrides, source = [source, *(overrides or [])], None  # settings for the run in --run-dir
-    # Checked before torch is imported: a mistake in a setting is answered at once.
-    for option, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
-        if text is not None:
-            parse_range(text, option, limit)
+    # Checked before torch is imported, so that a wrong option is refused at once.
+    _check_ranges(procs, nodes)
     here = read_assignment(os.environ, init, rank, world_size)
     is_restart = here is not None and here.restart > 0
     source, overrides = _stored_source(source, overrides or [], run_dir, is_restart=is_restart)
@@ -148,8 +146,9 @@ def train(
     from lockstep.storage.run_folder import check_run_dir
 
     if hosts is not None:
-        _check_alone({"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank, "--node-rank": node_rank,
-                      "--master": master})  # fmt: skip
+        given = {"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank, "--node-rank": node_rank,
+                 "--master": master}  # fmt: skip
+        _check_no_options_of_a_node(hosts, given)
         if run_dir is not None:
             check_run_dir(run_dir, resume)
         arguments = command_arguments(found, loaded.diff)
@@ -160,7 +159,7 @@ def train(
     from lockstep.cli import start_run
     from lockstep.launch.start import LaunchOptions
 
-    # --local-rank is what old launchers add to the command; torchrun gives it as a variable too.
+    # Old launchers add --local-rank to the command; torchrun sets a variable too.
     master = _with_port(master, master_port)
     options = LaunchOptions(
         procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank, master
@@ -168,11 +167,21 @@ def train(
     return start_run.train_command(found, loaded, run_dir, resume, options)
 
 
-def _check_alone(others: Mapping[str, object]) -> None:
-    """Check that --hosts is given without the options that it sets for each host."""
-    given = [option for option, value in others.items() if value is not None]
-    if given:
-        raise ConfigError(f"--hosts was given with {', '.join(given)}", fix=f"Remove {', '.join(given)}.")
+def _check_ranges(procs: str | None, nodes: str | None) -> None:
+    from lockstep.config.process_range import MAX_NODES, MAX_PROCS, parse_range
+
+    for option, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
+        if text is not None:
+            parse_range(text, option, limit)
+
+
+def _check_no_options_of_a_node(hosts: str, given: Mapping[str, object]) -> None:
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise ConfigError(
+            f"--hosts {hosts} starts the nodes itself, and cannot be combined with options of one node",
+            fix=f"Remove {', '.join(names)}.",
+        )
 
 
 def _on_hosts(
@@ -192,13 +201,13 @@ def _on_hosts(
     folder = run_dir or new_folder(name)
 
     def command(number: int, machine: RemoteHost) -> list[str]:
-        words = [*LOCKSTEP, "train", *arguments]
-        words += ["--run-dir", str(folder), "--resume", resume, "--max-restarts", str(max_restarts)]
-        words += ["--procs", str(machine.procs)] if machine.procs is not None else []
+        parts = [*LOCKSTEP, "train", *arguments]
+        parts += ["--run-dir", str(folder), "--resume", resume, "--max-restarts", str(max_restarts)]
+        parts += ["--procs", str(machine.procs)] if machine.procs is not None else []
         if len(machines) > 1:
-            words += ["--nodes", str(len(machines))]
-            words += ["--rdzv-endpoint", endpoint or f"{machines[0].host}:{DEFAULT_PORT}"]
-        return words
+            parts += ["--nodes", str(len(machines))]
+            parts += ["--rdzv-endpoint", endpoint or f"{machines[0].host}:{DEFAULT_PORT}"]
+        return parts
 
     try:
         return run_on_hosts(machines, command, lambda text: print(text, file=sys.stderr))
@@ -208,20 +217,23 @@ def _on_hosts(
 
 
 def _with_port(master: str | None, port: int | None) -> str | None:
-    """torchrun has two options for the one address."""
+    """Join torchrun's two options for one address."""
     if port is None:
         return master
     if master is None:
-        raise ConfigError("--master-port was given without --master", fix="--master HOST:PORT, or --master-addr HOST")
+        raise ConfigError(
+            f"--master-port {port} was given without --master",
+            fix="Add --master HOST, or give both as --master HOST:PORT.",
+        )
     if master.count(":") == 1 or "]:" in master:
-        raise ConfigError(f"--master {master} has a port, and --master-port is {port}", fix="give it once")
+        raise ConfigError(f"--master {master} has a port, and --master-port is {port}", fix="Remove --master-port.")
     return f"[{master}]:{port}" if ":" in master and "[" not in master else f"{master}:{port}"
 
 
 def _stored_source(
     source: str | None, overrides: list[str], run_dir: Path | None, *, is_restart: bool
 ) -> tuple[str, list[str]]:
-    """The source and overrides of a run; its stored settings where the user named none, or edited a YAML file since.
+    """Return source and overrides; those stored with the run if the user named none, or may have edited the YAML file.
 
     Args:
         source: What the command line names.
@@ -238,12 +250,12 @@ def _stored_source(
 
 
 def _source_of(run_dir: Path | None) -> str:
-    """A run folder knows what it trains."""
+    """Return the source that a run folder stores."""
     if run_dir is None:
-        raise ConfigError("nothing says what to train", fix="lockstep train digits, for a first run")
+        raise ConfigError("no recipe was named", fix="Name one. For a first run: lockstep train digits")
     if not (run_dir / "config.yaml").is_file():
         raise ConfigError(
-            f"{run_dir} holds no run, so it does not say what to train",
-            fix="name a recipe, a preset or a file; a run that was stopped before it began has to be named again",
+            f"{run_dir} contains no run, and no recipe was named",
+            fix="Name a recipe, a preset or a file, also for a run that was stopped before its first step.",
         )
     return str(run_dir / "config.yaml")

@@ -16,7 +16,7 @@ RecipeFile = Annotated[str, typer.Argument(metavar="FILE", help="A recipe file (
 def trust(file: RecipeFile, debug: Debug = False) -> None:
     """Let a recipe file run when a YAML file or a run folder names it.
 
-    Holds for this file at this place until it changes. A recipe file that is named on the command line needs no trust.
+    Valid for this file at this path until it changes. A recipe file that is named on the command line needs no trust.
     """
     from lockstep.errors import ConfigError
     from lockstep.recipes.trust import list_path, trust

@@ -84,15 +84,15 @@ def test_a_pattern_means_what_is_called_not_the_list_that_holds_it() -> None:
 
 
 def test_what_can_not_be_combined_is_refused() -> None:
-    with pytest.raises(ValidationError, match="would meet twice"):
+    with pytest.raises(ValidationError, match="cannot be combined with batch_norm=sync"):
         settings(activation_checkpointing=True, batch_norm="sync")
-    with pytest.raises(ValidationError, match="needs mode=fast"):
+    with pytest.raises(ValidationError, match="Set mode=fast"):
         settings(parallel="fsdp")
-    with pytest.raises(ValidationError, match="needs batch_norm=micro"):
+    with pytest.raises(ValidationError, match="Set batch_norm=micro"):
         settings(parallel="fsdp", mode="fast", batch_norm="sync")
-    with pytest.raises(ValidationError, match="can't be combined with parallel=fsdp"):
+    with pytest.raises(ValidationError, match="cannot be combined with parallel=fsdp"):
         settings(parallel="fsdp", mode="fast", compile=True)
-    with pytest.raises(ValidationError, match="can't be combined with parallel=dp"):
+    with pytest.raises(ValidationError, match="cannot be combined with parallel=dp"):
         settings(parallel="dp", mode="fast", activation_checkpointing=True)
 
 

@@ -60,7 +60,9 @@ def test_an_annotation_file_that_is_not_what_it_claims_is_explained(small: Path,
     assert re.search(said, str(error.value)), str(error.value)
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "is not JSON"), ("[]", "contains a list"), ("\x00\x01", "is not JSON")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("{", "is not JSON"), ("[]", "contains a list"), ("\x00\x01", "is not JSON")]
+)
 def test_a_file_that_is_no_annotation_file_is_named(small: Path, text: str, said: str) -> None:
     _annotations(small).write_text(text)
     with pytest.raises(DataError, match=said):

@@ -134,7 +134,7 @@ def test_ctrl_c_is_quiet(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> No
     ("arguments", "text"),
     [
         (["trian"], "No such command 'trian'"),
-        (["train"], "nothing says what to train"),
+        (["train"], "no recipe was named"),
         (["train", "digits", "--proc", "3"], "No such option"),
         (["train", "digits", "--procs", "0"], "--procs is '0'"),
         (["train", "digits", "--procs", "two"], "--procs is 'two'"),

@@ -69,9 +69,9 @@ def test_without_a_folder_it_shows_what_can_be_set(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["notes", "--out", "a", "--numm", "3"], "nearest  num (int >= 1, now 2)"),
+        (["notes", "--out", "a", "--numm", "3"], "fix    Use num (int >= 1, now 2)"),
         (["notes", "--out", "a", "num=0"], "num can't be 0"),
-        (["notes", "--out", "a", "three"], "three is no setting"),
+        (["notes", "--out", "a", "three"], "three is not a setting"),
         (["notes", "--out", "a", "--num"], "--num was given without a value"),
         (["note", "--out", "a"], "nearest  notes"),
         (["mnist", "--out", "a"], "recipe mnist makes no data"),

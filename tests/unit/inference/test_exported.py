@@ -214,7 +214,7 @@ def test_the_command_says_what_was_checked(capsys: pytest.CaptureFixture[str]) -
     assert lines[1:] == [
         "  input    (batch, 1, 8, 8)",
         "  checked  largest difference 0 of the largest output, 0 at most",
-        "  with it  classes, mean, std",
+        "  metadata classes, mean, std",
     ]
     assert command(["export", "w.safetensors", "--preset", "digits", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["file"] == "model.safetensors"

@@ -93,5 +93,5 @@ def test_compiling_is_a_sign_of_life_and_is_counted(monkeypatch: pytest.MonkeyPa
 
 
 def test_compile_and_synchronised_batch_norm_are_refused_together() -> None:
-    with pytest.raises(ValueError, match="compile=true can't be combined with batch_norm=sync"):
+    with pytest.raises(ValueError, match="compile=true cannot be combined with batch_norm=sync"):
         RunConfig(recipe="test", compile=True, batch_norm="sync")
