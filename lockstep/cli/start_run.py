@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from lockstep.cluster.signals import StopSignal, when_parent_dies
 from lockstep.config.load import Loaded
 from lockstep.config.process_range import ProcessRange, parse_range
 from lockstep.config.schema import RunConfig
+from lockstep.doctor.warn import warn_before
 from lockstep.engine.run_spec import RunSpec, recipe_of
 from lockstep.errors import LaunchError, LockstepError
 from lockstep.launch import forkserver
@@ -37,7 +37,6 @@ from lockstep.launch.start import (
     resume_from,
 )
 from lockstep.recipes.catalog import RecipeSpec, find
-from lockstep.report.console import Console
 from lockstep.report.log import log_path
 from lockstep.report.starting import notice_if_slow
 
@@ -126,7 +125,7 @@ def _train(found: RecipeSpec, spec: RunSpec, here: RankAssignment) -> int:
         folder = spec.folder or collectives.broadcast_object(world, new_folder(found.name) if world.is_main else None)
         assert folder is not None
         if here.started_by != "lockstep" and world.local_rank == 0:
-            _warn_before(folder, spec.config)
+            warn_before(folder, spec.config)
         try:
             return run(replace(spec, folder=folder, is_restart=world.restart > 0), found, world, stop)
         except LockstepError:
@@ -159,18 +158,6 @@ def check_before_start(config: RunConfig, run_dir: Path | None, resume: str) -> 
     elif resume not in ("never", "auto"):
         check_came_from(RunFolder(Path(resume).parent.parent), config)
     config.check_inputs()
-
-
-def _warn_before(folder: Path, config: RunConfig) -> None:
-    """Print the warnings of the quick checks of `lockstep doctor`, which take milliseconds."""
-    from lockstep.doctor.finding import table
-    from lockstep.doctor.machine import short
-
-    needs_shared_memory = isinstance(config.loader.num_workers, int) and config.loader.num_workers > 0
-    findings = short(folder, needs_shared_memory=needs_shared_memory)
-    if found := [finding for finding in findings if finding.verdict in ("warning", "problem")]:
-        Console(sys.stderr).table(table(found))
-        Console(sys.stderr).say("For all checks: lockstep doctor")
 
 
 def _end_with_caller() -> None:

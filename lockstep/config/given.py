@@ -81,4 +81,4 @@ def given_path(text: str | Path, name: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{name} is {str(text)!r}: nobody of that name has a folder here") from None
+        raise ConfigError(f"{name} is {str(text)!r}: no user of that name has a home folder on this machine") from None

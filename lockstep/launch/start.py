@@ -172,7 +172,7 @@ def _check_node_rank(options: LaunchOptions, size: ProcessRange) -> None:
     if options.master is not None and options.endpoint is not None:
         raise ConfigError(
             "--master and --rdzv-endpoint were both given",
-            fix="Use --master with --node-rank; or only --rdzv-endpoint, which numbers the machines by itself.",
+            fix="Use --master with --node-rank; or only --rdzv-endpoint, which numbers the machines.",
         )
     if (options.master is None) != (options.node_rank is None):
         given, missing = ("--master", "--node-rank") if options.node_rank is None else ("--node-rank", "--master")

@@ -103,7 +103,7 @@ class RunLock:
                 raise CheckpointError(
                     f"run folder {self.owner.parent} is in use",
                     given=owner,
-                    cause="The file system has no locks, so this host can't tell whether that process is running.",
+                    cause="The file system has no locks, so this host can't find out whether that process is running.",
                     fix=f"Wait for it or stop it. If it has ended, remove {self.owner}.",
                 ) from None
             os.write(handle, f"{_me()}\n".encode())

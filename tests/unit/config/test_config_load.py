@@ -149,9 +149,9 @@ def test_a_wrong_value_comes_with_one_that_is_allowed(override: str, fix: str) -
 
 def test_every_name_of_other_tools_leads_to_a_setting() -> None:
     from lockstep.config.explain import _ALIASES
-    from lockstep.recipes.catalog import find, recipes
+    from lockstep.recipes.catalog import find, list_recipes
 
-    known = {setting.key for name in recipes() for setting in settings(find(name).config_class)}
+    known = {setting.key for name in list_recipes() for setting in settings(find(name).config_class)}
     assert set(_ALIASES.values()) <= known
 
 

@@ -13,7 +13,7 @@ from lockstep.config.load import load, mapping_layer
 from lockstep.config.renamed import renamed_settings, with_present_names
 from lockstep.config.schema import RunConfig, Settings
 from lockstep.errors import ConfigError
-from lockstep.recipes.catalog import find, recipes
+from lockstep.recipes.catalog import find, list_recipes
 
 
 class DataConfig(Settings):
@@ -72,7 +72,7 @@ def test_damaged_settings_keep_their_form() -> None:
 
 
 def test_every_present_name_in_the_tables_is_a_setting_and_no_former_one_is() -> None:
-    for name in recipes():
+    for name in list_recipes():
         model = find(name).config_class
         known = {setting.path for setting in settings(model)}
         for old, new in renamed_settings(model).items():

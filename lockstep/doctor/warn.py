@@ -1,0 +1,20 @@
+"""The checks of `lockstep doctor` that take milliseconds, before a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from lockstep.config.schema import RunConfig
+from lockstep.doctor.finding import table
+from lockstep.doctor.machine import short
+from lockstep.report.console import Console
+
+
+def warn_before(folder: Path, config: RunConfig) -> None:
+    """Print the warnings of the quick checks of `lockstep doctor`, which take milliseconds."""
+    needs_shared_memory = isinstance(config.loader.num_workers, int) and config.loader.num_workers > 0
+    findings = short(folder, needs_shared_memory=needs_shared_memory)
+    if found := [finding for finding in findings if finding.verdict in ("warning", "problem")]:
+        Console(sys.stderr).table(table(found))
+        Console(sys.stderr).say("For all checks: lockstep doctor")
