@@ -258,7 +258,7 @@ def main() -> None:
     import torch
 
     from lockstep.recipes.classify import listing
-    from lockstep.recipes.mnist import predict as picture as mnist_picture
+    from lockstep.recipes.mnist import predict as mnist_picture
     from lockstep.recipes.pose.coco import regions
     from lockstep.recipes.text import files
     from lockstep.storage import pretrained
