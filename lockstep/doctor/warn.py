@@ -7,12 +7,13 @@ from pathlib import Path
 
 from lockstep.config.schema import RunConfig
 from lockstep.doctor.finding import table
-from lockstep.doctor.machine import short
 from lockstep.report.console import Console
 
 
 def warn_before(folder: Path, config: RunConfig) -> None:
     """Print the warnings of the quick checks of `lockstep doctor`, which take milliseconds."""
+    from lockstep.doctor.machine import short  # late: it imports torch
+
     needs_shared_memory = isinstance(config.loader.num_workers, int) and config.loader.num_workers > 0
     findings = short(folder, needs_shared_memory=needs_shared_memory)
     if found := [finding for finding in findings if finding.verdict in ("warning", "problem")]:

@@ -77,7 +77,7 @@ def test_ctrl_c_before_training_has_begun_does_not_speak_of_saving(tmp_path: Pat
         assert "finishing the step" not in said
         assert running.left() == []
     done = lockstep("train", "--run-dir", tmp_path / "run", "--resume", "auto", cwd=tmp_path, code=2)
-    assert "has to be named again" in done.stderr
+    assert "Name a recipe, a preset or a file" in done.stderr
 
 
 @pytest.mark.parametrize("limit", [24, 40])

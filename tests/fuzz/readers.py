@@ -60,8 +60,8 @@ def labels(path: Path) -> None:
     config = Config.model_validate({"recipe": "text", "data": data})
     found = read_labels(path, config.data, config.data.chars)
     chosen = choose(config, Alphabet(text_of(np.unique(found.codes))), train=True)
-    for place in range(min(3, len(chosen.places))):
-        chosen.picture(place)
+    for place in range(min(3, len(chosen.rows))):
+        chosen.image(place)
 
 
 def alphabet(path: Path) -> None:
@@ -84,7 +84,7 @@ def coco(path: Path) -> None:
 
     found = read_annotations(path, SKELETONS["coco"])
     for place in range(len(found)):
-        found.truth(place)
+        found.ground_truth(place)
         if found.sizes[place].prod() < 1 << 24:  # a larger one would have to be the picture's size
             draw_mask(found, place)
 

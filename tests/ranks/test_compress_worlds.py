@@ -120,7 +120,7 @@ def test_a_run_by_powersgd_goes_on_after_a_stop_and_after_a_step_that_is_not_fin
 
 
 def test_powersgd_is_refused_in_exact_mode() -> None:
-    with pytest.raises(ValueError, match="set mode=fast, or compress=bf16"):
+    with pytest.raises(ValueError, match="Set mode=fast, or compress=bf16"):
         settings(compress="powersgd")
 
 

@@ -56,7 +56,7 @@ def test_workers_are_forked_however_their_rank_was_started(pool: RankPool) -> No
 @pytest.mark.parametrize(
     ("metric", "text"),
     [
-        (jobs.Forgetful, "training error: evaluated 32 samples, the data set has 37"),
+        (jobs.Forgetful, "training error: evaluated 32 samples, the dataset has 37"),
         (jobs.Broken, "training error: the metric Broken has failed: ZeroDivisionError: "),
     ],
 )

@@ -24,7 +24,7 @@ def test_a_network_that_is_not_there_is_refused_with_those_that_are(name: str) -
     assert f'model.name can\'t be "{name}"' in said
     assert all(each in said for each in (*RESNETS, "timm/NAME"))
     assert max(map(len, said.splitlines())) <= 80
-    assert "allowed  resnet34 or another" in refused("model.name=resnet-34")
+    assert "Use model.name=resnet34." in refused("model.name=resnet-34")
 
 
 def test_every_network_that_is_named_is_torchvisions() -> None:

@@ -145,7 +145,7 @@ def assert_says(error: DataError, text: str) -> None:
 def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere can't be read: No such file"):
         find_images(DataConfig(root=tmp_path / "nowhere"), seed=0)
-    with pytest.raises(DataError, match="not said where the pictures are"):
+    with pytest.raises(DataError, match="no dataset is set"):
         find_images(DataConfig(), seed=0)
 
 

@@ -95,7 +95,7 @@ def test_held_out_pictures_that_are_trained_on_too_are_counted(tmp_path: Path) -
     known = found(**lists)
     assert known["num_in_both"] == 2
     parts = build(Config.model_validate({"recipe": "classify", "data": lists}), known)
-    assert parts.describe["validation"].startswith("2 of 3 are training images too")
+    assert parts.describe["validation"].startswith("warning: 2 of 3 images are training images too")
     assert (
         "validation"
         not in build(Config.model_validate({"recipe": "classify", "data": lists}), {**known, "num_in_both": 0}).describe
@@ -133,8 +133,7 @@ def test_a_link_to_nowhere_is_called_that(tmp_path: Path) -> None:
     files = list_folder(tmp_path, "data.root")
     with pytest.raises(DataError, match=r"2\.jpg is missing") as error:
         open_files(tmp_path, files, ["a"], DataConfig(root=tmp_path), train=True)
-    assert error.value.slots["link"] == "it leads to gone.jpg"
-    assert "cause" not in error.value.slots
+    assert "gone.jpg" in error.value.slots["cause"]
 
 
 @pytest.mark.parametrize("train", [True, False])

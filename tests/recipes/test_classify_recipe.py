@@ -131,7 +131,7 @@ def _facts(classes: list[str]) -> dict[str, Any]:
 
 def test_without_timm_its_networks_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)  # as Python has it for what can't be imported
-    with pytest.raises(ConfigError, match="timm/resnet10t needs timm, which is not installed"):
+    with pytest.raises(ConfigError, match="timm/resnet10t requires timm, which is not installed"):
         build_model(ModelConfig(name="timm/resnet10t"), 5)
 
 
@@ -244,7 +244,7 @@ def test_skipped_pictures_are_counted_and_kept_with_the_run(tmp_path: Path) -> N
     known = json.loads(json.dumps(dataset_info(config)))
     parts = build(config, known)
     assert len(parts.train_data()) + len(parts.eval_data()) == 19
-    assert parts.describe["skipped"] == "1 picture that can't be read: stars/0001.jpg"
+    assert parts.describe["skipped"] == "1 unreadable image: stars/0001.jpg"
 
 
 def test_made_up_pictures_are_trained_on_by_the_command_that_is_named(tmp_path: Path) -> None:

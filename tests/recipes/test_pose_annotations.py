@@ -72,7 +72,7 @@ def test_a_file_that_is_no_annotation_file_is_named(small: Path, text: str, said
 def test_a_file_without_what_a_split_is_made_of_is_named(small: Path) -> None:
     content = json.loads(_annotations(small).read_text())
     _annotations(small).write_text(json.dumps(content | {"annotations": []}))
-    with pytest.raises(DataError, match=r"split val2017 of coco has no picture with people(.|\n)*val2017\.json"):
+    with pytest.raises(DataError, match=r"split val2017 of coco has no image with people(.|\n)*val2017\.json"):
         open_files(DataConfig(name="coco", root=small, train="val2017"), train=True)
 
 
@@ -202,7 +202,7 @@ def test_regions_that_do_not_fit_the_picture_are_refused(small: Path, region: An
     content = json.loads(_annotations(small).read_text())
     content["annotations"][0].update(iscrowd=1, segmentation=region)
     _annotations(small).write_text(json.dumps(content))
-    with pytest.raises(DataError, match="does not fit its picture") as error:
+    with pytest.raises(DataError, match="does not fit its image") as error:
         _open(small).example(0, 0)
     assert said in str(error.value)
 

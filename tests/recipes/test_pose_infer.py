@@ -285,7 +285,8 @@ def test_a_persons_picture_is_known_by_its_number(tmp_path: Path, name: str, num
 
 
 @pytest.mark.parametrize(
-    ("scales", "why"), [([0.5, 2], "scale 1"), ([1, 1], "once"), ([0.7, 1], "half the smallest"), ([], "at least 1")]
+    ("scales", "why"),
+    [([0.5, 2], "scale 1"), ([1, 1], "duplicate"), ([0.7, 1], "half the smallest"), ([], "at least 1")],
 )
 def test_scales_that_do_not_go_together_are_refused(scales: list[float], why: str) -> None:
     with pytest.raises(ValueError, match=why):

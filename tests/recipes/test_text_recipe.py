@@ -181,7 +181,7 @@ def test_a_width_gives_the_time_steps_that_settings_reckon_with(name: str, width
     ("data", "text"),
     [
         ({"train": "a.tsv"}, "train requires eval, or val_fraction"),
-        ({"train": "a", "eval": "b", "held_out": 0.1}, "cannot be combined"),
+        ({"train": "a", "eval": "b", "val_fraction": 0.1}, "cannot be combined"),
         ({"eval": "b"}, "require train"),
         ({"width": "auto"}, "synthetic lines require one width"),
         ({"width": 32, "made": {"max_length": 8}}, "8 time steps fit 4 equal characters"),
@@ -197,9 +197,9 @@ def test_a_made_data_set_can_be_trained_on(tmp_path: Path, fonts: list[Font]) ->
     told = make(MakeConfig(num=12, num_eval=0, max_length=4), tmp_path)
     assert told.startswith("12 lines in ")
     given = dict(word.partition("=")[::2] for word in told.splitlines()[1].split() if "=" in word)
-    names = {"data.train": "train", "data.validation": "held_out", "data.alphabet": "alphabet"}
+    names = {"data.train": "train", "data.val_fraction": "val_fraction", "data.alphabet": "alphabet"}
     data: dict[str, Any] = {names[name]: value for name, value in given.items()}
-    config = config_of(data={**data, "held_out": float(data["held_out"]), "width": [64, 160]})
+    config = config_of(data={**data, "val_fraction": float(data["val_fraction"]), "width": [64, 160]})
     found = dataset_info(config)
     assert found["alphabet"] == LATIN
     samples: Any = build(config, found).train_data()

@@ -209,7 +209,7 @@ class DecodeConfig(Settings):
 class Config(RunConfig):
     """All settings of a run of the text recipe."""
 
-    RENAMED: ClassVar[dict[str, str]] = {"data.val_fraction": "data.val_fraction"}
+    RENAMED: ClassVar[dict[str, str]] = {"data.held_out": "data.val_fraction"}
 
     data: DataConfig = Field(default=DataConfig(), description="Text lines.")
     model: ModelConfig = Field(default=ModelConfig(), description="Network.")

@@ -58,7 +58,7 @@ def test_train_hands_over_what_was_typed(api: FakeApi) -> None:
     joined = ["--init", "tcp://h:1", "--rank", "1", "--world-size", "4", "--local-rank", "1"]
     code = run([*first, "--resume", "auto", "--max-restarts", "2", *joined])
     assert code == 7
-    diff = {"epochs": 2, "optim": {"lr": 0.5}}
+    diff = ["epochs=2", "optim.lr=0.5"]
     ask = LaunchOptions("3", None, None, None, "tcp://h:1", 1, 4, 2)
     assert api.calls == [("digits", diff, Path("runs/a"), "auto", ask)]
 
@@ -66,13 +66,13 @@ def test_train_hands_over_what_was_typed(api: FakeApi) -> None:
 def test_torchruns_names_are_other_names_for_ours(api: FakeApi) -> None:
     first = ["train", "digits", "--nnodes", "2:3", "--nproc-per-node", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "a"]
     assert run(first) == 0
-    assert api.calls == [("digits", {}, None, "never", LaunchOptions("2", "2:3", "h:1", "a"))]
+    assert api.calls == [("digits", [], None, "never", LaunchOptions("2", "2:3", "h:1", "a"))]
 
 
 @pytest.mark.parametrize("master", [["--master", "h:5"], ["--master-addr", "h", "--master-port", "5"]])
 def test_a_machine_s_rank_and_master_are_taken_by_torchruns_names_too(api: FakeApi, master: list[str]) -> None:
     assert run(["train", "digits", "--nodes", "2", "--node-rank", "1", *master]) == 0
-    assert api.calls == [("digits", {}, None, "never", LaunchOptions(nodes="2", node_rank=1, master="h:5"))]
+    assert api.calls == [("digits", [], None, "never", LaunchOptions(nodes="2", node_rank=1, master="h:5"))]
 
 
 @pytest.mark.parametrize("master", [["--master", "h:5", "--master-port", "5"], ["--master-port", "5"]])
@@ -83,7 +83,7 @@ def test_a_port_that_is_given_twice_or_without_a_host_is_refused(api: FakeApi, m
 
 def test_train_has_defaults(api: FakeApi) -> None:
     assert run(["train", "digits"]) == 0
-    assert api.calls == [("digits", {}, None, "never", LaunchOptions())]
+    assert api.calls == [("digits", [], None, "never", LaunchOptions())]
 
 
 def test_old_launchers_way_of_giving_the_local_rank_is_accepted(api: FakeApi) -> None:

@@ -73,7 +73,7 @@ def test_without_a_folder_it_shows_what_can_be_set(capsys: pytest.CaptureFixture
         (["notes", "--out", "a", "num=0"], "num can't be 0"),
         (["notes", "--out", "a", "three"], "three is not a setting"),
         (["notes", "--out", "a", "--num"], "--num was given without a value"),
-        (["note", "--out", "a"], "nearest  notes"),
+        (["note", "--out", "a"], "Use notes."),
         (["mnist", "--out", "a"], "recipe mnist makes no data"),
         (["notes", "--out", "shelf"], "--out shelf is not empty"),
         (["notes", "--out", "shelf/notes/make.py"], "is a file"),

@@ -39,5 +39,5 @@ def test_a_path_is_never_by_chance_the_folder_where_one_is(tmp_path: Path, monke
     for text in ("", " "):
         with pytest.raises(ConfigError, match="--out is empty"):
             given_path(text, "--out")
-    with pytest.raises(ConfigError, match="nobody of that name"):
+    with pytest.raises(ConfigError, match="no user of that name"):
         given_path("~nobody-of-that-name/a", "--out")

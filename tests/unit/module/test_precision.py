@@ -108,7 +108,7 @@ def test_a_device_that_can_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     ("values", "says"),
     [
         ({"loss_scale": 1024}, "loss_scale is for precision fp16"),
-        ({"precision": "fp16", "loss_scale": 1000}, "512 or 1024"),
+        ({"precision": "fp16", "loss_scale": 1000}, "Set loss_scale=512 or loss_scale=1024"),
         ({"precision": "fp16", "loss_scale": 0.5}, "greater than or equal to 1"),
         ({"precision": "fp8"}, "'fp32', 'tf32', 'bf16' or 'fp16'"),
     ],
