@@ -58,8 +58,8 @@ def test_in_a_thread_no_stop_is_requested() -> None:
 
 def test_a_second_signal_later_ends_the_process_at_once() -> None:
     code = (
-        "import time\nfrom lockstep.cluster.signals import StopSignal\n"
-        "def say(text): print(text, flush=True)\n"
+        "import os, time\nfrom lockstep.cluster.signals import StopSignal\n"
+        "def say(text): os.write(1, (text + '\\n').encode())\n"
         "with StopSignal(patience_s=0.2, on_stop=say):\n    say('ready')\n    time.sleep(200)\n    time.sleep(200)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
