@@ -85,7 +85,7 @@ def run_worker(
 
     when_parent_dies(orphaned)
     abort.notify_with(lambda error: _fail(report, here, error))
-    abort.record_with(lambda error: _report(report, here, error))
+    abort.record_with(lambda error: _report(report, here, explained(error)))
     code: object = 0
     try:
         code = entry(*args)

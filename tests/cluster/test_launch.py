@@ -140,8 +140,7 @@ def test_a_killed_worker_is_started_again_within_seconds(start: Callable[..., Pr
     program = start("killed once", max_restarts=2)
     code, text = program.wait()
     assert code == 0
-    assert text.count("restart") == 1
-    assert "restart 1 of 2" in text
+    assert text.count("restart 1 of 2") == 1
     killed_at = float((program.folder / "started-0-1").read_text().split()[1])
     again_at = float((program.folder / "started-1-1").read_text().split()[1])
     # About 0.2 s where the machine has nothing else to do: torch is not imported again.
@@ -235,7 +234,7 @@ def test_torchrun_starts_the_same_work(tmp_path: Path, repo: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         f"import sys\nfrom pathlib import Path\nsys.path.insert(0, {str(HERE)!r})\n"
-        f"import scenarios\ndeeds.work(sys.argv[1], Path({str(tmp_path)!r}))\n"
+        f"import scenarios\nscenarios.work(sys.argv[1], Path({str(tmp_path)!r}))\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
     program = Program([*command, str(script), "killed once"], tmp_path, repo)

@@ -137,7 +137,7 @@ def test_a_reader_that_is_killed_is_named_and_the_run_goes_on(tmp_path: Path) ->
     finally:
         kill_session(process)
     assert process.returncode == 3, errors
-    assert f"data error: DataLoader worker (pid {reader.pid}) is killed" in errors
+    assert f"data error: DataLoader worker (pid {reader.pid}) exited unexpectedly" in errors
     assert "Traceback" not in errors
     (tmp_path / "slow").unlink()
     lockstep(*command, "--resume", "auto", cwd=tmp_path)
