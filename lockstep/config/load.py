@@ -14,7 +14,8 @@ from pydantic_core import PydanticUndefined
 from lockstep.config import describe, document
 from lockstep.config.document import KeyPath
 from lockstep.config.explain import explain, is_missing
-from lockstep.config.schema import RunConfig, Settings
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import Settings
 from lockstep.errors import ConfigError
 
 C = TypeVar("C", bound=Settings)

@@ -24,7 +24,7 @@ from torch import Tensor
 from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.config.interval import parse_interval
-from lockstep.config.schema import CheckpointConfig
+from lockstep.config.sections import CheckpointConfig
 from lockstep.engine.job import Job, Progress
 from lockstep.errors import CheckpointError, DataError
 from lockstep.optim.build import check_state, load_state

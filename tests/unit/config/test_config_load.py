@@ -12,7 +12,8 @@ from lockstep.config.describe import settings
 from lockstep.config.document import parse, to_yaml
 from lockstep.config.explain import _ALIASES
 from lockstep.config.load import Layer, load, mapping_layer, preview, read_layer
-from lockstep.config.schema import OptimConfig, RunConfig, Settings
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import OptimConfig, Settings
 from lockstep.errors import ConfigError
 
 
