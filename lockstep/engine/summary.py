@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lockstep.data.micro_batches import num_micro_batches
 from lockstep.engine.job import Job
+from lockstep.engine.publish import write_provenance
 from lockstep.engine.reports import Reports
 from lockstep.engine.run_spec import RunSpec
 from lockstep.module.precision import describe_precision
@@ -92,12 +93,15 @@ def finish(
     progress = job.progress
     sha256 = weights_sha256(state)
     write_weights(folder.weights, state)
+    root = write_provenance(spec, job, folder, sha256)
     seconds = time.time() - spec.started_at
     result: dict[str, Any] = {
         "name": spec.name,
         "metrics": progress.metrics,
         "best": progress.best,
         "weights_sha256": sha256,
+        "chain": progress.chain,
+        "root": root,
         "steps": progress.step,
         "samples": progress.num_samples,
         "skipped_steps": progress.skipped,
@@ -127,6 +131,7 @@ def finish(
             "all-reduce": _waits_row(waits),
             "data": f"{share:.1%} of training time waiting for data" if share is not None else "",
             "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
+            "root": f"{root[:8]}…{root[-4:]}  of settings, code, data and steps: lockstep verify {quoted}",
             "next": "\n".join(
                 [
                     f"lockstep eval {quoted}",
@@ -135,7 +140,7 @@ def finish(
                 ]
             ),
         },
-        whole=("weights", "next"),
+        whole=("weights", "root", "next"),
     )
 
 

@@ -169,8 +169,10 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
-def prune(folder: Path, step: int, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints up to a step, and the best one.
+def prune(
+    folder: Path, step: int, keep: int, best: int | None, is_kept: Callable[[int], bool] = lambda _: False
+) -> None:
+    """Remove all but the newest `keep` checkpoints up to a step, the best one, and those that are kept for good.
 
     Args:
         folder: The run's checkpoint folder.
@@ -178,9 +180,10 @@ def prune(folder: Path, step: int, keep: int, best: int | None) -> None:
             them, perhaps because they are damaged.
         keep: Number of checkpoints to keep.
         best: The step of the best checkpoint, which is kept too.
+        is_kept: Whether the checkpoint of a step is kept for good.
     """
     for older in [number for number in steps(folder) if number <= step][:-keep]:
-        if older != best:
+        if older != best and not is_kept(older):
             discard(folder / name_of(older))
 
 
