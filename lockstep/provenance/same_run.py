@@ -80,10 +80,10 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
 
 def _differing(folder: RunFolder, config: RunConfig) -> list[str]:
     """Return the settings of a run folder that differ and change the result."""
-    return differing(_settings_of(folder), config)
+    return differing(settings_of(folder), config)
 
 
-def _settings_of(folder: RunFolder) -> dict[str, Any]:
+def settings_of(folder: RunFolder) -> dict[str, Any]:
     """Read a run folder's `config.yaml`.
 
     Raises:

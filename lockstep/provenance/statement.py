@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from lockstep.config.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
-from lockstep.config.schema import RunConfig
 from lockstep.errors import CheckpointError
 from lockstep.provenance.environment import COMPUTING
-from lockstep.provenance.same_run import result_settings
 from lockstep.version import __version__
 
 FILE_NAME = "provenance.json"
@@ -31,10 +32,6 @@ BUILD_TYPE = "urn:lockstep:training:1"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 _MAX_BYTES = 64 * 1024 * 1024
-_NAMES = {
-    "settings", "chain", "num_steps", "code", "environment", "data", "dataset_info_sha256", "evaluations",
-    "checkpoints", "weights_sha256",
-}  # fmt: skip
 
 
 def sha256_of_json(value: object) -> str:
@@ -43,47 +40,51 @@ def sha256_of_json(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def make_record(
-    config: RunConfig,
-    chain: str,
-    num_steps: int,
-    worlds: Sequence[Mapping[str, Any]],
-    data: Mapping[str, str],
-    dataset_info_sha256: str,
-    evaluations: Sequence[Mapping[str, Any]],
-    checkpoints: Mapping[str, Mapping[str, str]],
-    weights_sha256: str,
-) -> dict[str, Any]:
-    """Return the record of a run: what its root stands for.
+@dataclass(frozen=True)
+class Evaluation:
+    """Step and metrics of one evaluation; a metric that is not finite is None, as in `metrics.jsonl`."""
 
-    Args:
-        config: The settings.
-        chain: The last link of the step record; empty if steps were not recorded.
+    step: int
+    metrics: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The record of a run: what its root stands for.
+
+    Attributes:
+        settings: The settings that determine the result, by dotted name.
+        chain: The last link of the step record, 64 hex digits; empty if steps were not recorded.
         num_steps: Number of steps.
-        worlds: The run's worlds, each with its code and environment; sizes and first steps do not count, since they
-            change no bit.
-        data: Digests of samples, by name.
-        dataset_info_sha256: Digest of what the recipe learned from its data.
-        evaluations: Step and metrics of each evaluation.
+        code: The distinct code of the run's worlds: digests by name.
+        environment: The distinct environments of the run's worlds: versions and hardware by name.
+        data: Digests of a few samples and of the files' sizes, by name.
+        dataset_info_sha256: Digest of what the recipe read from its data.
+        evaluations: The evaluations, by step.
         checkpoints: Name -> file -> SHA-256, of the checkpoints that were kept.
         weights_sha256: Hash of the final weights.
     """
-    return {
-        "settings": result_settings(config),
-        "chain": chain,
-        "num_steps": num_steps,
-        "code": _distinct(world.get("code", {}) for world in worlds),
-        "environment": _distinct(world.get("environment", {}) for world in worlds),
-        "data": dict(data),
-        "dataset_info_sha256": dataset_info_sha256,
-        "evaluations": list(evaluations),
-        "checkpoints": dict(checkpoints),
-        "weights_sha256": weights_sha256,
-    }
+
+    settings: dict[str, Any]
+    chain: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+    num_steps: Annotated[int, Field(ge=0, lt=1 << 53)]
+    code: list[dict[str, str]]
+    environment: list[dict[str, str]]
+    data: dict[str, str]
+    dataset_info_sha256: str
+    evaluations: list[Evaluation]
+    checkpoints: dict[Annotated[str, Field(pattern="^step-[0-9]{6,15}$")], dict[str, str]]
+    weights_sha256: str
+
+    @property
+    def root(self) -> str:
+        """The SHA-256 of the record, 64 hex digits."""
+        return sha256_of_json(asdict(self))
 
 
-def _distinct(values: Any) -> list[Any]:
-    found: list[Any] = []
+def distinct(values: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    """Return each different value once, in order."""
+    found: list[dict[str, str]] = []
     for value in values:
         if value not in found:
             found.append(value)
@@ -91,20 +92,22 @@ def _distinct(values: Any) -> list[Any]:
 
 
 def make_statement(
-    record: Mapping[str, Any], files: Mapping[str, str], run: str, started_at: float, finished_at: float
+    record: RunRecord, files: Mapping[str, str], run: str, started_at: float, finished_at: float
 ) -> dict[str, Any]:
     """Return the statement.
 
     Args:
-        record: See `make_record`.
+        record: The run's record.
         files: Path in the run folder -> SHA-256 of its content.
         run: Name of the run.
         started_at: Unix time, seconds.
         finished_at: Unix time, seconds.
     """
-    packages = record["environment"][-1] if record["environment"] else {}
-    code = {name: value for each in record["code"] for name, value in each.items()}
-    parts = {**code, **{f"data: {name}": value for name, value in record["data"].items()}}
+    packages = record.environment[-1] if record.environment else {}
+    code = {name: value for each in record.code for name, value in each.items()}
+    parts = {**code, **{f"data: {name}": value for name, value in record.data.items()}}
+    internal = asdict(record)
+    settings = internal.pop("settings")
     return {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in files.items()],
@@ -112,8 +115,8 @@ def make_statement(
         "predicate": {
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
-                "externalParameters": record["settings"],
-                "internalParameters": {name: value for name, value in record.items() if name != "settings"},
+                "externalParameters": settings,
+                "internalParameters": internal,
                 "resolvedDependencies": [
                     *({"name": name, "digest": {"sha256First16": value}} for name, value in parts.items()),
                     *({"uri": f"pkg:pypi/{name}@{value}"} for name, value in packages.items() if name in COMPUTING),
@@ -122,14 +125,14 @@ def make_statement(
             "runDetails": {
                 "builder": {"id": "urn:lockstep", "version": {"lockstep": __version__}},
                 "metadata": {"invocationId": run, "startedOn": _time(started_at), "finishedOn": _time(finished_at)},
-                "byproducts": [{"name": "root", "digest": {"sha256": sha256_of_json(record)}}],
+                "byproducts": [{"name": "root", "digest": {"sha256": record.root}}],
             },
         },
     }
 
 
-def read_statement(path: Path) -> tuple[str, dict[str, Any]]:
-    """Read the root and the record in a `provenance.json`.
+def read_statement(path: Path) -> RunRecord:
+    """Read the record in a `provenance.json`.
 
     Raises:
         CheckpointError: The file is missing, is not a statement of Lockstep, or its root is not that of its record.
@@ -138,24 +141,26 @@ def read_statement(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         statement = parse_json(read_plain(path, _MAX_BYTES), MAX_MEMORY_BYTES)
         definition, details = (statement["predicate"][name] for name in ("buildDefinition", "runDetails"))
-        record = {"settings": definition["externalParameters"], **definition["internalParameters"]}
+        plain = {"settings": definition["externalParameters"], **definition["internalParameters"]}
+        if statement["predicateType"] != PREDICATE_TYPE or set(plain) != {each.name for each in fields(RunRecord)}:
+            raise ValueError("it has other entries")
+        record = TypeAdapter(RunRecord).validate_python(plain)
         root = details["byproducts"][0]["digest"]["sha256"]
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist", cause="The run is not complete.", fix=fix) from None
     except OSError as error:
         raise CheckpointError(f"{path} can't be read: {error.strerror}", fix=fix) from None
-    except (ValueError, KeyError, TypeError, IndexError):
-        raise CheckpointError(f"{path} is not a statement of Lockstep", fix=fix) from None
-    if statement.get("predicateType") != PREDICATE_TYPE or set(record) != _NAMES:
-        raise CheckpointError(f"{path} is not a statement of this version of Lockstep", fix=fix)
-    if root != sha256_of_json(record):
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        cause = str(error).partition("\n")[0][:200]
+        raise CheckpointError(f"{path} is not a statement of this version of Lockstep", cause=cause, fix=fix) from None
+    if root != record.root:
         raise CheckpointError(
             f"{path} was altered: its root is not that of its record",
             given=f"root {root}",
-            allowed=f"root {sha256_of_json(record)}",
+            allowed=f"root {record.root}",
             fix=fix,
         )
-    return root, record
+    return record
 
 
 def _time(seconds: float) -> str:

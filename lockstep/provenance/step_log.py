@@ -17,10 +17,11 @@ import hashlib
 import math
 import os
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 from lockstep.config.plain_file import read_plain
 from lockstep.data.keyed import IntArray
@@ -33,7 +34,7 @@ NO_DIGEST = bytes(DIGEST_BYTES)
 _FORMAT = b"lockstep steps 1"
 _HEADER = struct.Struct("<16sQ32s")
 _RECORD = struct.Struct("<Qddd16s16sQ")
-_MAX_BYTES = 8 * 1024**3  # 100 million steps
+_MAX_BYTES = 512 * 1024**2  # 7 million steps
 FIRST_LINK = hashlib.sha256(_FORMAT).digest()
 
 
@@ -78,34 +79,47 @@ def digest_of_samples(indices: IntArray) -> bytes:
 
 @dataclass(frozen=True)
 class StepLog:
-    """The content of a `steps.bin`.
+    """The content of a `steps.bin`. Records are decoded when they are used.
 
     Attributes:
-        records: The records, with consecutive numbers.
+        body: The encoded records, with consecutive numbers.
         start_link: The link before the first record, 32 bytes.
         first_step: Number of the first record; above 0 if earlier records are lost.
     """
 
-    records: Sequence[StepRecord]
+    body: bytes = b""
     start_link: bytes = FIRST_LINK
     first_step: int = 0
+
+    def __len__(self) -> int:
+        return len(self.body) // _RECORD.size
+
+    @property
+    def stop(self) -> int:
+        """The step after the last record."""
+        return self.first_step + len(self)
 
     @property
     def is_whole(self) -> bool:
         """Whether the chain starts at the run's first step."""
         return self.first_step == 0 and self.start_link == FIRST_LINK
 
-    def link(self, step: int | None = None) -> bytes:
-        """Return the link (32 bytes) before a step; None: after the last record."""
+    def head(self, step: int) -> StepLog:
+        """Return the records before a step."""
+        return StepLog(self.body[: max(0, step - self.first_step) * _RECORD.size], self.start_link, self.first_step)
+
+    def link(self) -> bytes:
+        """Return the link (32 bytes) after the last record."""
         link = self.start_link
-        for record in self.records[: None if step is None else step - self.first_step]:
-            link = extend(link, record.to_bytes())
+        for start in range(0, len(self.body), _RECORD.size):
+            link = extend(link, self.body[start : start + _RECORD.size])
         return link
 
     def get(self, step: int) -> StepRecord | None:
         """Return the record of a step, if there is one."""
-        index = step - self.first_step
-        return self.records[index] if 0 <= index < len(self.records) else None
+        if not self.first_step <= step < self.stop:
+            return None
+        return StepRecord(*_RECORD.unpack_from(self.body, (step - self.first_step) * _RECORD.size))
 
 
 def read_steps(path: Path) -> StepLog:
@@ -124,13 +138,16 @@ def read_steps(path: Path) -> StepLog:
     name, first, link = _HEADER.unpack_from(content.ljust(_HEADER.size, b"\0"))
     if name != _FORMAT or len(content) < _HEADER.size:
         raise CheckpointError(f"{path} is not a record of steps of this version", fix=fix)
-    whole = (len(content) - _HEADER.size) // _RECORD.size
-    body = content[_HEADER.size : _HEADER.size + whole * _RECORD.size]
-    records = [StepRecord(*fields) for fields in _RECORD.iter_unpack(body)]
-    for number, record in enumerate(records, start=first):
-        if record.step != number:
-            raise CheckpointError(f"{path} was altered: step {number:,} is numbered {record.step:,}", fix=fix)
-    return StepLog(records, link, first)
+    count = (len(content) - _HEADER.size) // _RECORD.size
+    body = content[_HEADER.size : _HEADER.size + count * _RECORD.size]
+    numbers = np.frombuffer(body, dtype="<u8").reshape(count, _RECORD.size // 8)[:, 0]
+    # Unsigned numbers wrap around, as the expected ones of a forged header do.
+    wrong = np.flatnonzero(numbers != np.uint64(first) + np.arange(count, dtype=np.uint64))
+    if len(wrong):
+        raise CheckpointError(
+            f"{path} was altered: record {wrong[0]:,} has the number of step {numbers[wrong[0]]:,}", fix=fix
+        )
+    return StepLog(body, link, first)
 
 
 def write_steps(path: Path, log: StepLog) -> None:
@@ -144,7 +161,7 @@ def write_steps(path: Path, log: StepLog) -> None:
         part.unlink(missing_ok=True)  # it may be a link or a FIFO
         with part.open("xb") as file:
             file.write(_HEADER.pack(_FORMAT, log.first_step, log.start_link))
-            file.writelines(record.to_bytes() for record in log.records)
+            file.write(log.body)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -176,10 +193,10 @@ class StepWriter:
         try:
             log = read_steps(path)
         except CheckpointError:
-            log = StepLog([])
-        kept = StepLog(log.records[: max(0, step - log.first_step)], log.start_link, log.first_step)
-        is_continued = kept.first_step + len(kept.records) == step and kept.link() == link
-        write_steps(path, kept if is_continued else StepLog([], link, step))
+            log = StepLog()
+        kept = log.head(step)
+        is_continued = kept.stop == step and kept.link() == link
+        write_steps(path, kept if is_continued else StepLog(b"", link, step))
         self.is_continued = is_continued and kept.is_whole
         self._file: BinaryIO | None = None
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lockstep.data.micro_batches import num_micro_batches
 from lockstep.engine.job import Job
-from lockstep.engine.publish import write_provenance
-from lockstep.engine.reports import Reports
+from lockstep.engine.output.publish import write_provenance
+from lockstep.engine.output.reports import Reports
 from lockstep.engine.run_spec import RunSpec
 from lockstep.module.precision import describe_precision
 from lockstep.parallel.reduce import Reducer

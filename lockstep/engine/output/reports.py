@@ -12,7 +12,7 @@ from lockstep.cores import num_cores
 from lockstep.data.order import Step
 from lockstep.data.samples import Batch
 from lockstep.engine.job import Job
-from lockstep.engine.recorder import StepRecorder
+from lockstep.engine.output.recorder import StepRecorder
 from lockstep.engine.step import StepResult
 from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.report.bottleneck import DataWait, advice

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from lockstep.engine.job import Job
 from lockstep.engine.run_spec import RunSpec
 from lockstep.errors import CheckpointError
 from lockstep.provenance import step_log
 from lockstep.provenance.run_identity import FACTS
-from lockstep.provenance.statement import FILE_NAME, make_record, make_statement, sha256_of_json
+from lockstep.provenance.same_run import result_settings
+from lockstep.provenance.statement import FILE_NAME, Evaluation, RunRecord, distinct, make_statement
 from lockstep.report.records import read_records
 from lockstep.storage.checkpoint import name_of, steps
 from lockstep.storage.manifest import OPTIMIZER, WEIGHTS, manifest_of, sha256_of_file
 from lockstep.storage.run_folder import RunFolder
+
+_NO_METRICS = ("kind", "step", "epoch")  # of a record in metrics.jsonl
 
 
 def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256: str) -> str:
@@ -34,11 +36,13 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
         CheckpointError: The file cannot be written.
     """
     checkpoints = kept_checkpoints(folder)
-    record = make_record(
-        config=job.config,
-        chain=job.progress.chain,
+    progress = job.progress
+    record = RunRecord(
+        settings=json.loads(json.dumps(result_settings(job.config))),  # lists for tuples, as they are read again
+        chain=progress.chain,
         num_steps=job.num_steps,
-        worlds=job.progress.worlds,
+        code=distinct(world.get("code", {}) for world in progress.worlds),
+        environment=distinct(world.get("environment", {}) for world in progress.worlds),
         data=job.fingerprint.data,
         dataset_info_sha256=str(job.identity.get(FACTS, "")),
         evaluations=evaluations_of(folder),
@@ -51,7 +55,7 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
         files |= {f"checkpoints/{name}/{file}": sha256 for file, sha256 in parts.items()}
     statement = make_statement(record, files, folder.path.name, spec.started_at, time.time())
     folder.write_json(FILE_NAME, statement)
-    return sha256_of_json(record)
+    return record.root
 
 
 def kept_checkpoints(folder: RunFolder) -> dict[str, dict[str, str]]:
@@ -66,12 +70,9 @@ def kept_checkpoints(folder: RunFolder) -> dict[str, dict[str, str]]:
     return found
 
 
-def evaluations_of(folder: RunFolder) -> list[dict[str, Any]]:
+def evaluations_of(folder: RunFolder) -> list[Evaluation]:
     """Return step and metrics of each evaluation in `metrics.jsonl`."""
-    return [plain_evaluation(record) for record in read_records(folder.path, "eval")]
-
-
-def plain_evaluation(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return step and metrics of a record of kind "eval"."""
-    metrics = {name: value for name, value in record.items() if name not in ("kind", "step", "epoch")}
-    return {"step": record["step"], "metrics": metrics}
+    return [
+        Evaluation(record["step"], {name: record[name] for name in record if name not in _NO_METRICS})
+        for record in read_records(folder.path, "eval")
+    ]
