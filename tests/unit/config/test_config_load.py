@@ -244,7 +244,7 @@ def test_an_override_that_is_not_yaml_is_refused() -> None:
 def test_an_override_that_is_not_of_its_tag_is_refused() -> None:
     error = fails("epochs=!!int abc")
     assert error.slots["given"] == "on the command line: epochs=!!int abc"
-    assert error.slots["problem"] == "'abc' is not a whole number"
+    assert error.slots["cause"] == "'abc' is not a whole number"
 
 
 def test_an_override_of_bytes_that_are_no_text_is_refused() -> None:
