@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import re
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict, Unpack
 
 # Control characters except tab and line feed, line separators, changes of the text direction, and surrogates (bytes of
 # file names that are not UTF-8). Names of files, labels and hosts may have them, and a terminal may act on them.
@@ -21,7 +21,17 @@ _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
 )
 _MAX_CHARS = 5000  # of a slot: more than the longest path
-SLOTS = ("given", "where", "allowed", "cause", "fix")
+
+
+class _Slots(TypedDict, total=False):
+    given: object
+    where: object
+    allowed: object
+    cause: object
+    fix: object
+
+
+SLOTS = tuple(_Slots.__annotations__)
 
 
 def printable(text: str) -> str:
@@ -67,7 +77,7 @@ class LockstepError(Exception):
         values = zip(SLOTS, (given, where, allowed, cause, fix), strict=True)
         self.slots = {name: _cut(str(value)) for name, value in values if value is not None and str(value)}
 
-    def with_slots(self, what: str | None = None, /, **slots: object) -> Self:
+    def with_slots(self, what: str | None = None, /, **slots: Unpack[_Slots]) -> Self:
         """Return a copy with other values in some slots, or with another problem."""
         return type(self)(self.what if what is None else what, **{**self.slots, **slots})
 

@@ -44,6 +44,7 @@ _IN_OUR_WORDS = {
     ),
     "unexpected end of stream": ("the quote that begins here is not closed", "Close the quote."),
     "but got '<stream end>'": ("the bracket that begins here is not closed", "Close the bracket."),
+    "but found '<stream end>'": ("the text ends where a value should follow", "Add the value, or close the bracket."),
     "expected <block end>": ("the line is indented like none above it", "Indent it like its neighbours."),
     "found another document": ("a second document begins here, and a file holds one", "Remove the line."),
     "special characters": ("the line has a control character", "Remove the character."),

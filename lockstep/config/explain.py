@@ -89,7 +89,7 @@ def explain(
     also = [wrapped(f"also: {other}") for other, _ in others[:5]]
     given = "\n".join(filter(None, [slots.get("given"), *also]))
     everything = f"For all settings: lockstep config {source}" if source else None
-    fix = "\n".join(filter(None, [slots.get("fix"), everything])) or "Remove it, or correct its name."
+    fix = "\n".join(filter(None, [slots.get("fix") or "Correct its name, or remove it.", everything]))
     return ConfigError(what, given=given, allowed=slots.get("allowed"), fix=fix)
 
 

@@ -111,6 +111,7 @@ def test_yaml_that_can_not_be_is_refused_with_its_line(text: str, what: str, giv
             "Close the bracket on line 1",
         ),
         ("a:\n  - 1\n b: 2", "my.yaml:3: b: 2", "indented like none above", "Indent it"),
+        ("a: 1\nb: [1,\n", "my.yaml:3: ", "the text ends where a value should follow", "close the bracket"),
         ("a: @x", "my.yaml:1: a: @x", "cannot begin with this character", "quotes"),
         ("a: 1\nb: \x07", "my.yaml:2: b:", "control character", "Remove"),
     ],
