@@ -129,9 +129,7 @@ def test_an_unknown_key_of_a_file_has_its_line(tmp_path: Path, monkeypatch: pyte
 )
 def test_the_nearest_setting_is_named_also_by_its_name_in_other_tools(override: str, nearest: str | None) -> None:
     fix = fails(override).slots["fix"]
-    assert fix.startswith(
-        "Correct its name, or remove it.\nFor all settings: " if nearest is None else f"Use {nearest}"
-    )
+    assert fix.startswith("Correct its name, or remove it.\n" if nearest is None else f"Use {nearest}")
 
 
 @pytest.mark.parametrize(
