@@ -146,14 +146,23 @@ def override_layer(model: type[Settings], text: str) -> Layer:
         ConfigError: It has not this form, changes the recipe, or is not text.
     """
     if not document.is_unicode(text):
-        raise ConfigError(f"{text!a} is not text in UTF-8", given="on the command line")
+        raise ConfigError(
+            f"{text!a} is not text in UTF-8", given="on the command line", fix="Type the setting in UTF-8."
+        )
     origin = f"on the command line: {text}"
     key, equals, value_text = text.partition("=")
     path = tuple(key.strip().split("."))
     if not equals or not all(path) or any(" " in word for word in path):
-        raise ConfigError(f"{text} is not of the form key=value", given=origin, allowed="such as optim.lr=0.1 epochs=3")
+        raise ConfigError(
+            f"{text} is not of the form key=value",
+            given=origin,
+            allowed="such as optim.lr=0.1 epochs=3",
+            fix="Write the setting as KEY=VALUE, without spaces around the =.",
+        )
     if path == ("recipe",):
-        raise ConfigError("the recipe can't be changed by an override", given=origin, fix="name it first: train RECIPE")
+        raise ConfigError(
+            "the recipe can't be changed by an override", given=origin, fix="Name it first: lockstep train RECIPE"
+        )
     kinds = {setting.path: setting.type.split(" or ") for setting in describe.settings(model)}.get(path, [])
     value = _override_value(key, value_text.strip(), origin, is_text="text" in kinds or "path" in kinds)
     nested: Any = value
@@ -169,9 +178,8 @@ def _override_value(key: str, text: str, origin: str, *, is_text: bool) -> Any:
     try:
         return document.parse_value(text)
     except ConfigError as error:
-        raise ConfigError(
-            f"the value of {key} is not YAML", given=origin, problem=error.slots.get("problem") or error.what
-        ) from error
+        what = f"the value of {key} is not YAML"
+        raise error.with_slots(what, given=origin, cause=error.slots.get("cause", error.what)) from error
 
 
 def short_path(path: Path) -> str:

@@ -188,6 +188,7 @@ def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> N
         kinds = {"other shape": other, "other type": types, "missing": missing, "unknown": unknown}
         raise CheckpointError(
             "the checkpoint is of another model",
+            given=f"{len(state):,} tensors in the file, {len(ours):,} in the model",
             where=origin,
             cause="\n".join(f"{kind}: {_some(lines)}" for kind, lines in kinds.items() if lines),
             fix="Use the settings that it was trained with, or another run folder.",
