@@ -92,7 +92,14 @@ class Fields:
             seen[value] = place
 
     def wrong(self, place: int, field: str, expected: str, item: int | None = None) -> DataError:
-        """Make the error of an invalid field, or of one item of a list in it."""
+        """Make the error of an invalid field, or of one item of a list in it.
+
+        Args:
+            place: Index of the entry.
+            field: Name of the field.
+            expected: What the field may be, for the error.
+            item: Index of the invalid item, if the field is a list and only this item is wrong.
+        """
         entry = self._entries[place]
         number: Any = entry.get("id")
         is_known = is_whole(number) and abs(number) < 2**64
@@ -155,6 +162,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def entries_of(content: Mapping[str, Any], part: str, path: Path) -> list[dict[str, Any]]:
     """Return one of the lists of the file.
+
+    Args:
+        content: The file's content.
+        part: Name of the list: "images", "annotations" or "categories".
+        path: The file, for errors.
 
     Raises:
         DataError: There is no such list of objects.
