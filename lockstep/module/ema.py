@@ -20,7 +20,7 @@ class ModelEma:
     Args:
         model: The model to average, on its device.
         decay: The largest d.
-        state: Returns the tensors to average, if they are not the model's state_dict: a rank's shards.
+        state: Returns the tensors to average, of any shape, if they are not the model's state_dict: a rank's shards.
     """
 
     def __init__(self, model: nn.Module, decay: float, state: Callable[[], Mapping[str, Tensor]] | None = None) -> None:

@@ -84,10 +84,13 @@ class Flat:
 class Leaf:
     """A micro-batch's gradients in a bucket, during its backward pass.
 
-    Attributes:
+    Args:
         index: Index of the micro-batch in the step.
         flat: Their memory: a copy of their own, or the copy of the sibling that they are added to.
         is_joining: Whether `flat` is the sibling's.
+        num_parameters: Number of parameters in the bucket.
+
+    Attributes:
         missing: Indices of the parameters without a gradient so far.
         is_done: Whether the leaf has ended.
     """

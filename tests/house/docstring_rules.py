@@ -15,8 +15,8 @@ Found = tuple[str, FunctionNode, ast.ClassDef | None]  # the file, the function,
 PARAMETERS_WITHOUT_ARGS = 2
 SECTION = re.compile(r"^Args:\n(?P<body>(?:    .*\n|\n)+)", re.MULTILINE)
 ENTRY = re.compile(r"^    (?P<names>\*{0,2}\w+(?:, \*{0,2}\w+)*): ", re.MULTILINE)
-ARRAYS = re.compile(r"\b(Tensor|ndarray|NDArray)\b")
-_SIZE = r"(?:\.\.\.|[\dA-Za-z]{1,2}|[A-Z_]+|num_\w+|\w*length|height|width|side|rows)"
+ARRAYS = {"Tensor", "ndarray", "NDArray"}
+_SIZE = r"(?:\.\.\.|\d+|[\dA-Za-z]{1,2}|[A-Z_]+|\w+_\w+|count|height|length|more|rows|side|width)"
 _AXIS = rf"{_SIZE}(?:(?: ?[-+*/] ?| or | ){_SIZE})*"
 SHAPE = re.compile(
     rf"\({_AXIS},(?: {_AXIS},?)*\)"  # (N, C, H, W), (n,), (..., 2)
@@ -31,22 +31,52 @@ def missing_args(root: Path) -> list[str]:
     commands = _commands(root)
     for name, node, owner in _to_explain(root):
         parameters = _parameters(node, is_method=owner is not None)
-        explained = _explained(ast.get_docstring(node) or "")
+        if len(parameters) <= PARAMETERS_WITHOUT_ARGS or (name, node.name) in commands:
+            continue
+        explained = _explained(node, owner)
         missing = [each for each in parameters if each not in explained]
-        if len(parameters) > PARAMETERS_WITHOUT_ARGS and missing and (name, node.name) not in commands:
-            problems.append(f"{name}:{node.lineno}: Args of {node.name} leave out {', '.join(missing)}")
+        if missing:
+            problems.append(f"{name}:{node.lineno}: Args of {_title(node, owner)} leave out {', '.join(missing)}")
+    return problems
+
+
+def stale_args(root: Path) -> list[str]:
+    """Public functions whose docstring explains a parameter that they do not have."""
+    problems = []
+    for name, node, owner in _to_explain(root):
+        unknown = _explained(node, owner) - set(_parameters(node, is_method=owner is not None))
+        if unknown:
+            problems.append(f"{name}:{node.lineno}: {_title(node, owner)} has no {', '.join(sorted(unknown))}")
     return problems
 
 
 def missing_shapes(root: Path) -> list[str]:
     """Public functions that take or return tensors or arrays, and name no shape."""
     problems = []
-    for name, node, _ in _to_explain(root):
+    aliases = _array_aliases(root)
+    for name, node, owner in _to_explain(root):
         annotations = [each.annotation for each in _arguments(node)] + [node.returns]
-        has_arrays = any(each is not None and ARRAYS.search(ast.unparse(each)) for each in annotations)
-        if has_arrays and not SHAPE.search(ast.get_docstring(node) or ""):
-            problems.append(f"{name}:{node.lineno}: {node.name} names no shape")
+        words = {word for each in annotations if each is not None for word in re.findall(r"\w+", ast.unparse(each))}
+        if words & (ARRAYS | aliases[name]) and not SHAPE.search(_docstring(node, owner)):
+            problems.append(f"{name}:{node.lineno}: {_title(node, owner)} names no shape")
     return problems
+
+
+def _array_aliases(root: Path) -> dict[str, set[str]]:
+    """For each file the names, such as IntArray, that it or a module it imports them from gives to a kind of array."""
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sources(root, "lockstep")}
+    aliases: dict[str, set[str]] = {}
+    for name, tree in trees.items():
+        given = [node for node in tree.body if isinstance(node, ast.Assign)]
+        given = [node for node in given if re.match(r"(\w+\.)?NDArray\[", ast.unparse(node.value))]
+        aliases[name] = {ast.unparse(target) for node in given for target in node.targets}
+    imported: dict[str, set[str]] = {name: set() for name in trees}
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                known = aliases.get(f"{(node.module or '').replace('.', '/')}.py", set())
+                imported[name] |= known & {item.name for item in node.names}
+    return {name: aliases[name] | imported[name] for name in trees}
 
 
 def _to_explain(root: Path) -> Iterator[Found]:
@@ -55,10 +85,14 @@ def _to_explain(root: Path) -> Iterator[Found]:
     methods = {f"{owner.name}.{node.name}" for _, node, owner in found if owner}
     bases = {owner.name: [ast.unparse(base).partition("[")[0] for base in owner.bases] for *_, owner in found if owner}
     for name, node, owner in found:
-        see = SEE.match(ast.get_docstring(node) or "")
+        see = SEE.match(_docstring(node, owner))
         if see and see[1] in methods:
             continue
-        if owner and any(f"{base}.{node.name}" in methods for base in _all_bases(owner.name, bases)):
+        if (
+            owner
+            and node.name != "__init__"
+            and any(f"{base}.{node.name}" in methods for base in _all_bases(owner.name, bases))
+        ):
             continue
         yield name, node, owner
 
@@ -73,10 +107,12 @@ def _public_functions(name: str, path: Path) -> Iterator[Found]:
 
 
 def _is_public(node: ast.stmt) -> bool:
-    """Whether this defines a function or class whose name has no underscore in front."""
-    if not isinstance(node, FunctionNode | ast.ClassDef) or node.name.startswith("_"):
+    """Whether this defines a function or class without an underscore in front, or an `__init__`."""
+    if not isinstance(node, FunctionNode | ast.ClassDef):
         return False
-    return not any(ast.unparse(mark).endswith("overload") for mark in node.decorator_list)
+    if any(ast.unparse(mark).endswith("overload") for mark in node.decorator_list):
+        return False
+    return not node.name.startswith("_") or node.name == "__init__"
 
 
 def _all_bases(name: str, bases: dict[str, list[str]]) -> Iterator[str]:
@@ -114,11 +150,20 @@ def _parameters(node: FunctionNode, *, is_method: bool) -> list[str]:
     return names[1:] if is_method and not is_static else names
 
 
-def _explained(docstring: str) -> set[str]:
+def _docstring(node: FunctionNode, owner: ast.ClassDef | None) -> str:
+    """The docstring that explains a function: that of the class for an `__init__`."""
+    return ast.get_docstring(owner if owner and node.name == "__init__" else node) or ""
+
+
+def _title(node: FunctionNode, owner: ast.ClassDef | None) -> str:
+    return owner.name if owner and node.name == "__init__" else node.name
+
+
+def _explained(node: FunctionNode, owner: ast.ClassDef | None) -> set[str]:
     """Names in the section `Args` of a docstring."""
-    section = SECTION.search(docstring + "\n")
+    section = SECTION.search(_docstring(node, owner) + "\n")
     entries = ENTRY.finditer(section["body"]) if section else ()
     return {name.lstrip("*") for entry in entries for name in entry["names"].split(", ")}
 
 
-ALL = (missing_args, missing_shapes)
+ALL = (missing_args, stale_args, missing_shapes)

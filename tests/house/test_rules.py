@@ -115,8 +115,13 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
 # Docstrings of functions, as they are and as they should be.
 NO_ARGS = '"""X."""\ndef f(a, *, b=1, **c):\n    """F.\n\n    Args:\n        a: One.\n    """\n'
 NO_METHOD_ARGS = '"""X."""\nclass A:\n    """A."""\n    def f(self, a, b, c):\n        """F."""\n'
+STALE_CLASS = '"""X."""\nclass A:\n    """A.\n\n    Args:\n        b: One.\n    """\n    def __init__(self, a): ...\n'
 NO_SHAPE = '"""X."""\ndef f(a: Sequence[Tensor] | None):\n    """F."""\n'
 NO_SHAPE_RETURNED = '"""X."""\ndef f() -> np.ndarray:\n    """F of (seed, epoch, step)."""\n'
+ALIASED = {
+    "lockstep/x.py": '"""X."""\nFloats = npt.NDArray[np.float64]\n',
+    "lockstep/y.py": '"""Y."""\nfrom lockstep.x import Floats\ndef f(a: Floats):\n    """F."""\n',
+}
 BROKEN |= {
     docstring_rules.missing_args: [
         ("lockstep/x.py", NO_ARGS, "x.py:2: Args of f leave out b, c"),
@@ -126,11 +131,17 @@ BROKEN |= {
             NO_METHOD_ARGS.replace('"""F."""', '"""See `B.f`."""'),
             "x.py:4: Args of f leave out a, b, c",
         ),
+        ("lockstep/x.py", NO_METHOD_ARGS.replace("def f", "def __init__"), "x.py:4: Args of A leave out a, b, c"),
         ("lockstep/x.py", NO_METHOD_ARGS.replace("A:", "A(nn.Module):"), "x.py:4: Args of f leave out a, b, c"),
+    ],
+    docstring_rules.stale_args: [
+        ("lockstep/x.py", NO_ARGS.replace("a:", "aa:"), "x.py:2: f has no aa"),
+        ("lockstep/x.py", STALE_CLASS, "x.py:8: A has no b"),
     ],
     docstring_rules.missing_shapes: [
         ("lockstep/x.py", NO_SHAPE, "x.py:2: f names no shape"),
         ("lockstep/x.py", NO_SHAPE_RETURNED, "x.py:2: f names no shape"),
+        ("an alias", ALIASED, "y.py:3: f names no shape"),
     ],
 }
 

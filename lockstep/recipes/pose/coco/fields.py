@@ -61,12 +61,18 @@ class Fields:
         return values
 
     def numbers(self, field: str, count: int, names: str) -> Floats:
-        """(A, count) numbers.
+        """Return a field that is a list of numbers, of all entries.
 
         Args:
-            field: Its name.
-            count: How many each entry has to have.
-            names: What they are.
+            field: Name of the field.
+            count: Number of values that each entry must have.
+            names: Description of the values, for the error.
+
+        Returns:
+            (A, count) float64, for A entries.
+
+        Raises:
+            DataError: A field is no such list, or one of its values is no number of a plausible size.
         """
         values = self.column(
             field, lambda value: isinstance(value, list) and len(value) == count, f"{count} numbers: {names}"
