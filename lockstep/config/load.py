@@ -68,7 +68,13 @@ def read_layer(path: Path, *, is_preset: bool = False) -> Layer:
 
 
 def mapping_layer(values: Mapping[str, Any], origin: str, *, is_preset: bool = False) -> Layer:
-    """Settings given in Python as a layer; `origin` says where, in errors."""
+    """Make a layer of settings that were given in Python.
+
+    Args:
+        values: The settings, nested as in a YAML file.
+        origin: Where they were given, for errors.
+        is_preset: Whether the layer is a preset: settings that differ from it are shown as changed.
+    """
     return Layer(values, {path: origin for path, _ in _every(values)}, is_preset)
 
 
@@ -96,6 +102,11 @@ def preview(
     model: type[RunConfig], layers: Sequence[Layer], overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """As `load`, for showing: settings that are missing stay out, and only what is given must be right.
+
+    Args:
+        model: The recipe's `Config`.
+        layers: Presets first.
+        overrides: `section.key=value`, with the value as YAML.
 
     Returns:
         All values, and what differs from the preset, as plain nested values.
@@ -208,7 +219,13 @@ def _every(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[Key
 
 
 def leaves(values: Mapping[str, Any], keys: Collection[KeyPath], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """The settings in nested values, each with its path; `keys` holds the paths of all settings."""
+    """The settings in nested values, each with its path.
+
+    Args:
+        values: The nested values. A value may be a mapping itself.
+        keys: Paths of all settings that exist, to tell a section from a value that is a mapping.
+        above: Path of `values` in the whole settings.
+    """
     for key, value in values.items():
         path = (*above, key)
         if isinstance(value, Mapping) and path not in keys:
