@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def short_digest(digest: _Hash) -> str:
     """Return the first 16 hex digits of a digest."""
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:16]  # 64 bits are enough: digests find mistakes and are no protection
 
 
 def digest_of(batch: Batch) -> bytes:
@@ -48,9 +48,9 @@ def _feed(update: Callable[[bytes], object], value: Any, row: int | None, count:
     if isinstance(value, Tensor):
         if row is not None and value.dim() and len(value) == count:
             value = value[row]
+        # dtype and shape come first: equal bytes of another dtype are another sample.
         update(f"{value.dtype} {tuple(value.shape)}".encode())
         update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        # dtype and shape come first: equal bytes of another dtype are another sample.
     elif isinstance(value, np.ndarray):
         if row is not None and value.ndim and len(value) == count:
             value = value[row]

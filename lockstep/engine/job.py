@@ -200,13 +200,16 @@ class Job:
         return nullcontext() if self.average is None else self.average.in_place()
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the model's state_dict, without copies; of a sharded model this rank's shards."""
+        """Return the model's state_dict, without copies: the shapes of the model's own tensors.
+
+        Of a sharded model these are this rank's shards, (rows, ...).
+        """
         return self.replica.state()
 
     def final_weights(self) -> Mapping[str, Tensor]:
         """Return the weights to publish: the moving average, if there is one. Called on all ranks.
 
-        A sharded model's weights are whole on rank 0 only.
+        Tensors have the shapes of the model's own. A sharded model's weights are whole on rank 0 only.
         """
         state = self.state() if self.average is None else self.average.state
         return self.replica.gather_all(state)

@@ -23,6 +23,7 @@ from lockstep.provenance.run_identity import check_settings
 from lockstep.storage import checkpoint
 from lockstep.storage.checkpoint import Checkpoint
 from lockstep.storage.checkpoint_reader import open_checkpoint
+from lockstep.storage.manifest import run_of
 from lockstep.storage.weights import check_fits, file_limits, load_into
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _path(folder: Path, resume: str, step: int) -> Path:
 
 def _check_same(folder: Path, job: Job, plain: dict[str, Any], resume: str) -> None:
     """Check that a checkpoint was written with this job's settings, if it records them."""
-    check_settings(checkpoint.run_of(plain), job.config, _path(folder, resume, plain["step"]), is_resume=True)
+    check_settings(run_of(plain), job.config, _path(folder, resume, plain["step"]), is_resume=True)
 
 
 def _find(folder: Path, resume: str, notify: Callable[[CheckpointError], None], load: Callable[[Path], T]) -> T | None:

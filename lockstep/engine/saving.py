@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def pack_job(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split a job's current state into tensors, which training will change in place, and plain JSON."""
+    """Split a job's current state into tensors of any shape, which training will change in place, and plain JSON."""
     progress, average = job.progress, job.average.state if job.average is not None else {}
     optimizer = job.optimizer.state_dict()
     state, run = progress.to_json(), dict(job.identity)

@@ -94,7 +94,7 @@ def take_fingerprint(
 
     Args:
         config: The settings.
-        loss: The recipe's loss function.
+        loss: The recipe's loss function; it returns named 0-d tensors.
         model: The fresh model, on the device.
         data: The training and the validation samples.
         device: The rank's device.
@@ -148,8 +148,7 @@ def code_digests(recipe: str) -> Named:
     return digests
 
 
-@cache
-# Once per process: it reads every file of the package.
+@cache  # once per process: it reads every file of the package
 def _package_digest() -> str:
     digest = hashlib.sha256()
     for file in sorted(_ROOT.rglob("*.py")):
@@ -234,6 +233,6 @@ def _sizes(samples: Samples) -> str | None:
         try:
             size = os.stat(path).st_size
         except OSError:
-            size = -1
-        digest.update(os.fsencode(f"{os.path.basename(path)} {size}\n"))
+            size = -1  # a file that only one machine lacks is a difference as well
+        digest.update(os.fsencode(f"{os.path.basename(path)} {size}\n"))  # no folder: data.root may differ
     return short_digest(digest)

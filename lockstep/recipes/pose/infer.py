@@ -148,7 +148,7 @@ def forward_views(
 
     Args:
         model: (N, 3, H, W) -> [(N, K + K or 1, H / 4, W / 4) heat and tags, (N, K, H / 2, W / 2) heat].
-        image: (3, H, W) uint8.
+        picture: (3, H, W) uint8.
         views: Views by scale, the largest first. Tags are taken from scale 1, or from the only view.
         project_to: Resize all maps to the size of this view. None: to half the size of the largest view.
         mirrored: For each joint its partner in a mirrored image, for flip testing. None: no flip testing.

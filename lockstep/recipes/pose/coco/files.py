@@ -33,7 +33,7 @@ class AnnotatedImages:
     Args:
         annotations: What is known of them.
         store: Where they lie.
-        images: Which of them, by their place in the file.
+        pictures: Which of them, by their place in the file.
         with_masks: Leave crowds and people without keypoints out of the loss. The reference does so on COCO only.
     """
 
