@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from lockstep.config.plain_file import read_plain
 from lockstep.errors import ConfigError
-from lockstep.verify.replay import Difference
+from lockstep.verify.compare import Difference
 from lockstep.verify.segments import Segment, describe, escape_probability
 
 _MAX_BYTES = 64 * 1024 * 1024

@@ -31,7 +31,13 @@ class _Alone:
 
 
 def sample_ids(order: Order, start: int, stop: int) -> Iterator[bytes]:
-    """Yield the digest (16 bytes) of the sample ids of each of the steps [start, stop), over all ranks."""
+    """Yield the digest (16 bytes) of each step's sample ids, over all ranks.
+
+    Args:
+        order: The order of samples.
+        start: First step.
+        stop: The step after the last one.
+    """
     for step in order.steps(_Alone(), start=start, stop=stop):
         yield digest_of_samples(np.concatenate([micro_batch.indices for micro_batch in step.micro_batches]))
 
