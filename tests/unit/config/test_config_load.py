@@ -213,7 +213,7 @@ def test_a_wrong_value_of_a_file_has_its_line(tmp_path: Path, monkeypatch: pytes
 def test_a_missing_setting_says_what_it_needs() -> None:
     error = fails(layers=(mapping_layer({"recipe": "shapes"}, "x"),))
     assert error.what == "data.root is missing"
-    assert error.slots["allowed"] == "path: folder with the pictures"
+    assert error.slots["allowed"] == "path: folder with the images"
     assert "data.root=VALUE" in error.slots["fix"]
 
 
