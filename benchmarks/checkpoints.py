@@ -51,7 +51,7 @@ def job_of(batch: int) -> Job:
 
 
 def steps_of(job: Job) -> Callable[[], None]:
-    loader, steps = job.open_loader(), job.order.steps(job.world, stop=job.num_steps)
+    loader, steps = job.open_loader()
 
     def step() -> None:
         run_step(job, next(steps), loader, 0.0)

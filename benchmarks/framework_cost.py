@@ -78,8 +78,7 @@ def lockstep(config: Config, batch: int) -> Callable[[], None]:
         metric=lambda: Accuracy(5),
     )
     job = make_job(config, lambda: parts, alone("cpu"))
-    loader = job.open_loader()
-    steps = job.order.steps(job.world, start=0, stop=10**6)
+    loader, steps = job.open_loader(10**6)
     return lambda: run_step(job, next(steps), loader, 0.0) and None
 
 

@@ -86,7 +86,7 @@ def unwatched() -> Iterator[None]:
 
 def measure(name: str, world: World, folder: Path, rounds: int, block_s: float) -> None:
     job = job_of(name, world)
-    loader, steps, drift = job.open_loader(), job.order.steps(job.world, stop=job.num_steps), ReplicaCheck(job)
+    (loader, steps), drift = job.open_loader(), ReplicaCheck(job)
 
     def block() -> int:
         end, num_steps, is_over = time.perf_counter() + block_s, 0, False

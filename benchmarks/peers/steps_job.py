@@ -190,8 +190,8 @@ def lockstep(name: str, clock: Clock, *more: str) -> None:
         metric=lambda: Accuracy(5),
     )
     job = make_job(config, lambda: parts, alone())
-    loader = job.open_loader()
-    for step in job.order.steps(job.world, start=0, stop=NUM_STEPS):
+    loader, steps = job.open_loader(NUM_STEPS)
+    for step in steps:
         run_step(job, step, loader, 0.0)
         clock.tick()
     loader.close()
