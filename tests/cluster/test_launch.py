@@ -141,6 +141,7 @@ def test_a_killed_worker_is_started_again_within_seconds(start: Callable[..., Pr
     code, text = program.wait()
     assert code == 0
     assert text.count("restart 1 of 2") == 1
+    assert "restart 2" not in text
     killed_at = float((program.folder / "started-0-1").read_text().split()[1])
     again_at = float((program.folder / "started-1-1").read_text().split()[1])
     # About 0.2 s where the machine has nothing else to do: torch is not imported again.

@@ -154,6 +154,8 @@ def test_a_class_only_in_the_held_out_pictures_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         find_images(DataConfig(train=tmp_path / "train", eval=tmp_path / "eval"), seed=0)
     assert_says(caught.value, "class rosas is in .*eval, but not among the training images")
+    assert caught.value.slots["allowed"] == "daisy, roses"
+    assert caught.value.slots["fix"] == "Rename the class to roses."
 
 
 def test_chosen_classes_stand_in_the_order_that_was_given(tmp_path: Path) -> None:

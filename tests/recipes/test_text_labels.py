@@ -167,6 +167,7 @@ def test_a_character_that_the_alphabet_lacks_is_named_with_file_and_line(tmp_pat
     write_lines(tmp_path, {"a.png": "ab", "b.png": "a囧b", "c.png": "囧"})
     with pytest.raises(DataError, match=r"character '囧' \(U\+56E7\) is not in the alphabet") as error:
         choose(settings_of(tmp_path), Alphabet("ab"), train=True)
+    assert error.value.slots["where"].endswith("l.txt:2")
     assert error.value.slots["cause"] == "2 of 3 lines have such characters"
 
 
@@ -187,6 +188,7 @@ def test_a_text_too_long_for_its_time_steps_is_found_before_training(tmp_path: P
     write_lines(tmp_path, {"a.png": "abcdefgh", "b.png": "aaaa", "c.png": "aaaaa", "d.png": "abcdefghi"})
     with pytest.raises(DataError, match=r"the text is too long") as error:
         choose(settings_of(tmp_path), Alphabet("abcdefghi"), train=True)
+    assert error.value.slots["where"].endswith("l.txt:3")
     assert error.value.what.endswith("it needs 9 time steps")
     assert error.value.slots["cause"] == "2 of 4 lines are too long"
     chosen = choose(settings_of(tmp_path, on_too_long="skip"), Alphabet("abcdefghi"), train=True)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,16 +116,19 @@ def test_a_preset_of_two_recipes_is_asked_for_by_its_full_name(shelf: Path) -> N
 def test_an_unknown_name_lists_what_there_is(shelf: Path, name: str, nearest: str | None) -> None:
     error = refused(name)
     assert error.what == f"there is no recipe or preset called {name}"
-    assert nearest is None or error.slots["fix"] == f"Use {nearest}."
-    assert {"mnist", "shapes", "waves"} <= set(re.split(r"[,:\s]+", error.slots["allowed"]))
-    assert "shapes/stars" in error.slots["allowed"].replace("\n", " ")
+    no_name = "Use one of these, a YAML file (.yaml) or a recipe file (.py)."
+    assert error.slots["fix"] == (no_name if nearest is None else f"Use {nearest}.")
+    recipes, presets = (set(names.replace(",", " ").split()) for names in error.slots["allowed"].split("presets:"))
+    assert {"recipes:", "mnist", "shapes", "waves"} <= recipes
+    assert {"shapes/stars", "shapes/small", "waves/small"} <= presets
     assert all(len(line) <= 80 for line in str(error).splitlines())
 
 
 def test_a_run_folder_is_recognised_as_one(shelf: Path) -> None:
     (shelf / "run").mkdir()
     (shelf / "run" / "config.yaml").write_text("recipe: shapes")
-    assert "run is a run folder" in refused("run").slots["cause"]
+    assert refused("run").slots["cause"] == "run is a run folder"
+    assert refused("run").slots["fix"] == "Resume it with --run-dir run --resume auto"
 
 
 def test_a_yaml_file_goes_over_the_recipes_default_preset(shelf: Path) -> None:
