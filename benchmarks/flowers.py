@@ -34,7 +34,8 @@ from torch.utils.data.distributed import DistributedSampler
 from torchvision import transforms
 from torchvision.models import resnet18
 
-from lockstep.recipes.classify.listing import list_folder, split
+from lockstep.recipes.classify.folders import list_folder
+from lockstep.recipes.classify.listing import split
 
 SIZE_PX, BATCH, EPOCHS = 128, 16, 30
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

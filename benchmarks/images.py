@@ -44,7 +44,7 @@ from lockstep.data.keyed import keys
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
 from lockstep.recipes.classify.data import ImageFiles, open_files
-from lockstep.recipes.classify.listing import list_folder
+from lockstep.recipes.classify.folders import list_folder
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -19,7 +19,8 @@ from lockstep.errors import DataError
 from lockstep.recipes.classify.checking import drop_unreadable
 from lockstep.recipes.classify.config import DataConfig, MakeConfig
 from lockstep.recipes.classify.data import ImageFiles, open_files, preprocess
-from lockstep.recipes.classify.listing import Files, find_images, list_folder, list_validation, split
+from lockstep.recipes.classify.folders import Files, list_folder
+from lockstep.recipes.classify.listing import find_images, list_validation, split
 from lockstep.recipes.classify.make import make
 
 CPU = torch.device("cpu")

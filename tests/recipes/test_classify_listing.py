@@ -14,7 +14,8 @@ from lockstep.data.images import read_rgb
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import Config, DataConfig, MakeConfig
 from lockstep.recipes.classify.data import open_files
-from lockstep.recipes.classify.listing import list_folder, read_csv
+from lockstep.recipes.classify.folders import list_folder
+from lockstep.recipes.classify.listing import read_csv
 from lockstep.recipes.classify.make import make
 from lockstep.recipes.classify.recipe import build, dataset_info
 

@@ -23,7 +23,8 @@ from lockstep.data.names import first_outside, outside
 from lockstep.data.samples import Batch, Samples
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
-from lockstep.recipes.classify.listing import IMAGES_FIX, Files, folder_of
+from lockstep.recipes.classify.folders import Files
+from lockstep.recipes.classify.listing import IMAGES_FIX, folder_of
 
 # Columns of a sample's random numbers: the first decides on the flip, the others on the crop.
 _FLIP, _CROP = 0, 1
