@@ -18,7 +18,7 @@ Colour = tuple[int, int, int]
 
 _PAPER, _INK, _FAINT = (255, 255, 255), (34, 34, 34), (118, 118, 118)
 _EMPTY, _CORRECT, _WRONG = (245, 245, 245), (33, 102, 172), (178, 24, 43)
-_SOFTWARE = "lockstep"  # in the pictures themselves: those may be drawn anew
+_SOFTWARE = "lockstep"  # written into each picture: only such files are overwritten
 _MARGIN_PX, _CELL_PX, _TEXT_PX = 24, 48, 18
 _MAX_NAME_PX = 240
 

@@ -12,7 +12,7 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
 NAMED_FILE = re.compile(r"`((?:lockstep|tests|docs|benchmarks|examples)/[\w./-]+\.\w+|\.ci/\w+)`")
 MAKE = re.compile(r"(?<!lockstep data )\bmake ([a-z][a-z-]+)")  # `lockstep data make` is no target
 WRITTEN_BY_MAKE = "<!-- `make docs` writes this page. -->"
-ADR_SECTIONS = ["Question", "Choice", "Refused", "How we would know we were wrong"]
+ADR_SECTIONS = ["Question", "Decision", "Rejected alternatives", "When to reconsider"]
 
 
 def documents(root: Path) -> Iterator[Path]:

@@ -22,10 +22,10 @@ class Usage(NamedTuple):
 
 
 def test_a_healthy_machine_has_no_problem(tmp_path: Path) -> None:
-    findings = machine.whole(tmp_path / "runs" / "not-yet")
-    assert [finding for finding in findings if finding.verdict == "problem"] == []
+    results = machine.whole(tmp_path / "runs" / "not-yet")
+    assert [result for result in results if result.verdict == "problem"] == []
     assert {"python", "torch", "torchvision", "cores", "memory", "disk space", "disk speed", "shared memory"} <= {
-        finding.check for finding in findings
+        result.check for result in results
     }
     assert list(tmp_path.iterdir()) == []  # the trial write leaves nothing
 
@@ -58,8 +58,8 @@ def test_a_low_limit_of_open_files_is_said(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_short_form_asks_for_shared_memory_only_where_workers_need_it(tmp_path: Path) -> None:
-    assert [finding.check for finding in machine.short(tmp_path, needs_shared_memory=False)] == [
+    assert [result.check for result in machine.short(tmp_path, needs_shared_memory=False)] == [
         "disk space",
         "open files",
     ]
-    assert "shared memory" in {finding.check for finding in machine.short(tmp_path, needs_shared_memory=True)}
+    assert "shared memory" in {result.check for result in machine.short(tmp_path, needs_shared_memory=True)}

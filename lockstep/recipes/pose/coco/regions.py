@@ -18,7 +18,7 @@ MAX_OUTLINE_PX = 1_000_000  # of a region; following it takes some 200 bytes a p
 _MAX_OUTLINES_PX = 10_000_000  # of all regions of an image; each is kept as run lengths until all are joined
 
 
-def draw_mask(annotations: Annotations, picture: int) -> Pixels | None:
+def draw_mask(annotations: Annotations, image: int) -> Pixels | None:
     """Draw the loss mask of an image.
 
     Returns:
@@ -27,11 +27,11 @@ def draw_mask(annotations: Annotations, picture: int) -> Pixels | None:
     Raises:
         DataError: A region does not fit the image.
     """
-    rows = range(*annotations.rows(picture).indices(len(annotations.people_ids)))
+    rows = range(*annotations.rows(image).indices(len(annotations.people_ids)))
     hidden = [row for row in rows if row in annotations.regions]
     if not hidden:
         return None
-    width, height = annotations.sizes[picture].tolist()
+    width, height = annotations.sizes[image].tolist()
     inside: Pixels = np.zeros((width, height), dtype=np.uint8)  # run lengths go down the columns
     runs: list[dict[str, Any]] = []
     left_px = float(_MAX_OUTLINES_PX)
@@ -49,7 +49,7 @@ def draw_mask(annotations: Annotations, picture: int) -> Pixels | None:
         except (ValueError, TypeError, RuntimeError) as error:
             raise DataError(
                 f"the region of annotation {annotations.people_ids[row]} does not fit its image",
-                where=f"image {annotations.ids[picture]}, {width}x{height}",
+                where=f"image {annotations.ids[image]}, {width}x{height}",
                 cause=error,
                 fix="Correct the annotation file.",
             ) from error

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from lockstep.data.images import Picture
-from lockstep.data.picture_file import MAX_FILE_BYTES, read_content, too_large
+from lockstep.data.image_file import MAX_FILE_BYTES, read_content, too_large
+from lockstep.data.images import EncodedImage
 from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Pixels
 
@@ -152,6 +152,6 @@ def decode(content: bytes, name: str, size: tuple[int, int]) -> Pixels:
     Raises:
         DataError: It is no image, is damaged, or has another size.
     """
-    picture = Picture(name, content, upright=False)
-    _check_size(name, picture.size, size)
-    return picture.pixels()
+    image = EncodedImage(name, content, upright=False)
+    _check_size(name, image.size, size)
+    return image.pixels()
