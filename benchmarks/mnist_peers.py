@@ -3,10 +3,8 @@
     python benchmarks/mnist_peers.py --data FOLDER-WITH-MNIST-GZ --peers-python .venv/bench/bin/python
 
 All use the same network, global batch (64 per process), images and number of steps, one thread per process, on CPU.
-The jobs take turns in every round, in an order that shifts by one, so that a busy moment of the machine does not
-affect only one of them. Samples per second are counted from step 20; the time to the first step from the start of the
-command, including torch's import. A job is one command, as in the tool's manual. Further rows (`tuned`, and a loader
-without workers) use the settings that suit few cores. `bound` is a hand-written job that loads nothing.
+The jobs take turns in every round, in an order that shifts by one. Samples per second are counted from step 20, the
+time to the first step from the start of the command. `tuned` and `no workers` suit few cores; `bound` loads nothing.
 """
 
 from __future__ import annotations
@@ -198,7 +196,7 @@ def _finish(
             for process in running:
                 _stop(process)
     if any(codes):
-        said = f"exit codes {codes}; the end of what it said:\n{log.read_text()[-2000:]}"
+        said = f"exit codes {codes}; the end of its output:\n{log.read_text()[-2000:]}"
         # A peer may abort while its interpreter shuts down, after its last step and its figures: torch's own threads.
         if figures is None or not figures.is_file():
             raise RuntimeError(said)

@@ -54,7 +54,7 @@ def test_a_job_that_aborts_after_its_figures_keeps_them_and_it_is_said(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _end_badly(tmp_path, tmp_path / "figures.json", writes=str(tmp_path / "figures.json"))
-    assert "finished its steps, then ended badly: exit codes [-6]" in capfd.readouterr().err
+    assert "failed after its last step: exit codes [-6]" in capfd.readouterr().err
 
 
 def test_a_job_that_aborts_before_its_figures_fails(tmp_path: Path) -> None:
