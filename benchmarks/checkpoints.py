@@ -24,7 +24,8 @@ from torch import nn
 
 from lockstep.cluster.world import alone
 from lockstep.config.interval import parse_interval
-from lockstep.config.schema import CheckpointConfig, RunConfig
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import CheckpointConfig
 from lockstep.data.samples import Batch, DatasetSamples
 from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from lockstep.api import Run, train, world
     from lockstep.cli.main import run as run_command
     from lockstep.cluster.world import World
-    from lockstep.config.schema import RunConfig, Settings
+    from lockstep.config.schema import RunConfig
+    from lockstep.config.sections import Settings
     from lockstep.data.keyed import seeded, uniform, uniforms
     from lockstep.data.order import MicroBatch, Order, Step
     from lockstep.data.samples import Batch, DatasetSamples, Samples
@@ -90,7 +91,8 @@ __all__ = [
 _MODULES = {
     "lockstep.api": ("Run", "train", "world"),
     "lockstep.cluster.world": ("World",),
-    "lockstep.config.schema": ("RunConfig", "Settings"),
+    "lockstep.config.schema": ("RunConfig",),
+    "lockstep.config.sections": ("Settings",),
     "lockstep.data.keyed": ("seeded", "uniform", "uniforms"),
     "lockstep.data.order": ("MicroBatch", "Order", "Step"),
     "lockstep.data.samples": ("Batch", "DatasetSamples", "Samples"),

@@ -18,7 +18,7 @@ import typer
 from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train, trust
 from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
 from lockstep.cluster import abort
-from lockstep.errors import ConfigError, LaunchError, LockstepError
+from lockstep.errors import ConfigError, LaunchError, LockstepError, to_json
 from lockstep.launch.commands import ERROR_FILE
 from lockstep.launch.ssh import stop_at_eof
 from lockstep.open_files import is_too_many_files, too_many_files
@@ -142,10 +142,8 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
 
 
 def _write_error(error: LockstepError, path: str) -> None:
-    kinds = [kind.__name__ for kind in type(error).__mro__]  # the caller takes the first that is public
-    content = {"kinds": kinds, "what": error.what, "slots": error.slots}
     with suppress(OSError):  # the caller then has the exit code and the text
-        Path(path).write_text(json.dumps(content), encoding="utf-8")
+        Path(path).write_text(json.dumps(to_json(error)), encoding="utf-8")
 
 
 def _print_error(error: LockstepError) -> None:

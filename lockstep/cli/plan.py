@@ -40,7 +40,7 @@ def plan(
         dataset_info = find_dataset_info(found, config)
     except DataError as error:
         cause = "\n".join(filter(None, [error.slots.get("cause"), _why_data(found.recipe)]))
-        raise DataError(error.what, **{**error.slots, "cause": cause}) from error
+        raise error.with_slots(cause=cause) from error
     planned = figures(config, lambda: found.build(config, dataset_info), procs, memory_gb)
     if as_json:
         print(json.dumps(planned))

@@ -92,7 +92,11 @@ def scale(
 
     figures = _measure_all(console, jobs, num_micro_batches(config.global_batch, config.micro_batch), run)
     if not figures:
-        raise ConfigError("nothing could be measured", fix="Use fewer processes (--procs) or a smaller micro_batch.")
+        raise ConfigError(
+            "nothing could be measured",
+            given=f"--procs {procs} --compare {compare}",
+            fix="Use fewer processes (--procs) or a smaller micro_batch.",
+        )
     is_on_cpu = any(row["device"] == "cpu" for rows in figures.values() for row in rows.values())
     _show(console, figures, num_cores() if is_on_cpu else None)
     if not is_busy and describe_other_load()[1]:
@@ -195,7 +199,11 @@ def _check_out(out: Path) -> None:
 def _sizes(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and 0 < int(part) <= MAX_PROCS for part in parts):
-        raise ConfigError(f"--procs is {text!r}", allowed=f"numbers of processes such as 1,2,4, each up to {MAX_PROCS}")
+        raise ConfigError(
+            f"--procs is {text!r}",
+            allowed=f"numbers of processes such as 1,2,4, each up to {MAX_PROCS}",
+            fix="Set --procs to such numbers, separated by commas.",
+        )
     return sorted({int(part) for part in parts})
 
 
@@ -203,5 +211,9 @@ def _names(text: str) -> list[str]:
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     unknown = [name for name in names if name not in VARIANTS]
     if unknown:
-        raise ConfigError(f"--compare has {unknown[0]!r}", allowed=", ".join(VARIANTS))
+        raise ConfigError(
+            f"--compare has {unknown[0]!r}",
+            allowed=", ".join(VARIANTS),
+            fix="Set --compare to some of these names, separated by commas.",
+        )
     return names

@@ -78,6 +78,11 @@ class World:
         """Whether this is rank 0, which prints and writes files."""
         return self.rank == 0
 
+    @property
+    def num_ranks_here(self) -> int:
+        """Number of ranks on this machine; the largest number if machines differ."""
+        return -(-self.size // self.num_hosts)
+
 
 def alone(device: str = "auto") -> World:
     """Return a world of this process only; starts nothing.

@@ -88,7 +88,12 @@ def table(model: type[BaseModel], config: Mapping[str, Any]) -> list[Row]:
 def schema(model: type[BaseModel], config: Mapping[str, Any], title: str) -> dict[str, Any]:
     """JSON Schema of a YAML file for `model`, for editors.
 
-    All keys but `recipe` may be left out of the file, since its values go over a preset's; their defaults are `config`.
+    All keys but `recipe` may be left out of the file, since its values override a preset's.
+
+    Args:
+        model: The settings' model.
+        config: The values to show as defaults (`model_dump(mode="json")`).
+        title: The schema's title, which editors show.
     """
     document = model.model_json_schema()
     definitions = document.pop("$defs", {})

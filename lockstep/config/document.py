@@ -44,6 +44,7 @@ _IN_OUR_WORDS = {
     ),
     "unexpected end of stream": ("the quote that begins here is not closed", "Close the quote."),
     "but got '<stream end>'": ("the bracket that begins here is not closed", "Close the bracket."),
+    "but found '<stream end>'": ("the text ends where a value should follow", "Add the value, or close the bracket."),
     "expected <block end>": ("the line is indented like none above it", "Indent it like its neighbours."),
     "found another document": ("a second document begins here, and a file holds one", "Remove the line."),
     "special characters": ("the line has a control character", "Remove the character."),
@@ -117,9 +118,11 @@ def read(path: Path, name: str) -> Document:
     try:
         text = read_plain(path, _MAX_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name} is not text in UTF-8", given=f"byte {error.start} of the file") from error
+        raise ConfigError(
+            f"{name} is not text in UTF-8", given=f"byte {error.start} of the file", fix="Save the file as UTF-8."
+        ) from error
     except OSError as error:
-        raise ConfigError(f"{name} can't be read: {error.strerror}") from error
+        raise ConfigError(f"{name} can't be read: {error.strerror}", fix="Name a readable YAML file.") from error
     return parse(text, name)
 
 
@@ -136,7 +139,12 @@ def parse(text: str, name: str) -> Document:
     if values is None:
         return Document({}, {})
     if not isinstance(values, dict):
-        raise ConfigError(f"{name} holds no settings", given=_shorten(text), allowed="lines such as epochs: 3")
+        raise ConfigError(
+            f"{name} holds no settings",
+            given=_shorten(text),
+            allowed="lines such as epochs: 3",
+            fix="Write each setting as key: value.",
+        )
     return Document(values, lines)
 
 
@@ -172,7 +180,7 @@ def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
     mark, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     place = getattr(error, "position", 0) if mark is None else mark.index
     if not isinstance(error, yaml.MarkedYAMLError | yaml.reader.ReaderError):
-        return ConfigError(f"{name} is not YAML", given=name, problem=problem)
+        return ConfigError(f"{name} is not YAML", cause=problem, fix="Write fewer values.")
     line, before = 1 + len(_NEWLINE.findall(text[:place])), 0
     if context is not None:
         before = 1 + len(_NEWLINE.findall(text[: context.index]))
@@ -182,11 +190,15 @@ def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
         problem, line = _NO_COLON, line - 1
     elif before and (problem == _NO_COLON or not text[place:].strip("\0 \t\r\n")):
         line = before
-    words, do = next((ours for theirs, ours in _IN_OUR_WORDS.items() if theirs in problem), (problem, None))
+    words, do = next(
+        (ours for theirs, ours in _IN_OUR_WORDS.items() if theirs in problem),
+        (problem, "Correct this line, or put quotes around its value."),
+    )
     if before < line and "flow" in str(getattr(error, "context", "")) and words == problem:
         words += f"; perhaps the bracket on line {before} is not closed"
+        do = f"Close the bracket on line {before}, or correct this line."
     shown = _shorten(lines[line - 1].replace("\t", "→"))
-    return ConfigError(f"{name} is not YAML", given=f"{name}:{line}: {shown}", problem=words, fix=do)
+    return ConfigError(f"{name} is not YAML", given=f"{name}:{line}: {shown}", cause=words, fix=do)
 
 
 def _check_size(root: yaml.Node | None, name: str) -> None:
@@ -205,16 +217,18 @@ def _check_size(root: yaml.Node | None, name: str) -> None:
         raise ConfigError(
             f"{name} stands for more than {_MAX_VALUES:,} values",
             cause="aliases (*name) that repeat each other",
-            fix="write the values out, or fewer of them",
+            fix="Write the values out, or write fewer of them.",
         )
 
 
 def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str, above: tuple[int, ...]) -> Any:
     where = f"{name}:{node.start_mark.line + 1}"
     if id(node) in above:
-        raise ConfigError("a YAML alias stands within itself", given=where)
+        raise ConfigError(
+            "a YAML alias stands within itself", given=where, fix="Write the value out in place of the alias."
+        )
     if len(above) >= _MAX_DEPTH:  # by aliases
-        raise ConfigError(_too_deep(), given=where)
+        raise ConfigError(_too_deep(), given=where, fix="Use fewer lists or maps within each other.")
     above = (*above, id(node))
     if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
         return _mapping(node, path, lines, name, above)
@@ -222,7 +236,7 @@ def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str,
         return [_value(item, (*path, str(place)), {}, name, above) for place, item in enumerate(node.value)]
     if isinstance(node, yaml.ScalarNode) and node.tag in (*_PLAIN_WORDS, _TEXT):
         return _scalar(node.tag, node.value, where)
-    raise ConfigError(f"the YAML tag {node.tag} is not a kind of setting", given=where)
+    raise ConfigError(f"the YAML tag {node.tag} is not a kind of setting", given=where, fix="Remove the tag.")
 
 
 def _mapping(
@@ -232,11 +246,13 @@ def _mapping(
     for key_node, value_node in node.value:
         key, line = key_node.value, key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError("a key must be a word", given=f"{name}:{line}")
+            raise ConfigError("a key must be a word", given=f"{name}:{line}", fix="Write the setting as key: value.")
         here = (*path, _scalar(_TEXT, str(key), f"{name}:{line}"))
         if key in values:
             raise ConfigError(
-                f"{'.'.join(here)} is given twice", given=f"{name}:{line}, and before on line {lines[here]}"
+                f"{'.'.join(here)} is given twice",
+                given=f"{name}:{line}, and before on line {lines[here]}",
+                fix="Remove one of the two lines.",
             )
         lines[here] = line
         values[key] = _value(value_node, here, lines, name, above)
@@ -246,17 +262,26 @@ def _mapping(
 def _scalar(tag: str, text: str, where: str) -> Any:
     if tag == _TEXT:
         if not is_unicode(text):
-            raise ConfigError(f"{_shorten(ascii(text))} has half a character", given=where)
+            raise ConfigError(
+                f"{_shorten(ascii(text))} has half a character", given=where, fix="Write the character whole."
+            )
         return text
     if not re.fullmatch(_PLAIN_WORDS[tag][0], text):
-        raise ConfigError(f"{_shorten(ascii(text))} is not {_KINDS[tag]}", given=where)
+        raise ConfigError(
+            f"{_shorten(ascii(text))} is not {_KINDS[tag]}", given=where, fix="Correct the value, or remove its tag."
+        )
     if tag == _NULL:
         return None
     if tag == _BOOL:
         return text.lower() == "true"
     if tag == _INT:
         if len(text) > _MAX_DIGITS:
-            raise ConfigError(f"{_shorten(text)} is a number of {len(text):,} digits", given=where)
+            raise ConfigError(
+                f"{_shorten(text)} is a number of {len(text):,} digits",
+                given=where,
+                allowed=f"at most {_MAX_DIGITS:,} digits",
+                fix="Write a shorter number.",
+            )
         return int(text)
     return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
 

@@ -87,10 +87,10 @@ def explain(
         problems.setdefault(what, slots)
     (what, slots), *others = problems.items()
     also = [wrapped(f"also: {other}") for other, _ in others[:5]]
-    slots["given"] = "\n".join(filter(None, [slots.get("given"), *also]))
+    given = "\n".join(filter(None, [slots.get("given"), *also]))
     everything = f"For all settings: lockstep config {source}" if source else None
-    slots["fix"] = "\n".join(filter(None, [slots.get("fix"), everything]))
-    return ConfigError(what, **{name: slots.get(name) for name in ("given", "where", "allowed", "cause", "fix")})
+    fix = "\n".join(filter(None, [slots.get("fix") or "Correct its name, or remove it.", everything]))
+    return ConfigError(what, given=given, allowed=slots.get("allowed"), fix=fix)
 
 
 def is_missing(fault: ErrorDetails) -> bool:

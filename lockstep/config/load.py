@@ -14,7 +14,8 @@ from pydantic_core import PydanticUndefined
 from lockstep.config import describe, document
 from lockstep.config.document import KeyPath
 from lockstep.config.explain import explain, is_missing
-from lockstep.config.schema import RunConfig, Settings
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import Settings
 from lockstep.errors import ConfigError
 
 C = TypeVar("C", bound=Settings)
@@ -67,7 +68,13 @@ def read_layer(path: Path, *, is_preset: bool = False) -> Layer:
 
 
 def mapping_layer(values: Mapping[str, Any], origin: str, *, is_preset: bool = False) -> Layer:
-    """Settings given in Python as a layer; `origin` says where, in errors."""
+    """Make a layer of settings that were given in Python.
+
+    Args:
+        values: The settings, nested as in a YAML file.
+        origin: Where they were given, for errors.
+        is_preset: Whether the layer is a preset: settings that differ from it are shown as changed.
+    """
     return Layer(values, {path: origin for path, _ in _every(values)}, is_preset)
 
 
@@ -95,6 +102,11 @@ def preview(
     model: type[RunConfig], layers: Sequence[Layer], overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """As `load`, for showing: settings that are missing stay out, and only what is given must be right.
+
+    Args:
+        model: The recipe's `Config`.
+        layers: Presets first.
+        overrides: `section.key=value`, with the value as YAML.
 
     Returns:
         All values, and what differs from the preset, as plain nested values.
@@ -145,14 +157,23 @@ def override_layer(model: type[Settings], text: str) -> Layer:
         ConfigError: It has not this form, changes the recipe, or is not text.
     """
     if not document.is_unicode(text):
-        raise ConfigError(f"{text!a} is not text in UTF-8", given="on the command line")
+        raise ConfigError(
+            f"{text!a} is not text in UTF-8", given="on the command line", fix="Type the setting in UTF-8."
+        )
     origin = f"on the command line: {text}"
     key, equals, value_text = text.partition("=")
     path = tuple(key.strip().split("."))
     if not equals or not all(path) or any(" " in word for word in path):
-        raise ConfigError(f"{text} is not of the form key=value", given=origin, allowed="such as optim.lr=0.1 epochs=3")
+        raise ConfigError(
+            f"{text} is not of the form key=value",
+            given=origin,
+            allowed="such as optim.lr=0.1 epochs=3",
+            fix="Write the setting as KEY=VALUE, without spaces around the =.",
+        )
     if path == ("recipe",):
-        raise ConfigError("the recipe can't be changed by an override", given=origin, fix="name it first: train RECIPE")
+        raise ConfigError(
+            "the recipe can't be changed by an override", given=origin, fix="Name it first: lockstep train RECIPE"
+        )
     kinds = {setting.path: setting.type.split(" or ") for setting in describe.settings(model)}.get(path, [])
     value = _override_value(key, value_text.strip(), origin, is_text="text" in kinds or "path" in kinds)
     nested: Any = value
@@ -168,9 +189,8 @@ def _override_value(key: str, text: str, origin: str, *, is_text: bool) -> Any:
     try:
         return document.parse_value(text)
     except ConfigError as error:
-        raise ConfigError(
-            f"the value of {key} is not YAML", given=origin, problem=error.slots.get("problem") or error.what
-        ) from error
+        what = f"the value of {key} is not YAML"
+        raise error.with_slots(what, given=origin, cause=error.slots.get("cause", error.what)) from error
 
 
 def short_path(path: Path) -> str:
@@ -199,7 +219,13 @@ def _every(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[Key
 
 
 def leaves(values: Mapping[str, Any], keys: Collection[KeyPath], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """The settings in nested values, each with its path; `keys` holds the paths of all settings."""
+    """The settings in nested values, each with its path.
+
+    Args:
+        values: The nested values. A value may be a mapping itself.
+        keys: Paths of all settings that exist, to tell a section from a value that is a mapping.
+        above: Path of `values` in the whole settings.
+    """
     for key, value in values.items():
         path = (*above, key)
         if isinstance(value, Mapping) and path not in keys:

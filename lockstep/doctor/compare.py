@@ -36,7 +36,13 @@ FIXES = {
 
 
 def summary(world: World, config: RunConfig | None, data: Sequence[SampleSource]) -> dict[str, str]:
-    """What this rank is and has, as texts that can be compared."""
+    """Describe this rank's software, hardware, settings and data as texts that can be compared.
+
+    Args:
+        world: The world; its device is described.
+        config: The settings; None if `doctor` runs without a recipe.
+        data: The datasets, training set first; empty without a recipe.
+    """
     found = {
         "lockstep": __version__,
         "code": code_hash(),

@@ -17,5 +17,6 @@ def warn_before(folder: Path, config: RunConfig) -> None:
     needs_shared_memory = isinstance(config.loader.num_workers, int) and config.loader.num_workers > 0
     results = short(folder, needs_shared_memory=needs_shared_memory)
     if found := [result for result in results if result.verdict in ("warning", "problem")]:
-        Console(sys.stderr).table(table(found))
-        Console(sys.stderr).say("For all checks: lockstep doctor")
+        console = Console(sys.stderr)
+        console.table(table(found))
+        console.say("For all checks: lockstep doctor")

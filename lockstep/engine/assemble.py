@@ -51,13 +51,13 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
     train_data, eval_data = open_data(config, parts, train=True), open_data(config, parts, train=False)
     fingerprint = take_fingerprint(
         config, parts.loss, model, (train_data, eval_data), world.device,
-        num_ranks_here=-(-world.size // world.num_hosts), is_restart=is_restart,
+        num_ranks_here=world.num_ranks_here, is_restart=is_restart,
     )  # fmt: skip
     warnings = check_ranks_agree(world, config, model, (len(train_data), len(eval_data)), fingerprint)
     check_not_empty(train_data, eval_data)
     check_batches(config, model, len(train_data))
     checkpoint_activations(model, config.activation_checkpointing)
-    replica = _hold(model, config, world)
+    replica = _hold(model, config, world, is_sharded=is_sharded)
     average = config.optim.ema
     return Job(
         config=config,
@@ -83,9 +83,9 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
     )
 
 
-def _hold(model: nn.Module, config: RunConfig, world: World) -> Replica:
+def _hold(model: nn.Module, config: RunConfig, world: World, *, is_sharded: bool) -> Replica:
     """Return this rank's replica of the model, as `parallel` says. One process has a whole one in any case."""
-    if config.parallel == "fsdp" and world.size > 1:
+    if is_sharded:
         from lockstep.parallel.sharded import Shards  # late: torch's FSDP takes a second to import
 
         return Shards(model, world)

@@ -150,6 +150,12 @@ def check_not_empty(train_data: Samples, eval_data: Samples) -> None:
 
 
 def make_order(config: RunConfig, train_data: Samples, *, is_sharded: bool) -> Order:
-    """Return the order of the training samples; a sharded model needs equally many forward passes on all ranks."""
+    """Return the order of the training samples.
+
+    Args:
+        config: The settings: sizes of batches, and the seed.
+        train_data: The training samples.
+        is_sharded: Whether the model is sharded, which needs equally many forward passes on all ranks.
+    """
     kind = PaddedOrder if is_sharded else Order
     return kind(len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data))

@@ -95,7 +95,7 @@ def evaluate(
         world.device,
         num_workers=num_workers,
         channels_last=channels_last,
-        num_ranks_here=-(-world.size // world.num_hosts),
+        num_ranks_here=world.num_ranks_here,
     )
     counted, is_stopped = metric(), False
     sums: dict[str, list[float]] = {}

@@ -175,11 +175,6 @@ class Job:
         """Number of steps of the whole run."""
         return self.config.epochs * self.order.steps_per_epoch
 
-    @property
-    def num_ranks_here(self) -> int:
-        """Number of ranks on this machine."""
-        return -(-self.world.size // self.world.num_hosts)
-
     def open_loader(self) -> Loader:
         """Open the loader of this process's batches, from the current step on."""
         self.loader = Loader(
@@ -187,7 +182,7 @@ class Job:
             lambda: training_requests(self.order, self.world, self.progress.step, self.num_steps),
             self.world.device,
             num_workers=self.config.loader.num_workers,
-            num_ranks_here=self.num_ranks_here,
+            num_ranks_here=self.world.num_ranks_here,
             prefetch=self.config.loader.prefetch,
             channels_last=self.config.channels_last,
         )
@@ -202,13 +197,16 @@ class Job:
         return nullcontext() if self.average is None else self.average.in_place()
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the model's state_dict, without copies; of a sharded model this rank's shards."""
+        """Return the model's state_dict, without copies: the shapes of the model's own tensors.
+
+        Of a sharded model these are this rank's shards, (rows, ...).
+        """
         return self.replica.state()
 
     def final_weights(self) -> Mapping[str, Tensor]:
         """Return the weights to publish: the moving average, if there is one. Called on all ranks.
 
-        A sharded model's weights are whole on rank 0 only.
+        Tensors have the shapes of the model's own. A sharded model's weights are whole on rank 0 only.
         """
         state = self.state() if self.average is None else self.average.state
         return self.replica.gather_all(state)

@@ -222,6 +222,6 @@ def _advice(job: Job) -> str:
     data: Any = getattr(job.config, "data", None)
     return advice(
         num_workers=job.loader.num_workers if job.loader is not None else 0,
-        num_free_cores=num_cores() // job.num_ranks_here - 1,
+        num_free_cores=num_cores() // job.world.num_ranks_here - 1,
         can_cache=hasattr(data, "cache") and data.cache is None,
     )

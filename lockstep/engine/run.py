@@ -57,9 +57,10 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
     folder = RunFolder(spec.run_folder)
     with _opened(folder, world), announced(spec.run_folder, world) as announce:
         origin = find_origin(spec, folder)
+        # A resumed run keeps its name: its source may be the run folder, whose name would be shown instead.
         spec = spec if origin is None else keep_name(spec, origin)
         job, manager, notes, header = prepare(spec, recipe, world, folder, origin)
-        reports = Reports(job, folder)  # after `_prepare`: a refused resume must not touch the run's records
+        reports = Reports(job, folder)  # after `prepare`: a refused resume must not touch the run's records
         reports.settings = flat(spec.diff)
         try:
             reports.block(*header)

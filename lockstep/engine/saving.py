@@ -24,7 +24,7 @@ from torch import Tensor
 from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.config.interval import parse_interval
-from lockstep.config.schema import CheckpointConfig
+from lockstep.config.sections import CheckpointConfig
 from lockstep.engine.job import Job, Progress
 from lockstep.errors import CheckpointError, DataError
 from lockstep.optim.build import check_state, load_state
@@ -35,6 +35,7 @@ from lockstep.storage import checkpoint
 from lockstep.storage.background import Background, HostCopies
 from lockstep.storage.checkpoint import Checkpoint
 from lockstep.storage.checkpoint_reader import open_checkpoint
+from lockstep.storage.manifest import run_of
 from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.weights import check_fits, file_limits, load_into
 
@@ -45,7 +46,7 @@ T = TypeVar("T")
 
 
 def pack_job(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split a job's current state into tensors, which training will change in place, and plain JSON."""
+    """Split a job's current state into tensors of any shape, which training will change in place, and plain JSON."""
     progress, average = job.progress, job.average.state if job.average is not None else {}
     optimizer = job.optimizer.state_dict()
     state, run = progress.to_json(), dict(job.identity)
@@ -262,7 +263,7 @@ class CheckpointManager:
 
     def _check_same(self, job: Job, plain: dict[str, Any], resume: str) -> None:
         """Check that a checkpoint was written with this job's settings, if it records them."""
-        check_settings(checkpoint.run_of(plain), job.config, self._path(resume, plain["step"]), is_resume=True)
+        check_settings(run_of(plain), job.config, self._path(resume, plain["step"]), is_resume=True)
 
     def _find(self, resume: str, notify: Callable[[CheckpointError], None], load: Callable[[Path], T]) -> T | None:
         if resume != "auto":

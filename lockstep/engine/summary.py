@@ -83,7 +83,7 @@ def finish(
         job: The run.
         folder: Its folder.
         reports: Prints the block.
-        state: The final weights, not sharded.
+        state: The final weights, in the shapes of the unsharded model.
         waits: Per rank, seconds of its own work in steps and of waiting for all-reduces, since the process started.
     """
     if reports.first_step_at is None and is_as_recorded(folder.path):

@@ -80,13 +80,15 @@ def export(
         LockstepError: Anything that a person can do something about; there is no file then, or the one from before.
     """
     if to not in ENDINGS:
-        raise ConfigError(f"a model can't be exported to {to!r}", allowed=", ".join(ENDINGS))
+        raise ConfigError(
+            f"a model can't be exported to {to!r}", allowed=", ".join(ENDINGS), fix="Name one of these formats."
+        )
     if to == "onnx":
         _check_onnx()
     path = Path(run)
     out = Path(out) if out is not None else (path if path.is_dir() else path.parent) / f"model{ENDINGS[to]}"
     if out.resolve() == path.resolve():
-        raise ConfigError(f"--out {out} is the file of weights itself", fix="give another name")
+        raise ConfigError(f"--out {out} is the file of weights itself", fix="Give another name.")
     from lockstep.engine.build import input_shape
     from lockstep.storage.own_files import is_export
     from lockstep.storage.run_folder import check_target
@@ -128,8 +130,9 @@ def _write(to: str, model: nn.Module, shape: tuple[int, ...], metadata: Mapping[
         if not difference <= TOLERANCE[to]:
             raise CheckpointError(
                 f"{out} was not written: its outputs are not the model's own",
-                difference=f"{difference:.2g} of the largest output, {TOLERANCE[to]:.2g} at most",
-                fix="report it with this command; or export to another format: " + ", ".join(ENDINGS),
+                given=f"a difference of {difference:.2g} of the largest output",
+                allowed=f"{TOLERANCE[to]:.2g} at most",
+                fix="Report it with this command, or export to another format: " + ", ".join(ENDINGS),
             )
         partial.replace(out)
     except OSError as error:
@@ -213,7 +216,7 @@ def _from_onnx(path: Path, model: nn.Module) -> Run:
             "onnxruntime can't run the file that torch.onnx has made of this model",
             given=f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}",
             cause=str(error).splitlines()[0][:200],
-            fix="use newer versions of torch and onnxruntime; or export --to torch-export or safetensors",
+            fix="Use newer versions of torch and onnxruntime; or export --to torch-export or safetensors",
         )
 
     try:

@@ -60,7 +60,10 @@ def evaluate(
         code = launch_here(size, config, _evaluate, (subject, answer))
         raise_if_stopped(code)
         if code:
-            raise LaunchError(f"evaluation ended with exit code {code}")
+            raise LaunchError(
+                f"evaluation ended with exit code {code}",
+                fix="Read the output above, which has the error of the process that failed.",
+            )
         figures: dict[str, float] = json.loads(answer.read_text(encoding="utf-8"))
     return figures
 
@@ -68,7 +71,11 @@ def evaluate(
 def _size(procs: int | str | None) -> ProcessRange:
     size = parse_range(str(1 if procs is None else procs), "procs")
     if size.is_elastic:
-        raise ConfigError(f"procs is {str(procs)!r}", allowed="a number from 1: an evaluation does not shrink")
+        raise ConfigError(
+            f"procs is {str(procs)!r}",
+            allowed="a number from 1: an evaluation does not shrink",
+            fix=f"Set procs to a single number, such as {size.most}.",
+        )
     return size
 
 
@@ -187,9 +194,9 @@ def predictions(
     parts, model = subject.open(found, config, alone(config.device))
     read, answer, draw_prediction = parts.preprocess, parts.postprocess, parts.draw_prediction
     if read is None or answer is None:
-        raise ConfigError(f"recipe {found.name} can't predict", fix="give its Parts preprocess and postprocess")
+        raise ConfigError(f"recipe {found.name} can't predict", fix="Give its Parts preprocess and postprocess.")
     if draw is not None and draw_prediction is None:
-        raise ConfigError(f"recipe {found.name} can't draw its answers", fix="leave --draw out")
+        raise ConfigError(f"recipe {found.name} can't draw its answers", fix="Leave --draw out.")
     device = next(model.parameters()).device
     for path in paths:
         try:
@@ -201,7 +208,11 @@ def predictions(
             if draw_prediction is not None and path in targets:
                 save_picture(draw_prediction(path, prediction), targets[path])
         except (DataError, OSError) as error:
-            fault = error if isinstance(error, DataError) else DataError(f"{path} can't be read: {error}")
+            fault = (
+                error
+                if isinstance(error, DataError)
+                else DataError(f"{path} can't be read: {error}", fix="Name a file that you can read.")
+            )
             yield Answer(path, {"error": fault.line}, fault)
         else:
             yield Answer(path, prediction)
@@ -222,6 +233,6 @@ def expand(files: Sequence[str | Path]) -> list[Path]:
         inside = (path for path in file.rglob("*") if path.is_file())
         found = sorted(path for path in inside if not any(part[0] == "." for part in path.relative_to(file).parts))
         if not found:
-            raise DataError(f"there are no files in {file}")
+            raise DataError(f"there are no files in {file}", fix="Name a file, or a folder that contains files.")
         paths += found
     return list(dict.fromkeys(paths))

@@ -88,7 +88,7 @@ class TrainedModel:
             return find(str(self.path / "config.yaml"))
         except ConfigError as error:
             cause = _lines(error.slots.get("cause"), describe_copy(self.path))
-            raise ConfigError(error.what, **{**error.slots, "cause": cause}) from error
+            raise error.with_slots(cause=cause) from error
 
     def open(self, found: RecipeSpec, config: RunConfig, world: World) -> tuple[Parts, nn.Module]:
         """Build the recipe's parts and the model with its weights, in evaluation mode.

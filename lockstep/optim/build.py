@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.config.schema import OptimConfig
+from lockstep.config.sections import OptimConfig
 from lockstep.errors import CheckpointError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lockstep.config.schema import OptimConfig
+from lockstep.config.sections import OptimConfig
 
 
 def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig) -> float:

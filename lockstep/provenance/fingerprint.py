@@ -93,7 +93,7 @@ def take_fingerprint(
 
     Args:
         config: The settings.
-        loss: The recipe's loss function.
+        loss: The recipe's loss function; it returns named 0-d tensors.
         model: The fresh model, on the device.
         data: The training and the validation samples.
         device: The rank's device.
@@ -147,8 +147,7 @@ def code_digests(recipe: str) -> Named:
     return digests
 
 
-@cache
-# Once per process: it reads every file of the package.
+@cache  # once per process: it reads every file of the package
 def _package_digest() -> str:
     digest = hashlib.sha256()
     for file in sorted(_ROOT.rglob("*.py")):
@@ -240,9 +239,9 @@ def _feed(update: Callable[[bytes], object], value: Any, row: int | None, count:
     if isinstance(value, Tensor):
         if row is not None and value.dim() and len(value) == count:
             value = value[row]
+        # dtype and shape come first: equal bytes of another dtype are another sample.
         update(f"{value.dtype} {tuple(value.shape)}".encode())
         update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        # dtype and shape come first: equal bytes of another dtype are another sample.
     elif isinstance(value, np.ndarray):
         if row is not None and value.ndim and len(value) == count:
             value = value[row]
@@ -288,10 +287,10 @@ def _sizes(samples: Samples) -> str | None:
         try:
             size = os.stat(path).st_size
         except OSError:
-            size = -1
-        digest.update(os.fsencode(f"{os.path.basename(path)} {size}\n"))
+            size = -1  # a file that only one machine lacks is a difference as well
+        digest.update(os.fsencode(f"{os.path.basename(path)} {size}\n"))  # no folder: data.root may differ
     return _short(digest)
 
 
 def _short(digest: Any) -> str:
-    return str(digest.hexdigest()[:16])
+    return str(digest.hexdigest()[:16])  # 64 bits are enough: digests find mistakes and are no protection

@@ -93,7 +93,7 @@ def _settings_of(folder: RunFolder) -> dict[str, Any]:
     try:
         return document.parse(read_plain(folder.config, _MAX_CONFIG_BYTES).decode(), str(folder.config)).values
     except ConfigError as error:
-        raise ConfigError(error.what, **{**error.slots, "fix": fix}) from None
+        raise error.with_slots(fix=fix) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{folder.config} is not text in UTF-8", given=f"byte {error.start} of the file", fix=fix

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.schema import Settings
+from lockstep.config.sections import Settings
 from lockstep.errors import ConfigError
 from lockstep.recipes.catalog import list_recipes
 

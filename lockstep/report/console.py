@@ -152,7 +152,13 @@ class Console:
             self._draw(head, parts, step / num_steps)
 
     def share_done(self, activity: str, done: int, total: int) -> None:
-        """Show how much of an activity is done; on a terminal only."""
+        """Show how much of an activity is done; on a terminal only.
+
+        Args:
+            activity: What is being done, such as "measuring 2 processes".
+            done: Number of parts that are done.
+            total: Number of all parts.
+        """
         with self._lock:
             now = self._now()
             if self._interactive and (now - self._drawn_at >= _REDRAW_S or done == total):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,12 @@ def read_state(path: Path) -> dict[str, Any]:
         CheckpointError: The file is missing, truncated or altered.
     """
     return parse_object(path / STATE, verified(path / STATE, manifest_of(path)[STATE], MAX_STATE_BYTES))
+
+
+def run_of(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the run's identity from a checkpoint's state; empty if the checkpoint predates it."""
+    run = plain.get("run")
+    return run if isinstance(run, dict) else {}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from lockstep.config.schema import RunConfig, Settings
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import Settings
 from lockstep.data.keyed import uniform
 from lockstep.data.samples import Batch
 from lockstep.engine.parts import Parts

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lockstep.cluster.world import World
-from lockstep.config.schema import CheckpointConfig, LoaderConfig
+from lockstep.config.sections import CheckpointConfig, LoaderConfig
 from lockstep.engine.parts import Parts
 from lockstep.recipes.classify.config import Config
 from lockstep.recipes.classify.recipe import build, dataset_info

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.cluster.world import World
-from lockstep.config.schema import CheckpointConfig
+from lockstep.config.sections import CheckpointConfig
 from lockstep.recipes.pose.config import Config, DataConfig, ModelConfig, TestConfig
 from lockstep.recipes.pose.recipe import build
 from tests.ranks.train_in_ranks import train_parts

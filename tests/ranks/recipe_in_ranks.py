@@ -14,7 +14,8 @@ from torch import nn
 
 from lockstep.cluster.signals import StopSignal
 from lockstep.cluster.world import World
-from lockstep.config.schema import ReportConfig, RunConfig
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import ReportConfig
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.samples import Batch
 from lockstep.engine.parts import Parts

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.cluster.world import World
-from lockstep.config.schema import CheckpointConfig, LoaderConfig, OptimConfig, RunConfig, WatchConfig
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import CheckpointConfig, LoaderConfig, OptimConfig, WatchConfig
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.samples import Batch
 from lockstep.engine.assemble import make_job

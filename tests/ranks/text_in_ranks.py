@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from lockstep.cluster.world import World
-from lockstep.config.schema import CheckpointConfig, LoaderConfig
+from lockstep.config.sections import CheckpointConfig, LoaderConfig
 from lockstep.recipes.text.config import Config
 from lockstep.recipes.text.recipe import build, dataset_info
 from tests.ranks.train_in_ranks import train_parts

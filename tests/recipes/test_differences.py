@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep.config.schema import OptimConfig
+from lockstep.config.sections import OptimConfig
 from lockstep.optim.schedule import factor
 
 PICTURES, BATCH = 2939, 64  # 3,670 of flower_photos less a fifth of each class; four processes of 16

@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from lockstep.config.given import check_exists
-from lockstep.config.schema import RunConfig, Settings
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import Settings
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]

@@ -95,7 +95,7 @@ class ImageFiles(Samples):
                     images[row] = self._center_crop(index)
         except DataError as error:
             if self._config.on_error == "stop":
-                raise DataError(error.what, **{**error.slots, "fix": _FIX}) from error
+                raise error.with_slots(fix=_FIX) from error
             raise
         index_tensor = torch.from_numpy(indices)
         return Batch(images, self._labels.index_select(0, index_tensor), index_tensor)

@@ -45,7 +45,13 @@ class Listing:
 
 
 def take_all(files: Files, path: Path, least: int) -> Files:
-    """Return all files without reading them."""
+    """Return all files without reading them.
+
+    Args:
+        files: The files, by class.
+        path: The folder or CSV file that lists them; not used.
+        least: Number of usable files that are needed; not checked.
+    """
     return files
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lockstep.config.schema import RunConfig, Settings
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import Settings
 
 Count = Annotated[int, Field(ge=1)]
 

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from lockstep.config.given import check_exists
-from lockstep.config.schema import RunConfig, Settings
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import Settings
 from lockstep.recipes.pose.skeletons import SKELETONS, Skeleton
 
 Count = Annotated[int, Field(ge=1)]

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from lockstep.config.given import check_exists
-from lockstep.config.schema import RunConfig, Settings
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import Settings
 
 Count = Annotated[int, Field(ge=1)]
 Width = Annotated[int, Field(ge=16, le=4096)]

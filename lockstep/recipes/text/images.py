@@ -68,7 +68,16 @@ def stretch(image: GreyArray, width_px: int) -> GreyArray:
 
 
 def normalise(images: Sequence[GreyArray], mean: float, std: float) -> Tensor:
-    """Stack and normalize N images (H, W) of one size: (N, 1, H, W) float32."""
+    """Stack and normalize images of one size.
+
+    Args:
+        images: N images, (H, W) uint8.
+        mean: Mean to subtract, for pixels in [0, 1].
+        std: Standard deviation to divide by.
+
+    Returns:
+        (N, 1, H, W) float32.
+    """
     pixels = torch.from_numpy(np.stack(images)).to(torch.float32)
     return pixels.div_(255).sub_(mean).div_(std).unsqueeze(1)
 

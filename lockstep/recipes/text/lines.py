@@ -163,5 +163,5 @@ def jitter_line(image: GreyArray, width_px: int, strength: float, rng: np.random
 
 
 def to_bytes(grey: _FloatArray) -> GreyArray:
-    """Convert brightness in 0 to 1 to bytes."""
+    """Convert (H, W) brightness in [0, 1] to (H, W) bytes."""
     return np.asarray(np.clip(grey * 255, 0, 255).round(), dtype=np.uint8)

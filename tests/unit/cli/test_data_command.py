@@ -13,7 +13,7 @@ from lockstep.errors import CheckpointError, ConfigError, DataError
 
 CONFIG = """
 from pydantic import Field
-from lockstep.config.schema import Settings
+from lockstep.config.sections import Settings
 
 class MakeConfig(Settings):
     num: int = Field(default=2, ge=1, description="how many")

@@ -165,6 +165,7 @@ def test_damaged_messages_are_refused_and_never_take_long() -> None:
         '{"$":"array","of":["O",[1],false,[0,8]]}',
         '{"$":"array","of":["<f8",[-1],false,[0,8]]}',
         '{"$":"error","of":["SystemExit","x",{}]}',
+        '{"$":"error","of":{"kind":"SystemExit","what":"x","slots":{}}}',
         '{"$":"eval","of":"1"}',
         '{"$":"bytes","of":[0,99999999]}',
         '{"$":"dict","of":[[[],1]]}',

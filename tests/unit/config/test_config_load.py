@@ -12,7 +12,8 @@ from lockstep.config.describe import settings
 from lockstep.config.document import parse, to_yaml
 from lockstep.config.explain import _ALIASES
 from lockstep.config.load import Layer, load, mapping_layer, preview, read_layer
-from lockstep.config.schema import OptimConfig, RunConfig, Settings
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import OptimConfig, Settings
 from lockstep.errors import ConfigError
 
 
@@ -129,7 +130,7 @@ def test_an_unknown_key_of_a_file_has_its_line(tmp_path: Path, monkeypatch: pyte
 )
 def test_the_nearest_setting_is_named_also_by_its_name_in_other_tools(override: str, nearest: str | None) -> None:
     fix = fails(override).slots["fix"]
-    assert fix.startswith("For all settings: " if nearest is None else f"Use {nearest}")
+    assert fix.startswith("Correct its name, or remove it.\n" if nearest is None else f"Use {nearest}")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ def test_an_override_that_is_not_yaml_is_refused() -> None:
 def test_an_override_that_is_not_of_its_tag_is_refused() -> None:
     error = fails("epochs=!!int abc")
     assert error.slots["given"] == "on the command line: epochs=!!int abc"
-    assert error.slots["problem"] == "'abc' is not a whole number"
+    assert error.slots["cause"] == "'abc' is not a whole number"
 
 
 def test_an_override_of_bytes_that_are_no_text_is_refused() -> None:

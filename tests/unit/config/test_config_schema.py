@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from lockstep.config.describe import settings
 from lockstep.config.interval import Interval, parse_interval
-from lockstep.config.schema import CheckpointConfig, OptimConfig, RunConfig
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import CheckpointConfig, OptimConfig
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import lockstep
 from lockstep.config.describe import settings
 from lockstep.config.load import load, mapping_layer
 from lockstep.config.renamed import renamed_settings, with_present_names
-from lockstep.config.schema import RunConfig, Settings
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import Settings
 from lockstep.errors import ConfigError
 from lockstep.recipes.catalog import find, list_recipes
 

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.cluster.world import alone
-from lockstep.config.schema import CheckpointConfig, OptimConfig, RunConfig
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import CheckpointConfig, OptimConfig
 from lockstep.data.samples import Batch, DatasetSamples
 from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job
@@ -67,15 +67,6 @@ def job_of(made: Parts, epochs: int = 3, **more: Any) -> Job:
         checkpoint=CheckpointConfig(every="1 epoch", keep=1), **more,
     )  # fmt: skip
     return make_job(config, lambda: made, alone("cpu"))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RunFolder]:
-    folder = RunFolder(tmp_path / "run")
-    folder.open()
-    yield folder
-    folder.close()
-    torch.use_deterministic_algorithms(False)
 
 
 def go(job: Job, folder: RunFolder, flag: Callable[[], float] = lambda: 0.0) -> Reports:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from lockstep.cluster.world import alone
-from lockstep.config.schema import CheckpointConfig, OptimConfig, RunConfig
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import CheckpointConfig, OptimConfig
 from lockstep.data.samples import Batch, DatasetSamples
 from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job
@@ -43,15 +44,6 @@ def job_of(draw_samples: Callable[[Sequence[Batch], Path], None] | None, epochs:
         checkpoint=CheckpointConfig(every="1 epoch", keep=1),
     )  # fmt: skip
     return make_job(config, lambda: parts, alone("cpu"))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RunFolder]:
-    folder = RunFolder(tmp_path / "run")
-    folder.open()
-    yield folder
-    folder.close()
-    torch.use_deterministic_algorithms(False)
 
 
 def run(job: Job, folder: RunFolder, flag: Callable[[], float] = lambda: 0.0) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lockstep.config.schema import CheckpointConfig
+from lockstep.config.sections import CheckpointConfig
 from lockstep.engine.job import Job
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
@@ -24,15 +23,6 @@ from lockstep.storage.checkpoint import load_checkpoint, steps
 from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.weights import weights_sha256
 from tests.unit.engine.test_epoch_end import job_of, parts
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RunFolder]:
-    folder = RunFolder(tmp_path / "run")
-    folder.open()
-    yield folder
-    folder.close()
-    torch.use_deterministic_algorithms(False)
 
 
 class Disk:

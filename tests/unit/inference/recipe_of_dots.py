@@ -9,7 +9,8 @@ from PIL import Image
 from pydantic import Field
 from torch import nn
 
-from lockstep.config.schema import RunConfig, Settings
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import Settings
 from lockstep.data.samples import Batch
 from lockstep.engine.parts import Parts
 from lockstep.errors import DataError

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.config.schema import OptimConfig
+from lockstep.config.sections import OptimConfig
 from lockstep.errors import ConfigError
 from lockstep.module.freeze import freeze
 from lockstep.optim.build import optimizer

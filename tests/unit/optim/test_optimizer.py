@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.config.schema import OptimConfig
+from lockstep.config.sections import OptimConfig
 from lockstep.optim.build import optimizer
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.config.schema import OptimConfig
+from lockstep.config.sections import OptimConfig
 from lockstep.optim.schedule import factor
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from lockstep.cluster.signals import StopSignal
 from lockstep.cluster.world import alone
-from lockstep.config.schema import CheckpointConfig, OptimConfig, RunConfig
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import CheckpointConfig, OptimConfig
 from lockstep.data.samples import Batch
 from lockstep.engine.parts import Parts
 from lockstep.engine.run import run

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from pydantic import Field
 
-from lockstep.config.schema import RunConfig, Settings
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import Settings
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.provenance.same_run import check_came_from, check_same_run, plain_settings
 from lockstep.storage.run_folder import RunFolder

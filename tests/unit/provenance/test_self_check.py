@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from lockstep.cluster.world import alone
-from lockstep.config.schema import CheckpointConfig, OptimConfig, RunConfig
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import CheckpointConfig, OptimConfig
 from lockstep.data.samples import DatasetSamples
 from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job

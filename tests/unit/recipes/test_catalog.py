@@ -17,7 +17,8 @@ from lockstep.recipes.trust import trust
 
 CONFIG = """
 from pydantic import Field
-from lockstep.config.schema import RunConfig, Settings
+from lockstep.config.sections import Settings
+from lockstep.config.schema import RunConfig
 
 class DataConfig(Settings):
     sides: int = Field(default=3, ge=3, description="corners of a shape")

@@ -20,7 +20,8 @@ from torchvision.models import resnet18
 
 from lockstep.cli.main import run
 from lockstep.cluster.world import alone
-from lockstep.config.schema import OptimConfig, RunConfig
+from lockstep.config.schema import RunConfig
+from lockstep.config.sections import OptimConfig
 from lockstep.data.order import MicroBatch, Order
 from lockstep.errors import ConfigError
 from lockstep.parallel.bucket import Flat

@@ -179,7 +179,7 @@ import os, random, signal, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from lockstep.cluster.world import alone
-from lockstep.config.schema import CheckpointConfig
+from lockstep.config.sections import CheckpointConfig
 from lockstep.storage.checkpoint import clean, save
 from lockstep.engine.job import Progress
 from lockstep.storage.run_folder import RunFolder

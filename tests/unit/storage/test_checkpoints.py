@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.config.schema import OptimConfig
+from lockstep.config.sections import OptimConfig
 from lockstep.errors import CheckpointError
 from lockstep.optim.build import load_state, optimizer
 from lockstep.storage import checkpoint

@@ -1,0 +1,20 @@
+"""What tests of the engine share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.storage.run_folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    folder = RunFolder(tmp_path / "run")
+    folder.open()
+    yield folder
+    folder.close()
+    torch.use_deterministic_algorithms(False)
