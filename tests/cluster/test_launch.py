@@ -82,7 +82,7 @@ def start(tmp_path: Path, repo: Path) -> Iterator[Callable[..., Program]]:
         program.process.wait()
 
 
-def test_work_that_is_done_returns_0_and_says_nothing(start: Callable[..., Program]) -> None:
+def test_finished_work_returns_0_and_prints_nothing(start: Callable[..., Program]) -> None:
     program = start("ok", num_procs=3)
     assert program.wait() == (0, "")
     assert [(program.folder / f"saved-0-{rank}").read_text() for rank in range(3)] == ["lockstep"] * 3
@@ -90,7 +90,7 @@ def test_work_that_is_done_returns_0_and_says_nothing(start: Callable[..., Progr
     assert program.left_files() == []
 
 
-def test_an_error_for_people_is_said_once(start: Callable[..., Program]) -> None:
+def test_an_error_for_users_is_printed_once(start: Callable[..., Program]) -> None:
     program = start("data error", max_restarts=3)
     code, text = program.wait()
     lines = text.splitlines()

@@ -33,7 +33,7 @@ def undisturbed(run: Path) -> str:
 
 
 @pytest.mark.full
-def test_a_rank_that_reads_for_ever_is_named_and_the_run_goes_on_to_the_same_weights(
+def test_a_rank_that_reads_for_ever_is_named_and_the_run_continues_to_the_same_weights(
     undisturbed: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -65,7 +65,7 @@ def test_a_rank_that_holds_a_sharded_model_up_is_named_alone(tmp_path: Path) -> 
     assert re.search(r"hang: rank 1 has made no progress for \d+ s: reading samples, step 5", errors)
 
 
-def test_a_stopped_process_is_named_and_killed_and_the_run_goes_on_to_the_same_weights(
+def test_a_stopped_process_is_named_and_killed_and_the_run_continues_to_the_same_weights(
     undisturbed: str, tmp_path: Path
 ) -> None:
     rank = 0  # the harder one: the others hear of each other through it
@@ -87,7 +87,7 @@ def test_a_stopped_process_is_named_and_killed_and_the_run_goes_on_to_the_same_w
 
 
 @pytest.mark.full
-def test_a_world_started_by_hand_finds_out_by_itself_and_all_end_with_the_same_text(tmp_path: Path) -> None:
+def test_a_world_started_by_hand_detects_a_hang_and_all_end_with_the_same_text(tmp_path: Path) -> None:
     folder, meeting = tmp_path / "run", f"tcp://127.0.0.1:{own_port()}"
     world = ["--init", meeting, "--world-size", 3, "--run-dir", folder]
     stuck = {"STUCK": f"sleeps,2,{tmp_path / 'once'}"}

@@ -87,7 +87,7 @@ def test_predict_needs_only_the_run_folder(digits: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.full
-def test_predict_says_which_file_is_no_picture(digits: Path, tmp_path: Path) -> None:
+def test_predict_names_the_file_that_is_not_an_image(digits: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no picture")
     Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(tmp_path / "line.png")
     done = lockstep("predict", digits, tmp_path / "notes.txt", tmp_path / "line.png", cwd=tmp_path, code=3)
@@ -237,7 +237,7 @@ def test_a_loop_of_ones_own_gives_the_same_bits_at_any_world_size(tmp_path: Path
 
 
 @pytest.mark.full
-def test_a_recipe_around_a_torch_data_set_gives_the_same_bits_at_any_world_size(tmp_path: Path) -> None:
+def test_a_recipe_around_a_torch_dataset_gives_the_same_bits_at_any_world_size(tmp_path: Path) -> None:
     example = ROOT / "examples" / "own_recipe.py"
     for number, settings in enumerate((["--procs", 1], ["--procs", 3], ["--procs", 2, "loader.num_workers=2"])):
         done = lockstep("train", example, "epochs=1", *settings, "--run-dir", tmp_path / str(number), cwd=tmp_path)

@@ -133,7 +133,9 @@ def test_a_node_that_was_given_a_rank_may_be_lost_and_started_again_with_it(
 
 @pytest.mark.timeout(400)
 @pytest.mark.lab
-def test_a_node_that_is_told_to_stop_saves_and_leaves(undisturbed: str, slow: tuple[str, str], tmp_path: Path) -> None:
+def test_a_node_that_receives_a_stop_signal_saves_and_leaves(
+    undisturbed: str, slow: tuple[str, str], tmp_path: Path
+) -> None:
     with nodes(tmp_path, *slow, "--nodes", "1:2") as begin:
         first = begin("a")
         second = begin("b")

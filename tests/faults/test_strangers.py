@@ -65,7 +65,7 @@ def _listens(port: int) -> bool:
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_run_of_another_folder_is_refused_and_the_first_one_goes_on(
+def test_a_run_of_another_folder_is_refused_and_the_first_one_continues(
     launch: Callable[..., Launcher], tmp_path: Path
 ) -> None:
     words = ("--nodes", 2, "--run-dir")

@@ -226,7 +226,7 @@ def test_a_port_that_a_firewall_blocks_is_named_on_both_sides(
     assert "a firewall is between" in said[1]
 
 
-def test_a_port_where_nobody_listens_is_told_from_a_host_that_is_off(
+def test_a_port_without_a_listener_is_distinguished_from_a_host_that_is_down(
     three: list[Host], command: Command, environ: dict[str, str], tmp_path: Path
 ) -> None:
     join = ("--init", "tcp://n1:29516", "--world-size", 2, "--rank", 1, "cluster.join_timeout_s=7")

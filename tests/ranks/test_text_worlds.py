@@ -39,7 +39,7 @@ def test_groups_of_widths_give_one_hash_in_all_worlds_and_after_a_stop(
         assert other == (weights, figures, losses[5:], True)
 
 
-def test_made_up_lines_give_one_hash_in_two_worlds(pool: RankPool, tmp_path: Path) -> None:
+def test_synthetic_lines_give_one_hash_in_two_worlds(pool: RankPool, tmp_path: Path) -> None:
     try:
         find_fonts(None, LATIN)
     except DataError as error:

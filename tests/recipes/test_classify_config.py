@@ -56,7 +56,7 @@ def test_places_that_do_not_fit_together_are_explained(settings: list[str], said
     assert said in refused(*settings)
 
 
-def test_what_is_held_out_can_be_named_beside_what_is_trained_on() -> None:
+def test_a_validation_set_can_be_set_besides_the_training_set() -> None:
     for first in ("root", "train"):
         layer = mapping_layer({"recipe": "classify/classify"}, "preset", is_preset=True)
         data = load(Config, [layer], [f"data.{first}=a", "data.eval=b"]).config.data

@@ -247,7 +247,7 @@ def test_skipped_pictures_are_counted_and_kept_with_the_run(tmp_path: Path) -> N
     assert parts.describe["skipped"] == "1 unreadable image: stars/0001.jpg"
 
 
-def test_made_up_pictures_are_trained_on_by_the_command_that_is_named(tmp_path: Path) -> None:
+def test_synthetic_images_are_trained_on_by_the_printed_command(tmp_path: Path) -> None:
     out = tmp_path / "my shapes"
     said = make(MakeConfig(num_per_class=2, size_px=40), out)
     *_, preset, root = shlex.split(said.partition("train with")[2])

@@ -146,7 +146,7 @@ def test_grey_and_cmyk_pictures_are_read_as_colours(small: Path, mode: str) -> N
     assert EvalImages(_open(small)).rgb(0).shape == (64, 64, 3)
 
 
-def test_a_picture_lies_as_it_is_stored_whatever_exif_says(small: Path) -> None:
+def test_an_image_is_read_as_stored_whatever_its_exif_orientation(small: Path) -> None:
     path = small / "images/val2017/000000000001.jpg"
     upright = Image.open(path)
     exif = Image.Exif()

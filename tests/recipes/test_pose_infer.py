@@ -185,7 +185,7 @@ def test_an_answer_is_plain_json_in_cocos_form() -> None:
 @pytest.mark.parametrize(
     ("name", "number"), [("000000000785.png", 785), ("COCO_val2014_000000000785.png", 785), ("street.png", "street")]
 )
-def test_a_persons_picture_is_known_by_its_number(tmp_path: Path, name: str, number: int | str) -> None:
+def test_a_users_image_is_identified_by_its_number(tmp_path: Path, name: str, number: int | str) -> None:
     Image.new("RGB", (70, 64)).save(tmp_path / name)
     picture = read_image(tmp_path / name)
     # As predict does it: a batch of one, plain values in a list.

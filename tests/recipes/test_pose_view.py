@@ -44,9 +44,7 @@ def test_points_of_a_map_go_back_as_the_references(parity_folder: Path) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([64, 96, 128]), st.sampled_from([0.5, 1.0, 2.0]))
-def test_a_pixel_is_found_again_where_the_view_says_it_lies(
-    width: int, height: int, size_px: int, scale: float
-) -> None:
+def test_a_pixel_is_where_the_view_maps_it(width: int, height: int, size_px: int, scale: float) -> None:
     seen = view(width, height, size_px=size_px, scale=scale, min_scale=min(scale, 1.0))
     if max(seen.width, seen.height) > 1000:
         return

@@ -200,7 +200,7 @@ def test_repeats_at_the_border_of_two_lines_need_no_step(tmp_path: Path) -> None
     assert len(choose(settings_of(tmp_path), Alphabet("abcdefgh"), train=True).rows) == 2
 
 
-def test_a_share_of_the_lines_is_held_out_evenly(tmp_path: Path) -> None:
+def test_a_fraction_of_the_lines_is_for_validation_evenly(tmp_path: Path) -> None:
     write_lines(tmp_path, {f"{number:02d}.png": "a" for number in range(20)})
     config = settings_of(tmp_path, eval=None, val_fraction=0.2)
     train, held_out = (choose(config, Alphabet("a"), train=train).rows.tolist() for train in (True, False))
@@ -269,7 +269,7 @@ def test_a_folder_that_is_no_lmdb_set_is_refused(tmp_path: Path) -> None:
         find_alphabet(DataConfig(train=str(tmp_path), eval=str(tmp_path)))
 
 
-def test_without_the_package_lmdb_its_name_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_lmdb_the_fix_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "lmdb", None)
     with pytest.raises(DataError) as error:
         find_alphabet(DataConfig(train=str(tmp_path), eval=str(tmp_path)))

@@ -73,7 +73,7 @@ def test_over_6736_classes_gradients_are_near_those_of_float64() -> None:
     # Of all paths of 4 steps over blank, a, b, c: those that say the text.
     [("", 1), ("a", 10), ("ab", 15), ("aa", 5), ("abc", 7), ("aba", 7), ("aab", 1), ("abca", 1), ("aaa", 0)],
 )
-def test_a_loss_counts_every_path_that_says_the_text(text: str, num_ways: int) -> None:
+def test_a_loss_counts_every_path_of_the_text(text: str, num_ways: int) -> None:
     paths = [ABC.decode_paths(np.array([path])) for path in itertools.product(range(4), repeat=4)]
     assert paths.count([text]) == num_ways
     classes = torch.from_numpy(ABC.encode(text))[None] if text else torch.zeros(1, 1, dtype=torch.int64)

@@ -12,7 +12,7 @@ from lockstep.launch import forkserver, start
 
 
 @pytest.mark.parametrize("code", [130, 143, 1])
-def test_a_signal_ends_it_with_the_signals_code_and_only_a_fault_is_told(
+def test_a_signal_ends_it_with_the_signals_code_and_only_a_fault_is_reported(
     code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def launched(*_: Any) -> int:

@@ -90,9 +90,7 @@ def test_a_damaged_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert DecodedPictures(tmp_path / "kept", 10**6).read(tmp_path / "a.png", 1) is None
 
 
-def test_after_the_machine_was_started_anew_what_is_whole_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_reboot_intact_files_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = picture(tmp_path / "a.png")
     DecodedPictures(tmp_path / "kept", 10**6).keep(tmp_path / "a.png", 1, pixels)
     monkeypatch.setattr(decoded, "_boot", lambda: b"another start...")

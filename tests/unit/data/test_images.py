@@ -72,7 +72,7 @@ def test_of_an_animation_the_first_picture_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("name", ["a.jpg", "a.png"])
-def test_a_picture_stands_upright_as_its_exif_says(tmp_path: Path, orientation: int, name: str) -> None:
+def test_an_image_is_upright_by_its_exif_orientation(tmp_path: Path, orientation: int, name: str) -> None:
     # How the camera must have stored it for a viewer to show the scene.
     turned = {
         1: None, 2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,

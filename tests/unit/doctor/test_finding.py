@@ -18,7 +18,7 @@ SMALL = CheckResult("shared memory", "64 MB free", "warning", "docker run --shm-
 LARGE = CheckResult("shared memory", "8.0 GB free")
 
 
-def test_what_all_machines_have_in_common_is_said_once() -> None:
+def test_equal_results_of_all_machines_are_shown_once() -> None:
     same = [CheckResult("cores", "8"), LARGE]
     assert merged([same, same, same], ["a", "b", "c"]) == same
 
@@ -39,7 +39,7 @@ def test_several_ranks_of_one_machine_count_once() -> None:
     assert merged([[SMALL], [SMALL]], ["a", "a"]) == [SMALL]
 
 
-def test_the_table_keeps_to_80_columns_and_says_what_to_do() -> None:
+def test_the_table_fits_80_columns_and_has_a_fix() -> None:
     long = CheckResult("every pair", " ".join(["word"] * 60), "problem", " ".join(["do"] * 80))
     lines = shown([LARGE, SMALL, long])
     assert max(map(len, lines)) <= 80

@@ -31,7 +31,7 @@ def test_a_healthy_machine_has_no_problem(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("free", "verdict"), [(100 * 2**20, "problem"), (2**30, "warning"), (2**40, "ok")])
-def test_a_disk_that_is_nearly_full_is_said(
+def test_a_disk_that_is_nearly_full_is_reported(
     free: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**41, 2**41 - free, free))
@@ -40,7 +40,7 @@ def test_a_disk_that_is_nearly_full_is_said(
     assert bool(found.fix) == (verdict != "ok")
 
 
-def test_little_shared_memory_is_said_with_dockers_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_shared_memory_is_reported_with_dockers_option(monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.statvfs("/dev/shm")
     values = list(real)
     values[4] = 64 * 2**20 // real.f_frsize  # f_bavail
@@ -50,7 +50,7 @@ def test_little_shared_memory_is_said_with_dockers_option(monkeypatch: pytest.Mo
     assert "--shm-size" in found.fix
 
 
-def test_a_low_limit_of_open_files_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_low_limit_of_open_files_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
     found = machine.open_files()
     assert (found.value, found.verdict) == ("at most 256", "warning")

@@ -118,7 +118,7 @@ def test_settings_that_can_not_be_are_refused(values: dict[str, Any], says: str)
         config(**values)
 
 
-def test_where_the_scale_begins() -> None:
+def test_where_the_scale_starts() -> None:
     assert init_scale(config()) == init_scale(config(precision="bf16")) == 1
     assert init_scale(config(precision="fp16")) == 65536
     assert init_scale(config(precision="fp16", loss_scale=256)) == 256

@@ -220,7 +220,7 @@ def test_another_model_of_processor_with_the_same_bits_is_reported() -> None:
     assert "processor: one in the checkpoint, two now" in warning
 
 
-def test_a_module_that_is_loaded_only_when_a_run_begins_is_no_change() -> None:
+def test_a_module_that_is_loaded_only_at_the_start_of_a_run_is_no_change() -> None:
     assert verdict(KNOWN, replace(KNOWN, code={**KNOWN.code, "code of listing.py": "y"})) == []
 
 

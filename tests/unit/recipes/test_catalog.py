@@ -249,7 +249,9 @@ def test_a_recipe_file_called_like_a_standard_module_leaves_that_alone(shelf: Pa
         ("\nimport sys\nsys.exit()\n", "bad.py can't be imported: SystemExit", "bad.py:3"),
     ],
 )
-def test_a_recipe_file_that_can_not_be_used_says_why(shelf: Path, text: str, what: str, given: str | None) -> None:
+def test_a_recipe_file_that_can_not_be_used_is_refused_with_the_reason(
+    shelf: Path, text: str, what: str, given: str | None
+) -> None:
     (shelf / "bad.py").write_text(text)
     error = refused("bad.py")
     assert (error.what, error.slots.get("given", error.slots.get("where"))) == (what, given)

@@ -13,7 +13,7 @@ def test_the_share_is_that_since_the_last_call() -> None:
     assert wait.share(114.0, 53.0) == 0.0
 
 
-def test_a_bottleneck_is_said_once_and_only_after_a_while() -> None:
+def test_a_bottleneck_is_reported_once_and_only_after_a_while() -> None:
     wait = DataWait()
     wait.start(0.0, 0.0)
     assert wait.notice(0.9 * WINDOW_S, 0.9 * WINDOW_S, "more workers") is None

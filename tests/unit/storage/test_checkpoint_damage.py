@@ -111,7 +111,7 @@ def _nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=100, deadline=None)
 @given(manifest=st.recursive(st.none() | st.integers() | st.text(max_size=5), _nested))
-def test_a_manifest_that_says_something_else_is_an_error_with_a_text(whole: Path, manifest: Any) -> None:
+def test_a_manifest_with_other_content_is_an_error(whole: Path, manifest: Any) -> None:
     file = whole / "manifest.json"
     content = file.read_bytes()
     file.write_text(json.dumps(manifest if isinstance(manifest, list) else {"format": 1, "files": manifest}))

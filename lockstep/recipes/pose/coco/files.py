@@ -31,9 +31,9 @@ class AnnotatedImages:
     """Images of one annotation file.
 
     Args:
-        annotations: What is known of them.
-        store: Where they lie.
-        images: Which of them, by their place in the file.
+        annotations: The annotations of the file.
+        store: The folders or zip files of the images.
+        images: Indices of the used images in the file.
         with_masks: Leave crowds and people without keypoints out of the loss. The reference does so on COCO only.
     """
 
