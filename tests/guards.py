@@ -1,4 +1,4 @@
-"""What a test must leave as it found it, and how that is seen.
+"""Checks that a test leaves the machine as it was.
 
 Each guard is a pair: `look()` before the test, `left(before)` after it, which puts things right and returns what
 was wrong, so that one bad test fails itself and not the ones behind it.

@@ -1,4 +1,4 @@
-"""Runs the `lockstep` command as a person would, in processes of its own."""
+"""Runs the `lockstep` command as a user would, in separate processes."""
 
 from __future__ import annotations
 

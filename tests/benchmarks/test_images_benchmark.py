@@ -1,4 +1,4 @@
-"""The comparison of picture readers: what it says of quality is of different parts; mistakes are no traceback."""
+"""The benchmark of image loaders: quality is measured on different crops; wrong options are no traceback."""
 
 from __future__ import annotations
 

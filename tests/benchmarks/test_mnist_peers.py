@@ -1,4 +1,4 @@
-"""The comparison with the peers still runs, and says so when a job fails."""
+"""The benchmark against other tools still runs, and reports a job that fails."""
 
 from __future__ import annotations
 

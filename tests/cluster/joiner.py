@@ -1,4 +1,4 @@
-"""One process of a world, for the tests: joins, does one thing, and says how it went."""
+"""One process of a world, for the tests: joins, does one thing, and returns the outcome."""
 
 from __future__ import annotations
 

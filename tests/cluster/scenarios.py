@@ -1,4 +1,4 @@
-"""What the workers of the launcher's tests do. Each leaves a file that names its rank and holds its process id."""
+"""Workers of the launcher's tests. Each writes a file with its rank in the name and its process id."""
 
 from __future__ import annotations
 

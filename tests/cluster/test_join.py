@@ -1,4 +1,4 @@
-"""Real processes meet, or are told why they can't."""
+"""Real processes join a world, or receive an error with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher, as a program: what it returns, what it says, and that nothing is left behind."""
+"""The launcher as a program: its exit code and output, and that nothing is left behind."""
 
 from __future__ import annotations
 

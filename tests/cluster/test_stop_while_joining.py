@@ -1,4 +1,4 @@
-"""A process started by hand that waits for the others is stopped at once, and says nothing about it."""
+"""A process started by hand that waits for the others is stopped at once, without output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lockstep doctor` as a person types it."""
+"""`lockstep doctor` as a user runs it."""
 
 from __future__ import annotations
 

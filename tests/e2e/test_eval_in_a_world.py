@@ -1,4 +1,4 @@
-"""`lockstep eval` in processes that somebody else has started, and of runs that were sharded."""
+"""`lockstep eval` in processes of another launcher, and of sharded runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that gets stuck is named, with everybody's stacks; the run ends with that, or goes on to the same weights."""
+"""A rank that hangs is named, with the stacks of all ranks; the run ends, or continues to the same weights."""
 
 from __future__ import annotations
 

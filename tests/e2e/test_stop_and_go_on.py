@@ -1,4 +1,4 @@
-"""A run that is stopped, killed or loses a process goes on to the weights of an undisturbed one."""
+"""A run that is stopped, killed or loses a process ends with the weights of an uninterrupted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models, data sets and commands beside the beaten track."""
+"""Unusual models, datasets and commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of the README, each as a person types it."""
+"""The commands of the README, as a user runs them."""
 
 from __future__ import annotations
 

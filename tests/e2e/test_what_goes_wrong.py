@@ -1,4 +1,4 @@
-"""Faults end in a text that says what is wrong, an exit code, and nothing lost."""
+"""Faults end with an error message and an exit code, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of faults compare with."""
+"""Reference runs for the tests of faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever ends a run, nothing of it is left, no process, temporary file or shared memory; and the code says why."""
+"""However a run ends, it leaves no process, temporary file or shared memory, and its exit code shows the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kills, limits and a machine without shared memory leave, and how a run tells of them."""
+"""Kills, limits and a machine without shared memory: what they leave behind, and how a run reports them."""
 
 from __future__ import annotations
 

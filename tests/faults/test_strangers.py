@@ -1,4 +1,4 @@
-"""Launchers that meet at one address: others than those of one run are refused, and disturb nobody."""
+"""Launchers at one address: those of another run are refused, and do not affect the first run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents point to is there, and they have the form that was agreed."""
+"""Targets of links in the documentation exist, and pages have the agreed form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Setting up and the two commands: what a person meets before there is a .venv, and when tests fail."""
+"""Set-up and the make commands: without a .venv, and when tests fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two and three hosts of their own: by rank, by torchrun, and what is said when something is in the way."""
+"""Two and three separate hosts: by rank, by torchrun, and errors if something blocks them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a rank pool do for the doctor's tests: functions that take a world first."""
+"""Jobs of a rank pool for the doctor's tests: functions whose first argument is a world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a rank pool do: functions that take a world first."""
+"""Jobs of a rank pool: functions whose first argument is a world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe keeps with a run, and where its training starts: decided on rank 0, the same on every rank."""
+"""Dataset info and initial weights of a run: determined on rank 0, equal on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pose recipe over real processes: one hash in all worlds and after stops, and 20 steps beside recorded ones.
+"""The pose recipe over real processes: one hash in all worlds and after stops, and 20 recorded steps.
 
 Where a change of what training computes is meant, `python -m tests.ranks.test_pose_worlds` records anew; the commit
 then says why.

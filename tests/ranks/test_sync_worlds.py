@@ -1,4 +1,4 @@
-"""Synchronised batch norm over real processes: the same bits in all worlds, and what it is told of trouble."""
+"""Synchronized batch norm over real processes: equal bits in all worlds, and its errors."""
 
 from __future__ import annotations
 

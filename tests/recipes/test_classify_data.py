@@ -1,4 +1,4 @@
-"""Which pictures there are, which are held out, and what the model sees of them."""
+"""The images of a dataset, the validation split, and the model's input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders as people have them: parts of a split, links, odd names and endings, damaged pictures."""
+"""Folders of users: parts of a split, links, unusual names and endings, damaged images."""
 
 from __future__ import annotations
 

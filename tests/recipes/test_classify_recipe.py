@@ -1,4 +1,4 @@
-"""The classify recipe: networks held to the reference's numbers, learning, answers, pictures."""
+"""The classify recipe: networks equal to the reference's numbers, learning, predictions, pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a network starts from and what of it stays as it is: weights from elsewhere, frozen parts."""
+"""Pretrained weights and frozen parts."""
 
 from __future__ import annotations
 

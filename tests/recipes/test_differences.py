@@ -1,4 +1,4 @@
-"""What the documents say of differences from the references is what the settings and the schedule do."""
+"""Documented differences from the references match the settings and the schedule."""
 
 from __future__ import annotations
 

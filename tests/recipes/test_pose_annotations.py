@@ -1,4 +1,4 @@
-"""What can be wrong with an annotation file or a picture, and what has to be said of it."""
+"""Faults of annotation files and images, and their errors."""
 
 from __future__ import annotations
 

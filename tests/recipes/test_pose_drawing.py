@@ -1,4 +1,4 @@
-"""Skeletons show on any ground, one colour a person, at their places."""
+"""Skeletons are visible on any background, one colour per person, at the right positions."""
 
 from __future__ import annotations
 

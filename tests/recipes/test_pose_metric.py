@@ -1,4 +1,4 @@
-"""The figures equal the official tools', and do not depend on who evaluated which picture."""
+"""Metrics equal those of the official tools, and do not depend on which rank evaluated which image."""
 
 from __future__ import annotations
 

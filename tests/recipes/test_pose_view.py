@@ -1,4 +1,4 @@
-"""Views of a picture: their sizes and places equal the reference's, and pixels are where they say."""
+"""Views of an image: sizes and positions equal the reference's, and map pixels correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CTC beside torch's own in float64, and by hand; decoding beside the plain loop, and by hand."""
+"""CTC compared with torch's in float64 and by hand; decoding compared with a plain loop and by hand."""
 
 from __future__ import annotations
 

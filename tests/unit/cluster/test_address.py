@@ -1,4 +1,4 @@
-"""What this machine knows of its own ports and interfaces."""
+"""Ports and interfaces of this machine."""
 
 from __future__ import annotations
 

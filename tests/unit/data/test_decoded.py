@@ -1,4 +1,4 @@
-"""Decoded pictures on disk: the same bits, never more than allowed, whole or not at all."""
+"""The cache of decoded images: equal bits, within its limit, complete files only."""
 
 from __future__ import annotations
 

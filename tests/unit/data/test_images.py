@@ -1,4 +1,4 @@
-"""Picture files of any kind come out as a person sees them."""
+"""Image files of any kind are read as an image viewer shows them."""
 
 from __future__ import annotations
 

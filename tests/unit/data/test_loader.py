@@ -1,4 +1,4 @@
-"""What a sample is does not depend on who reads it, when, or after what."""
+"""A sample does not depend on which process reads it, when, or after which other sample."""
 
 from __future__ import annotations
 

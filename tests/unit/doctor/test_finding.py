@@ -1,4 +1,4 @@
-"""What the doctor found, as one list over all machines, and as a table of 80 columns."""
+"""Results of the doctor, merged over all machines, and as a table of 80 columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints are written beside training: their content, which thread waits for which, and where errors are raised."""
+"""Checkpoints written in the background: their content, which thread waits for which, and where errors are raised."""
 
 from __future__ import annotations
 

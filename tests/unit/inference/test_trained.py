@@ -1,4 +1,4 @@
-"""What is asked of a trained model: a run folder, or a file of weights from elsewhere."""
+"""Evaluation and prediction by a trained model: a run folder, or a file of weights."""
 
 from __future__ import annotations
 

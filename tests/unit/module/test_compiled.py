@@ -1,4 +1,4 @@
-"""The compiled model, by torch's quickest backend: what is compiled, how often, and the error if it can't be."""
+"""The compiled model, by torch's fastest backend: what is compiled, how often, and the error if it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `lockstep plan` says, against what a real pass takes."""
+"""The output of `lockstep plan`, compared with a real pass."""
 
 from __future__ import annotations
 
