@@ -115,7 +115,7 @@ class Threads:
         return [f"thread {thread.name}" for thread in still()]
 
 
-# Processes that a fixture of a wider scope keeps, and may start anew during a test.
+# Processes that a fixture of a wider scope keeps, and may start again during a test.
 KEPT: set[int] = set()
 
 

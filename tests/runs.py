@@ -25,7 +25,7 @@ _kept: list[ReservedPort] = []
 
 
 def own_port() -> int:
-    """A port where nobody listens, and that no other program is given as a free one until the tests end."""
+    """A port without a listener, which no other program gets as a free port until the tests end."""
     _kept.append(ReservedPort())
     return _kept[-1].renew()
 

@@ -30,7 +30,7 @@ def visit(
     constants: dict[str, float],
     scenario: str,
 ) -> None:
-    """Join a world as `given` says, and send ("joined", facts, said) or ("error", text, said)."""
+    """Join a world according to `given`, and send ("joined", facts, said) or ("error", text, said)."""
     from lockstep.cluster import collectives, connecting, env, rendezvous, store, world
     from lockstep.errors import LockstepError
 

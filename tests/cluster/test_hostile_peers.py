@@ -41,7 +41,7 @@ SETTINGS = ("epochs=1", "report.tensorboard=false", "report.every_steps=1")
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The hash of the weights of a run that nobody disturbs."""
+    """The hash of the weights of a run without attacks."""
     folder = tmp_path_factory.mktemp("alone")
     lockstep("train", TINY, *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
     return weights(folder / "run")

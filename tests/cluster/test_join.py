@@ -67,7 +67,7 @@ def test_two_processes_meet_by_the_environment(visits: Callable[..., Any]) -> No
 
 
 def has_joined(meet: Path) -> bool:
-    """Whether a process has said who it is at a file where others meet."""
+    """Return whether a process has written its identity to the file."""
     return meet.exists() and b"info/" in meet.read_bytes()
 
 
@@ -81,7 +81,7 @@ def test_a_missing_rank_is_named_and_then_given_up(visits: Callable[..., Any], t
     assert re.match(r"waiting for 3 processes: 2 have joined \(ranks 0 2\), [0-3] s", said[0])
     assert "missing rank 1. On its machine:" in said[0]
     assert re.search(r"giving up in 0:0[1-4] \(cluster.join_timeout_s\)", said[0])
-    # Rank 0 speaks for all.
+    # Rank 0 reports for all.
     assert answers[1][2] == []
     for kind, text, _ in answers:
         assert kind == "error"

@@ -175,7 +175,7 @@ def test_sigterm_to_one_worker_is_the_commands_end_too(start: Callable[..., Prog
     program.until("started-0-*", 2)
     os.kill(int((program.folder / "started-0-1").read_text().split()[0]), signal.SIGTERM)
     code, text = program.wait()
-    # All have saved, and the work is not done: whoever waits for the command must not take it for complete.
+    # All have saved, and the work is not done: a script that waits for the command must not treat it as complete.
     assert (code, text) == (128 + signal.SIGTERM, "")
     assert len(list(program.folder.glob("saved-0-*"))) == 2
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.runs import LONG_S, TINY, environment, own_port
 
-# Joins as training does, and says so just before it waits.
+# Joins as training does, and prints a line just before it waits.
 SCRIPT = """
 import sys
 from lockstep.cli.main import run

@@ -15,7 +15,7 @@ from tests.runs import ROOT, kill_session, lockstep, own_port, process_with_open
 pytestmark = pytest.mark.timeout(400)
 LIMIT_S = 150
 STUCK = ROOT / "tests" / "e2e" / "stuck_recipe.py"
-# After half of it a rank that says nothing is taken for silent: on a busy machine that must not be one that gets on.
+# After half of it, a rank without reports counts as silent. On a busy machine it must not be one that makes progress.
 TIMEOUT = "watch.hang_timeout_s=8"
 SETTINGS = [STUCK, "data.num_samples=201", TIMEOUT, "report.every_steps=1", "report.tensorboard=false"]
 

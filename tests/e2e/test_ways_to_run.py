@@ -118,7 +118,7 @@ def test_under_torchrun(tiny: str, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
     assert weights(tmp_path / "run") == tiny
-    assert done.stdout.count("done in") == 1  # only rank 0 speaks
+    assert done.stdout.count("done in") == 1  # only rank 0 prints
     assert (tmp_path / "run" / "logs" / "rank-1.log").exists()
 
 
@@ -208,7 +208,7 @@ def test_training_called_from_a_process_that_is_killed_saves_and_ends(tmp_path: 
                               start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     try:
         wait_until(lambda: records(folder, "train"))
-        script.kill()  # as a notebook's kernel is when it is started anew
+        script.kill()  # as a notebook's kernel is when it is restarted
         script.wait()
         wait_until(lambda: not processes_with(str(folder)))
     finally:

@@ -103,7 +103,7 @@ def test_a_checkpoint_of_another_model_is_named_by_its_setting(trained: Path, tm
     settings = ["model.width=8", "--procs", 2, "--run-dir", tmp_path / "other", "--resume"]
     done = lockstep("train", TINY, *settings, newest, cwd=tmp_path, code=2)
     assert "model.width: 6 in the run, 8 now" in done.stderr
-    alone = shutil.copytree(newest, tmp_path / "alone")  # no run folder says which settings it had
+    alone = shutil.copytree(newest, tmp_path / "alone")  # no run folder has its settings
     done = lockstep("train", TINY, *settings, alone, cwd=tmp_path, code=2)
     assert "model.width: 6 in the run, 8 now" in done.stderr
 

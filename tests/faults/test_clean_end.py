@@ -124,6 +124,6 @@ def _read_until(closing: threading.Event, descriptor: int) -> None:
         if select.select([descriptor], [], [], 0.05)[0]:
             try:
                 os.read(descriptor, 4096)
-            except OSError:  # nobody writes any more
+            except OSError:  # no process writes any more
                 break
     os.close(descriptor)

@@ -233,7 +233,7 @@ def try_reader(kind: str, path: Path) -> dict[str, Any]:
     """What a reader makes of a file."""
     from lockstep.errors import LockstepError
 
-    Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak of memory
     start, outcome = time.process_time(), "read"
     try:
         READERS[kind](path)

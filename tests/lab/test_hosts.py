@@ -30,7 +30,7 @@ def _running(*processes: subprocess.Popen[str]) -> Iterator[list[subprocess.Pope
 
 
 def _ended(processes: list[subprocess.Popen[str]], timeout_s: float = LONG_S) -> list[str]:
-    """What each has said, once all have ended well."""
+    """Return the output of each process, after all have succeeded."""
     said = []
     for process in processes:
         said.append(process.communicate(timeout=timeout_s)[0] or "")
@@ -61,7 +61,7 @@ def test_two_hosts_by_rank_over_a_shared_file(
     three: list[Host], command: Command, environ: dict[str, str], wanted: str, tmp_path: Path
 ) -> None:
     join = ("--init", f"file://{tmp_path}/meeting", "--world-size", 2, "--rank")
-    # A file says nothing of networks, so each is told which interface the others see it on.
+    # A file has no network address, so each host gets the interface on which the others reach it.
     variables = {**environ, "GLOO_SOCKET_IFNAME": "eth0"}
     started = [host.start(*command(*join, rank), env=variables, cwd=tmp_path) for rank, host in enumerate(three[:2])]
     with _running(*started) as processes:

@@ -17,7 +17,7 @@ from tests.ranks.runs_in_ranks import STEPS_PER_EPOCH, carry_out, settings
 
 
 def corrupt(world: World, path: Path, config: RunConfig, guilty: int, at_step: int, what: str) -> Any:
-    """Train, with one rank that changes something of its own model by itself before it trains step `at_step`."""
+    """Train, with one rank that changes a tensor of its model before it trains step `at_step`."""
     real = ReplicaCheck.is_due
 
     def is_due(drift: ReplicaCheck, job: Any) -> bool:

@@ -35,7 +35,7 @@ def test_synchronized_batch_norm_gives_the_same_bits_in_all_worlds(pool: RankPoo
 
 
 def layer_sums(world: World, order: Order) -> list[bytes]:
-    """What each of a step's micro-batches of a rank is told, when all bring numbers of very different sizes."""
+    """Return the statistics of each micro-batch of a rank, for numbers of very different sizes."""
     model = make("synchronised")
     reducer = Reducer(model, world, synchronised=True)
     (step,) = order.steps(world, stop=1)
@@ -105,7 +105,7 @@ def test_ranks_whose_micro_batches_part_ways_all_say_so(pool: RankPool, special:
     here = "rank 0 is at its end" if special == 0 else "rank 0 is at norm, forward"
     assert one[0].startswith(here)
     assert "is at norm, forward" in one[0]
-    # With two micro-batches a process, the one that has both kinds finds it by itself.
+    # With two micro-batches a process, the process that has both kinds detects it alone.
     assert f"micro-batch {special} is at its end" in two[special // 2]
 
 

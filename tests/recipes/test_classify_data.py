@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 made-up pictures in class folders."""
+    """60 synthetic images in class folders."""
     folder = tmp_path_factory.mktemp("shapes")
     make(MakeConfig(num_per_class=12, size_px=90), folder)
     return folder

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 made-up pictures in class folders."""
+    """200 synthetic images in class folders."""
     folder = tmp_path_factory.mktemp("shapes")
     make(MakeConfig(num_per_class=40, size_px=64), folder)
     return folder

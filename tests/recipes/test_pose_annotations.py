@@ -25,7 +25,7 @@ from tests.recipes.pose_faults import FAULTS
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A data set of two made-up pictures in COCO's form."""
+    """A dataset of two synthetic images in COCO's format."""
     images, people = [], []
     (tmp_path / "images/val2017").mkdir(parents=True)
     for number in (1, 2):

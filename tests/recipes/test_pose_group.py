@@ -74,7 +74,7 @@ class Case:
         return top_k(self.heat, self.tags, found, self.param("max_num_people"))
 
     def people(self, name: str) -> np.ndarray[Any, Any]:
-        """(P, K, 3 + T); the reference gives an array of shape (0,) where it finds nobody."""
+        """(P, K, 3 + T); the reference gives an array of shape (0,) if it detects no people."""
         return self.arrays[name].reshape(-1, len(self.heat), TAGS + self.num_tags)
 
 

@@ -133,7 +133,7 @@ def test_the_likeliest_path_is_read(path: list[int], text: str) -> None:
 
 
 def test_a_beam_finds_a_text_that_no_single_path_would_give() -> None:
-    # Each step: blank 0.6, a 0.4. The likeliest path says nothing (0.36), but three paths say "a" (0.64).
+    # Each step: blank 0.6, a 0.4. The likeliest path is empty (0.36), but three paths are "a" (0.64).
     logits = torch.log(torch.tensor([[[0.6, 0.4], [0.6, 0.4]]]))
     assert read(logits, Alphabet("a")) == [""]
     assert read(logits, Alphabet("a"), beam_width=4) == ["a"]

@@ -85,7 +85,7 @@ def test_a_damaged_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "empty": b"",
     }
     file.write_bytes(changed[damage])
-    # Zeros are what a machine that lost its power can leave: then it has been started anew since.
+    # A power failure can leave zeros in a file; the machine was booted again after it.
     monkeypatch.setattr(decoded, "_boot", lambda: b"another start...")
     assert DecodedPictures(tmp_path / "kept", 10**6).read(tmp_path / "a.png", 1) is None
 

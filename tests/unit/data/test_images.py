@@ -91,7 +91,7 @@ def test_an_image_is_upright_by_its_exif_orientation(tmp_path: Path, orientation
         assert distance(smaller[:10], np.asarray(scene().resize((48, 32), Image.Resampling.BOX))[:10]) < 4
 
 
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF")  # Pillow says so; that is the case here
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")  # Pillow warns; the test expects it
 def test_a_broken_exif_block_does_not_lose_the_picture(tmp_path: Path) -> None:
     scene().save(tmp_path / "a.jpg", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff")
     assert distance(read_rgb(tmp_path / "a.jpg"), np.asarray(scene())) < 2

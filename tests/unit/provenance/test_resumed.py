@@ -72,7 +72,7 @@ class Recipe:
                      eval_data=lambda: Data(self.data), metric=lambda: Accuracy(2))  # fmt: skip
 
     def train(self, folder: Path, resume: str = "auto", **more: Any) -> dict[str, Any]:
-        """Train to the end, or go on with what is complete already."""
+        """Train to the end, or resume a complete run."""
         on_change = more.pop("on_change", "auto")
         config = RunConfig(
             recipe=str(self.file), epochs=1, global_batch=4, micro_batch=2, device="cpu", optim=OptimConfig(lr=0.1),
