@@ -31,7 +31,7 @@ class FakeTrained(SimpleNamespace):
         self.calls.append(args)
         for path in args[1]:
             fault = DataError(f"{path} is no picture") if path.suffix == ".txt" else None
-            yield predict.Answer(path, {"error": str(fault)} if fault else self.prediction, fault)
+            yield predict.Prediction(path, {"error": str(fault)} if fault else self.prediction, fault)
 
 
 @pytest.fixture
