@@ -70,7 +70,7 @@ def examine(world: World, mine: Mapping[str, str]) -> list[CheckResult]:
 
 
 def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> CheckResult:
-    """One fact over all ranks; where it differs, the odd ranks are named.
+    """Compare one value over all ranks, and name the ranks that differ.
 
     Args:
         name: Of the fact.
@@ -92,7 +92,7 @@ def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> CheckRes
 
 
 def fingerprint(samples: SampleSource) -> str:
-    """How many samples there are, and a hash over the first, the middle and the last as training would read them."""
+    """Return the number of samples, and a hash over the first, middle and last as training would read them."""
     count = len(samples)
     if count == 0:
         return "0 samples"
@@ -102,7 +102,7 @@ def fingerprint(samples: SampleSource) -> str:
 
 
 def code_hash() -> str:
-    """A hash over this package's own source files."""
+    """Compute a hash over this package's source files."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

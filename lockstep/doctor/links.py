@@ -40,7 +40,7 @@ class AllReduce:
     is_right: bool
 
     def bits_per_s(self, world_size: int) -> float:
-        """What each process's link carries: an all-reduce moves 2 (W-1)/W of its bytes."""
+        """Return the bit rate of each process's link: an all-reduce moves 2 (W-1)/W of its bytes."""
         return 8 * self.num_bytes * 2 * (world_size - 1) / world_size / self.seconds
 
 
@@ -64,7 +64,7 @@ def _interface(world: World) -> CheckResult:
 
 
 def rounds(world_size: int) -> Iterator[list[tuple[int, int]]]:
-    """Every pair of ranks once, in rounds in which each rank has at most one partner (the circle method)."""
+    """Return every pair of ranks once, in rounds with at most one partner per rank (the circle method)."""
     ranks = list(range(world_size + world_size % 2))
     for _ in range(len(ranks) - 1):
         half = len(ranks) // 2
@@ -104,7 +104,7 @@ def _pairs(world: World, timeout_s: float) -> list[CheckResult]:
 
 
 def _ping(world: World, pair: tuple[int, int], timeout_s: float) -> float | str:
-    """Seconds there and back, or why not."""
+    """Measure the seconds of a round trip, or return the reason of a failure."""
     peer = pair[1] if world.rank == pair[0] else pair[0]
     out = torch.zeros(PING_BYTES, dtype=torch.uint8, device=world.device)
     back = torch.empty_like(out)

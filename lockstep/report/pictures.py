@@ -129,7 +129,7 @@ def _fonts(texts: Sequence[str]) -> tuple[Font, Font]:
 
 
 def _cut(text: str, font: Font, most_px: float) -> str:
-    """A text that is no wider than that; … stands for what does not fit."""
+    """Shorten a text to a width, with … for the rest."""
     if font.getlength(text) <= most_px:
         return text
     while len(text) > 1 and font.getlength(f"{text}…") > most_px:
@@ -138,7 +138,7 @@ def _cut(text: str, font: Font, most_px: float) -> str:
 
 
 def _in_lines(text: str, font: Font, most_px: float) -> list[str]:
-    """A text in one line, or in two, broken at a space."""
+    """Break a text at a space into two lines if needed."""
     if font.getlength(text) <= most_px:
         return [text]
     words = text.split(" ")

@@ -72,7 +72,7 @@ def _never_with_fsdp(config: RunConfig) -> str | None:
 def _largest(
     config: RunConfig, sizes: Sizes, activations: int, num_procs: int, way: Mapping[str, Any], limit: float
 ) -> int:
-    """The largest micro-batch that fits, 0 if none does: only activations grow with it."""
+    """Return the largest micro-batch that fits, 0 if none does: only activations grow with it."""
     fixed = way["total_bytes"] - way["memory"]["activations"]
     if config.batch_norm == "sync":  # a process holds all of its samples at once
         return config.micro_batch if way["total_bytes"] <= limit else 0

@@ -95,6 +95,6 @@ def _efficiency(sizes: Mapping[int, Mapping[str, Any]], size: int) -> float:
 
 
 def _shares(row: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Shares of a step waiting for data, communicating, and waiting for the slowest process."""
+    """Return the shares of a step waiting for data, communicating, and waiting for the slowest process."""
     comm = row["sending_s"] / row["step_s"]
     return row["reading_s"] / row["step_s"], comm, row["waiting_s"] / row["step_s"] - comm

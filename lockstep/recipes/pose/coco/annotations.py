@@ -91,7 +91,7 @@ class Annotations:
         return len(self.ids)
 
     def rows(self, image: int) -> slice:
-        """The annotations of an image."""
+        """Return the rows of the annotations of an image."""
         return slice(int(self.starts[image]), int(self.starts[image + 1]))
 
     def ground_truth(self, image: int) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _counts(person: Fields, keypoints: Floats, skeleton: Skeleton) -> IntArray:
 
 
 def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path) -> int:
-    """The number of the category whose joints these are."""
+    """Return the number of the category with these joints."""
     people = [entry for entry in categories if entry.get("name") == "person"]
     if not people or not is_whole(people[0].get("id")):
         names = ", ".join(shown(entry.get("name")) for entry in categories[:8])

@@ -77,7 +77,7 @@ def _drawn(region: Runs, width: int, height: int) -> Pixels:
 
 
 def _outlined(region: Outlines | None, box: Floats, width: int, height: int) -> tuple[list[dict[str, Any]], float]:
-    """A region's outlines, or its box if it has none, as COCO's packed run lengths; and how long they are."""
+    """Convert a region's outlines, or its box if it has none, to COCO's packed run lengths; and return their length."""
     if region is None:
         left, top, wide, high = box.tolist()
         right, bottom = left + wide, top + high
@@ -91,6 +91,6 @@ def _outlined(region: Outlines | None, box: Floats, width: int, height: int) -> 
 
 
 def _length(outline: Floats) -> float:
-    """The pixels that an outline goes through, closed."""
+    """Return the number of pixels on a closed outline."""
     points = outline[: len(outline) // 2 * 2].reshape(-1, 2)
     return float(np.abs(points - np.roll(points, 1, axis=0)).max(axis=1).sum())

@@ -142,7 +142,7 @@ def _check_size(name: str, found: tuple[int, int], annotated: tuple[int, int]) -
 
 
 def decode(content: bytes, name: str, size: tuple[int, int]) -> Pixels:
-    """An image's file -> (H, W, 3) bytes, red, green, blue, as it is stored: annotations ignore how EXIF turns it.
+    """Decode an image file to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
 
     Args:
         content: The file.
