@@ -140,7 +140,7 @@ def test_the_nearest_setting_is_named_also_by_its_name_in_other_tools(override: 
         ("device=cuda0", "Use device=cuda."),
         ("device=gpu9", "Use an allowed value, such as device=auto."),
         ("epochs=0", "Use an allowed value, such as epochs=10."),
-        ("optim=3", "Set what is in the section, such as optim.KEY=VALUE."),
+        ("optim=3", "Set a key of the section, such as optim.KEY=VALUE."),
         ("optim.schedule=multi_step", "Set optim.milestones=[30, 60], for example."),
         ("loss_scale=3", "Set precision=fp16, or loss_scale=dynamic."),
     ],
