@@ -15,7 +15,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train, trust
+from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train, trust, verify
 from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
 from lockstep.cluster import abort
 from lockstep.errors import ConfigError, LaunchError, LockstepError, to_json
@@ -62,6 +62,7 @@ def _root(
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("verify")(verify.verify)
 app.command("export")(export.export)
 app.command("config")(config.config)
 app.command("doctor")(doctor.doctor)

@@ -17,6 +17,7 @@ from lockstep.config.sections import (
     ClusterConfig,
     LoaderConfig,
     OptimConfig,
+    RecordConfig,
     ReportConfig,
     Settings,
     WatchConfig,
@@ -107,6 +108,7 @@ class RunConfig(Settings):
     checkpoint: CheckpointConfig = Field(
         default=CheckpointConfig(), description="When checkpoints are written, and how many are kept."
     )
+    record: RecordConfig = Field(default=RecordConfig(), description="The record of the steps, for lockstep verify.")
     loader: LoaderConfig = Field(default=LoaderConfig(), description="How samples are loaded.")
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="How processes join and wait for each other.")
     watch: WatchConfig = Field(

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.cluster.signals import exit_with_parent
 from lockstep.cores import num_cores
+from lockstep.data.digests import digest_of
 from lockstep.data.keyed import IntArray, KeyArray, seed_reading
 from lockstep.data.order import Order, Place
 from lockstep.data.samples import Batch, SampleSource, as_samples, with_channels_last
@@ -154,6 +155,7 @@ class Loader:
         waited_s: Seconds spent so far on waiting for batches, or on reading them in this process.
         num_to_keep: Number of samples still to be stored in `kept`.
         kept: The stored samples, as the dataset returned them and in the same memory.
+        digests: If not None, receives a digest of each batch as the dataset returned it.
     """
 
     def __init__(
@@ -171,6 +173,7 @@ class Loader:
         self.num_workers = choose_num_workers(num_workers, samples, device, num_ranks_here=num_ranks_here)
         self.waited_s = 0.0
         self.num_to_keep, self.kept = 0, list[Batch]()
+        self.digests: list[bytes] | None = None
         self._stream: Iterator[Batch | LockstepError] | None = None
         if self.num_workers:
             loader = DataLoader(
@@ -242,6 +245,8 @@ class Loader:
                 allowed=f"{len(indices)} samples: {indices[:4].tolist()} …, in this order",
                 fix="Return Batch(inputs, targets, torch.from_numpy(indices)) from batch().",
             )
+        if self.digests is not None:
+            self.digests.append(digest_of(batch))
         if self.num_to_keep > 0:
             self.kept.append(batch.head(self.num_to_keep))
             self.num_to_keep -= len(self.kept[-1])

@@ -53,6 +53,8 @@ class Progress:
         data_s: Part of it that rank 0 waited for samples, in seconds.
         train_size: Number of training samples; None in checkpoints that predate it.
         fingerprint: See `Fingerprint`; empty in checkpoints that predate it.
+        chain: The link of the step record before the next step, 64 hex digits (`provenance/step_log.py`); empty if
+            steps are not recorded.
     """
 
     step: Count = 0
@@ -69,6 +71,7 @@ class Progress:
     data_s: Seconds = 0.0
     train_size: Count | None = None
     fingerprint: dict[str, dict[str, str]] = field(default_factory=dict)
+    chain: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the progress as plain JSON."""

@@ -29,10 +29,10 @@ from lockstep.engine.dataset_info import Recipe
 from lockstep.engine.graceful_stop import StopFlag
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
+from lockstep.engine.output.reports import Reports
+from lockstep.engine.output.summary import finish
 from lockstep.engine.prepare import find_origin, keep_name, prepare
-from lockstep.engine.reports import Reports
 from lockstep.engine.run_spec import RunSpec
-from lockstep.engine.summary import finish
 from lockstep.report.console import Console
 from lockstep.report.log import log_path, rank_log
 from lockstep.storage.run_folder import RunFolder

@@ -147,6 +147,16 @@ def parse_object(path: Path, content: bytes) -> dict[str, Any]:
     return value
 
 
+def sha256_of_file(path: Path) -> str:
+    """Return the SHA-256 of a regular file, as 64 hex digits.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def sha256_of(content: bytes) -> str:
     """Return the SHA-256 of a content, as 64 hex digits."""
     return hashlib.sha256(content).hexdigest()

@@ -281,6 +281,7 @@ def test_idle_connections_up_to_the_hard_limit_are_named_as_the_cause(tmp_path: 
     assert "Traceback" not in errors
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_key_is_on_no_command_line_and_in_no_file_of_the_run(tmp_path: Path) -> None:
     secret = "0123456789abcdef-not-to-be-seen"

@@ -18,8 +18,8 @@ from lockstep.errors import ConfigError
 
 
 class DataConfig(Settings):
-    root: Path = Field(description="folder with the pictures")
-    names: list[str] = Field(default=[], description="names of the classes")
+    root: Path = Field(description="folder with the images")
+    names: list[str] = Field(default=[], description="class names")
 
 
 class Config(RunConfig):
@@ -213,7 +213,7 @@ def test_a_wrong_value_of_a_file_has_its_line(tmp_path: Path, monkeypatch: pytes
 def test_a_missing_setting_is_an_error_with_its_meaning() -> None:
     error = fails(layers=(mapping_layer({"recipe": "shapes"}, "x"),))
     assert error.what == "data.root is missing"
-    assert error.slots["allowed"] == "path: folder with the pictures"
+    assert error.slots["allowed"] == "path: folder with the images"
     assert "data.root=VALUE" in error.slots["fix"]
 
 
@@ -294,8 +294,7 @@ def test_a_key_with_a_dot_in_a_file_is_refused_with_the_right_form(tmp_path: Pat
 
 
 def test_all_settings_are_shown_for_what_was_typed() -> None:
-    layers = [mapping_layer({"recipe": "mnist"}, "here")]
     for source, shown in ((None, "mnist"), ("digits", "digits")):
         with pytest.raises(ConfigError) as caught:
-            load(RunConfig, [replace(layers[0], source=source)], ["lrr=1"])
+            load(RunConfig, [replace(mapping_layer({"recipe": "mnist"}, "here"), source=source)], ["lrr=1"])
         assert caught.value.slots["fix"].endswith(f"For all settings: lockstep config {shown}")

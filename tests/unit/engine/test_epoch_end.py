@@ -19,8 +19,8 @@ from lockstep.data.samples import Batch, DatasetSamples
 from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job
 from lockstep.engine.loop import train
+from lockstep.engine.output.reports import Reports
 from lockstep.engine.parts import Parts
-from lockstep.engine.reports import Reports
 from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import ConfigError
 from lockstep.report.records import read_records

@@ -15,7 +15,7 @@ from lockstep.config.sections import CheckpointConfig
 from lockstep.engine.job import Job
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
-from lockstep.engine.reports import Reports
+from lockstep.engine.output.reports import Reports
 from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import CheckpointError
 from lockstep.storage import checkpoint

@@ -17,10 +17,10 @@ from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.samples import Batch
 from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job
+from lockstep.engine.output.reports import Reports
+from lockstep.engine.output.summary import finish, head
 from lockstep.engine.parts import Parts
-from lockstep.engine.reports import Reports
 from lockstep.engine.run_spec import RunSpec
-from lockstep.engine.summary import finish, head
 from lockstep.metrics.classification import Accuracy
 from lockstep.report.format import block
 from lockstep.storage.run_folder import RunFolder

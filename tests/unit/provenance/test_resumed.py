@@ -19,6 +19,7 @@ from lockstep.cluster.signals import StopSignal
 from lockstep.cluster.world import alone
 from lockstep.config.schema import RunConfig
 from lockstep.config.sections import CheckpointConfig, OptimConfig
+from lockstep.data.digests import sample_digests
 from lockstep.data.samples import Batch
 from lockstep.engine.parts import Parts
 from lockstep.engine.run import run
@@ -26,7 +27,7 @@ from lockstep.engine.run_spec import RunSpec
 from lockstep.errors import CheckpointError, DataError, LockstepError
 from lockstep.metrics.classification import Accuracy
 from lockstep.provenance import environment, fingerprint
-from lockstep.provenance.fingerprint import Fingerprint, sample_digests
+from lockstep.provenance.fingerprint import Fingerprint
 from lockstep.provenance.resumed import check_unchanged
 
 NUM_SAMPLES = 12

@@ -117,7 +117,7 @@ def test_checkpoints_are_found_by_number_not_by_name(tmp_path: Path) -> None:
 def test_the_newest_and_the_best_stay(tmp_path: Path, keep: int, best: int | None, stay: list[int]) -> None:
     for step in (10, 20, 30, 40, 50):
         save(small(step), tmp_path)
-    prune(tmp_path, 50, keep, best)
+    prune(tmp_path, 50, keep, lambda step: step == best)
     assert steps(tmp_path) == stay
 
 
@@ -127,7 +127,7 @@ def test_a_truncated_newer_checkpoint_does_not_remove_an_intact_one(tmp_path: Pa
     (tmp_path / "step-000030" / "state.json").write_text("{")
     # The run went on from 20, and has come to 25.
     save(small(25), tmp_path)
-    prune(tmp_path, 25, 1, None)
+    prune(tmp_path, 25, 1, lambda _: False)
     whole = [found.step for _, found in newest(tmp_path) if isinstance(found, Checkpoint)]
     assert whole == [25]
 
