@@ -54,7 +54,7 @@ def test_a_config_can_not_be_changed() -> None:
         config.optim.lr = 3.0
 
 
-def test_every_setting_says_what_it_is_for() -> None:
+def test_every_setting_has_a_description() -> None:
     assert [setting.key for setting in settings(RunConfig) if not setting.meaning] == []
 
 

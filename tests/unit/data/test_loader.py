@@ -1,4 +1,4 @@
-"""What a sample is does not depend on who reads it, when, or after what."""
+"""A sample does not depend on which process reads it, when, or after which other sample."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_pictures_are_laid_out_channels_last_where_asked() -> None:
     assert torch.equal(usual, last)
 
 
-def test_a_data_set_that_changes_the_order_is_caught() -> None:
+def test_a_dataset_that_changes_the_order_is_caught() -> None:
     indices = np.arange(4)
     loader = Loader(Backwards(), lambda: iter([]), CPU)
     with pytest.raises(ConfigError, match="returned other samples than the requested ones"):
@@ -180,7 +180,7 @@ def test_a_data_set_that_changes_the_order_is_caught() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_error_of_the_data_set_comes_as_it_is_from_any_process(num_workers: int) -> None:
+def test_an_error_of_the_dataset_comes_as_it_is_from_any_process(num_workers: int) -> None:
     indices = np.arange(2)
     request = (indices, keys(0, 0, indices))
     loader = Loader(Damaged(), lambda: iter([request]), CPU, num_workers=num_workers)
