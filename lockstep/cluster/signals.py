@@ -65,7 +65,7 @@ class StopSignal:
     ) -> None:
         for number, handler in self._before.items():
             # None: the handler was not set from Python, and cannot be restored from here.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]  # mypy has no type for the result of getsignal
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]  # mypy has no type for what getsignal returns
         self._before.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

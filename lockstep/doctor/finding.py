@@ -1,4 +1,4 @@
-"""Findings of `lockstep doctor`: one per check, with a fix where something is wrong."""
+"""Findings of `lockstep doctor`: one per check, with a fix if something is wrong."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        check: What was checked: "shared memory".
-        value: What was found: "64 MB".
-        verdict: ok; note: worth knowing; warning: may be slow or fail later; problem: training cannot work.
-        fix: What to do, an imperative sentence.
+        check: Name of the check, such as "shared memory".
+        value: Result, such as "64 MB".
+        verdict: ok; note: for information; warning: may be slow or fail later; problem: training cannot work.
+        fix: An imperative sentence; empty if there is nothing to do.
     """
 
     check: str
@@ -38,11 +38,11 @@ class Finding:
 
 
 def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[Finding]:
-    """Merge the findings of all machines: once where they are equal, by machine where they differ.
+    """Merge the findings of all machines: one finding if they are equal, one per machine if they differ.
 
     Args:
-        by_rank: Each rank's findings, in the order of the checks.
-        hosts: Each rank's machine.
+        by_rank: The findings of each rank, in the order of the checks.
+        hosts: The host of each rank.
     """
     by_host: dict[str, Mapping[str, Finding]] = {}
     for host, findings in zip(hosts, by_rank, strict=True):
@@ -68,7 +68,7 @@ def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[F
 
 
 def table(findings: Sequence[Finding]) -> Table:
-    """Lay findings out for the console: verdict, check and value, with the fix below them."""
+    """Lay out findings for the console: verdict, check and value, with the fix below the value."""
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(no_wrap=True)
     rows.add_column(no_wrap=True)
@@ -85,7 +85,7 @@ def table(findings: Sequence[Finding]) -> Table:
 
 
 def verdict_line(findings: Sequence[Finding]) -> str:
-    """Summarise the findings in one line."""
+    """Summarize the findings in one line."""
     problems = sum(finding.verdict == "problem" for finding in findings)
     warnings = sum(finding.verdict == "warning" for finding in findings)
     if not problems and not warnings:

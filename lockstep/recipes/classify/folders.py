@@ -1,4 +1,4 @@
-"""Lists the image files below a class folder, by their names."""
+"""List the image files in a class folder and its subfolders, by their names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lockstep.errors import DataError
 
 ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
-# Virtual file systems of the kernel, which have no images and may not end.
+# Virtual file systems of the kernel, which have no images and may be endless.
 _NO_FILES = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
 
@@ -33,7 +33,7 @@ def walk(root: Path, name: str) -> list[str]:
         seen.add((status.st_dev, status.st_ino))
         if os.path.islink(folder):
             _check_link(folder, whole)
-        inner.sort()  # if several paths lead to a folder, always the same one is used
+        inner.sort()  # if several paths lead to the same folder, the choice is reproducible
         inside = Path(folder).relative_to(root).as_posix()
         names += [f"{inside}/{file}" for file in files if is_image(file)]
     return names
@@ -46,7 +46,7 @@ def _check_link(link: str, root: Path) -> None:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file of this name counts as an image."""
+    """Return whether a file of this name counts as an image."""
     return name.lower().endswith(ENDINGS) and not name.startswith(".")
 
 
