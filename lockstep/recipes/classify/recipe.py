@@ -94,7 +94,7 @@ def to_prediction(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:
 
 
 def _shared_row(dataset_info: Mapping[str, Any]) -> str:
-    """Return a warning about validation images that are training images too, for the header of a run; empty if there are none."""
+    """Return a warning about images that are in both splits, for the header of a run; empty if there are none."""
     num_shared = dataset_info.get("num_in_both", 0)  # missing in old run folders
     total = sum(map(len, dataset_info["held_out"].values()))
     return f"warning: {num_shared:,} of {total:,} images are training images too" if num_shared else ""

@@ -24,13 +24,13 @@ MAX_JSON_BYTES = 1 << 31  # COCO's largest file of annotations has 450 MB
 
 
 class Fields:
-    """The fields of a list of entries, each checked in all of them before it is used.
+    """Fields of a list of entries. A field is checked in all entries before it is used.
 
     Args:
         entries: JSON objects.
-        part: What the file calls their list.
+        part: Name of the list in the file.
         path: The file.
-        places: Of each entry its place in the file's list; None: they are all of it.
+        places: Index of each entry in the file's list. None: the entries are the whole list.
     """
 
     def __init__(

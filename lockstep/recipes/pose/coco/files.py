@@ -31,9 +31,9 @@ class AnnotatedImages:
     """Images of one annotation file.
 
     Args:
-        annotations: What is known of them.
-        store: Where they lie.
-        pictures: Which of them, by their place in the file.
+        annotations: Annotations of all images of the file.
+        store: Folder or archive of the images.
+        pictures: Indices of the images in `annotations` to use.
         with_masks: Leave crowds and people without keypoints out of the loss. The reference does so on COCO only.
     """
 
