@@ -16,7 +16,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageFile, ImageOps
 
-from lockstep.data.picture_file import (
+from lockstep.data.image_file import (
     BASELINE_BYTES_PER_PIXEL,
     MAX_PIXELS,
     MAX_SEGMENTS,
@@ -48,10 +48,10 @@ def read_rgb(path: Path) -> ByteArray:
     Raises:
         DataError: The file cannot be read, is not an image, is damaged, or exceeds the pixel limit.
     """
-    return Picture(path).pixels()
+    return EncodedImage(path).pixels()
 
 
-class Picture:
+class EncodedImage:
     """An image file that is decoded on demand. The constructor parses only the header of a plain JPEG file.
 
     Args:

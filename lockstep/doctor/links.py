@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.cluster import collectives
 from lockstep.cluster.address import interface_towards, link_speed
 from lockstep.cluster.world import World
-from lockstep.doctor.finding import Finding
+from lockstep.doctor.check_result import CheckResult
 
 SIZES = (1024, 64 * 1024, 1024**2, 16 * 1024**2, 64 * 1024**2)
 # Larger sizes are skipped after an all-reduce that takes longer than this, seconds.
@@ -44,23 +44,23 @@ class AllReduce:
         return 8 * self.num_bytes * 2 * (world_size - 1) / world_size / self.seconds
 
 
-def examine(world: World, timeout_s: float = 30.0) -> list[Finding]:
+def examine(world: World, timeout_s: float = 30.0) -> list[CheckResult]:
     """Test every pair of processes, then the all-reduce. Returns the same list on every rank."""
     pairs = [_interface(world), *_pairs(world, timeout_s)]
-    if any(finding.verdict == "problem" for finding in pairs):
+    if any(result.verdict == "problem" for result in pairs):
         return pairs
     return [*pairs, *_all_reduce(world)]
 
 
-def _interface(world: World) -> Finding:
+def _interface(world: World) -> CheckResult:
     own = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(world.assignment.init) or "chosen by the system"
     hosts_of: dict[str, list[str]] = {}
     for host, name in collectives.all_gather_object(world, (world.host, own)):
         hosts_of.setdefault(name, []).append(host)
     if len(hosts_of) == 1:
-        return Finding("interface", own)
+        return CheckResult("interface", own)
     texts = [f"{name} on {', '.join(dict.fromkeys(hosts))}" for name, hosts in hosts_of.items()]
-    return Finding("interface", "; ".join(texts))
+    return CheckResult("interface", "; ".join(texts))
 
 
 def rounds(world_size: int) -> Iterator[list[tuple[int, int]]]:
@@ -73,7 +73,7 @@ def rounds(world_size: int) -> Iterator[list[tuple[int, int]]]:
         ranks = [ranks[0], ranks[-1], *ranks[1:-1]]
 
 
-def _pairs(world: World, timeout_s: float) -> list[Finding]:
+def _pairs(world: World, timeout_s: float) -> list[CheckResult]:
     mine: dict[tuple[int, int], float | str] = {}
     for pairs in rounds(world.size):
         for pair in pairs:
@@ -95,12 +95,12 @@ def _pairs(world: World, timeout_s: float) -> list[Finding]:
         num_pairs = len(seconds.keys() | broken.keys())
         text = f"{len(broken)} of {num_pairs} cannot connect: ranks {one} ({hosts[one]}) and {other}"
         fix = "Open the firewall between them, or choose the interface: GLOO_SOCKET_IFNAME=NAME (see: ip address)."
-        return [Finding("every pair", f"{text} ({hosts[other]}): {reason}", "problem", fix)]
+        return [CheckResult("every pair", f"{text} ({hosts[other]}): {reason}", "problem", fix)]
     slowest = max(seconds, key=lambda pair: seconds[pair])
     text = f"{len(seconds)} connect; {1e6 * statistics.median(seconds.values()):,.0f} us round trip"
     if len(seconds) > 1:
         text += f", ranks {slowest[0]} and {slowest[1]} {1e6 * seconds[slowest]:,.0f} us"
-    return [Finding("every pair", text)]
+    return [CheckResult("every pair", text)]
 
 
 def _ping(world: World, pair: tuple[int, int], timeout_s: float) -> float | str:
@@ -125,7 +125,7 @@ def _ping(world: World, pair: tuple[int, int], timeout_s: float) -> float | str:
     return statistics.median(times)
 
 
-def _all_reduce(world: World) -> list[Finding]:
+def _all_reduce(world: World) -> list[CheckResult]:
     results = []
     for num_bytes in SIZES:
         results.append(_sum(world, num_bytes))
@@ -134,7 +134,7 @@ def _all_reduce(world: World) -> list[Finding]:
     wrong = [result.num_bytes for result in results if not result.is_right]
     if wrong:
         fix = "Do not train on this network: it or a driver damages data. Try NCCL_P2P_DISABLE=1, or other hardware."
-        return [Finding("all-reduce", f"WRONG sums at {', '.join(map(_size, wrong))}", "problem", fix)]
+        return [CheckResult("all-reduce", f"WRONG sums at {', '.join(map(_size, wrong))}", "problem", fix)]
     last = results[-1]
     speed = last.bits_per_s(world.size)
     text = (
@@ -142,18 +142,18 @@ def _all_reduce(world: World) -> list[Finding]:
     )
     link = collectives.broadcast_object(world, link_speed(world.assignment.init) if world.num_hosts > 1 else None)
     if link is None:
-        return [Finding("all-reduce", text)]
+        return [CheckResult("all-reduce", text)]
     text += f"; the link's nominal speed is {_rate(link)}"
     if speed < link / 2:
         return [
-            Finding(
+            CheckResult(
                 "all-reduce",
                 text,
                 "warning",
                 "Check that no other traffic uses the link, and that the interface above is the intended one.",
             )
         ]
-    return [Finding("all-reduce", text)]
+    return [CheckResult("all-reduce", text)]
 
 
 def _sum(world: World, num_bytes: int) -> AllReduce:

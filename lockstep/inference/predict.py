@@ -116,7 +116,7 @@ def _evaluate(
 
 
 @dataclass(frozen=True)
-class Answer:
+class Prediction:
     """A model's prediction for one file.
 
     Attributes:
@@ -157,10 +157,10 @@ def predict(
         DataError: A file cannot be read.
     """
     results = []
-    for answer in predictions(TrainedModel(Path(run), tuple(as_overrides(overrides)), checkpoint, preset), files):
-        if answer.error is not None and not keep_errors:
-            raise answer.error
-        results.append(answer.prediction)
+    for result in predictions(TrainedModel(Path(run), tuple(as_overrides(overrides)), checkpoint, preset), files):
+        if result.error is not None and not keep_errors:
+            raise result.error
+        results.append(result.prediction)
     return results
 
 
@@ -168,7 +168,7 @@ def predictions(
     trained: TrainedModel,
     files: Sequence[str | Path],
     draw: Path | None = None,
-) -> Iterator[Answer]:
+) -> Iterator[Prediction]:
     """Yield the prediction for one file after another.
 
     Args:
@@ -177,7 +177,7 @@ def predictions(
         draw: Where to draw the predictions: a file for a single input, a folder for several.
 
     Yields:
-        One `Answer` per file, in order. A file that cannot be read has an error.
+        One `Prediction` per file, in order. A file that cannot be read has an error.
 
     Raises:
         ConfigError: The recipe cannot predict, or cannot draw.
@@ -219,9 +219,9 @@ def predictions(
                 if isinstance(error, DataError)
                 else DataError(f"{path} can't be read: {error}", fix="Name a file that you can read.")
             )
-            yield Answer(path, {"error": fault.line}, fault)
+            yield Prediction(path, {"error": fault.line}, fault)
         else:
-            yield Answer(path, prediction)
+            yield Prediction(path, prediction)
 
 
 def expand(files: Sequence[str | Path]) -> list[Path]:

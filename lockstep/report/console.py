@@ -141,15 +141,15 @@ class Console:
                 return
             self._drawn_at, self._drawn_step = now, step
             head = f"epoch {epoch}/{num_epochs}"
-            value = metric_value("loss", loss)
+            loss_text = metric_value("loss", loss)
             rate, left = f"{samples_per_s:,.0f} samples/s", f"{clock(left_s)} left"
             if not self._interactive:  # the values of all lines are aligned
-                value = f"{value:<{metric_width('loss')}}"
-                self._print(Text(f"{head}  step {step:,}/{num_steps:,}  loss {value}  {rate}  {left}"))
+                loss_text = f"{loss_text:<{metric_width('loss')}}"
+                self._print(Text(f"{head}  step {step:,}/{num_steps:,}  loss {loss_text}  {rate}  {left}"))
                 return
             if self.width >= _WIDE:
                 head += f" {step * num_epochs / num_steps - (epoch - 1):.0%}"
-            parts = [(1, f"{step:,}/{num_steps:,}"), (2, f"loss {value}"), (0, rate), (3, left)]
+            parts = [(1, f"{step:,}/{num_steps:,}"), (2, f"loss {loss_text}"), (0, rate), (3, left)]
             self._draw(head, parts, step / num_steps)
 
     def share_done(self, activity: str, done: int, total: int) -> None:

@@ -19,8 +19,10 @@ from lockstep.scaling.plan import Sizes, bytes_sent, memory, pass_through
 GB = 1e9
 
 
-def estimate(config: RunConfig, build: Callable[[], Parts], num_procs: int, memory_gb: float | None) -> dict[str, Any]:
-    """Estimate memory, FLOPs and communication of a run.
+def plan_values(
+    config: RunConfig, build: Callable[[], Parts], num_procs: int, memory_gb: float | None
+) -> dict[str, Any]:
+    """Compute what a run would take, as plain JSON; sizes in bytes.
 
     Args:
         config: The settings.
@@ -88,7 +90,7 @@ def show(console: Console, name: str, planned: Mapping[str, Any]) -> None:
     Args:
         console: Where to print it.
         name: The recipe or preset.
-        planned: The result of `estimate`.
+        planned: The result of `plan_values`.
     """
     ways, procs = planned["ways"], planned["procs"]
     names = list(ways) if procs > 1 else ["ddp"]

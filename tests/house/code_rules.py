@@ -1,4 +1,4 @@
-"""Rules on ranks, printing, names, docstrings and errors. `test_rules.py` checks the checkout by them."""
+"""Which modules read ranks or print, and rules for names and docstrings. `test_rules.py` applies them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RANK_CALLS = {"get_rank", "get_world_size", "get_node_local_rank", "get_global_r
 RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|NODE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(SLURM|OMPI|PMIX?|TORCHELASTIC)_.*"
 )
-PRINTING = (
+SPEAKERS = (
     "lockstep/cli/",
     "lockstep/doctor/",
     "lockstep/report/",
@@ -25,7 +25,7 @@ PRINTING = (
 
 
 def ranks_asked_for(root: Path) -> list[str]:
-    """Modules that get the rank from torch instead of a World."""
+    """Code that asks torch for its rank instead of taking a World."""
     problems = []
     for name, path in sources(root, "lockstep"):
         if name.startswith(("lockstep/cluster/", "lockstep/launch/", "lockstep/watchdog/")):
@@ -34,12 +34,12 @@ def ranks_asked_for(root: Path) -> list[str]:
             called = isinstance(node, ast.Attribute) and node.attr in RANK_CALLS
             imported = isinstance(node, ast.ImportFrom) and any(item.name in RANK_CALLS for item in node.names)
             if called or imported:
-                problems.append(f"{name}:{node.lineno}: gets the rank from torch; take a World")
+                problems.append(f"{name}:{node.lineno}: asks torch for the rank; take a World")
     return problems
 
 
 def ranks_read_from_environment(root: Path) -> list[str]:
-    """Modules other than cluster/env.py that read RANK or a similar variable."""
+    """Code that reads RANK and similar variables outside of cluster/env.py."""
     problems = []
     for name, path in sources(root, "lockstep"):
         if name in ("lockstep/cluster/env.py", "lockstep/cluster/schedulers.py"):
@@ -51,11 +51,11 @@ def ranks_read_from_environment(root: Path) -> list[str]:
     return problems
 
 
-def stray_prints(root: Path) -> list[str]:
-    """Modules outside of `PRINTING` that write to the console."""
+def stray_speech(root: Path) -> list[str]:
+    """Code that writes to the console outside of the packages that may."""
     problems = []
     for name, path in sources(root, "lockstep"):
-        if name.startswith(PRINTING):
+        if name.startswith(SPEAKERS):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in (
@@ -63,12 +63,12 @@ def stray_prints(root: Path) -> list[str]:
                 "sys.stdout.write",
                 "sys.stderr.write",
             ):
-                problems.append(f"{name}:{node.lineno}: prints; leave it to report or cli")
+                problems.append(f"{name}:{node.lineno}: speaks; hand it to report or cli")
     return problems
 
 
 def borrowed_names(root: Path) -> list[str]:
-    """`from lockstep.x import Name` where x does not define Name itself."""
+    """`from lockstep.x import Name` where x itself imports Name from another module."""
     problems = []
     for name, path in sources(root):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -100,7 +100,20 @@ def missing_docstrings(root: Path) -> list[str]:
     return problems
 
 
-def ambiguous_names(root: Path) -> list[str]:
+def twin_classes(root: Path) -> list[str]:
+    """Public classes of the package with one name. Each recipe has settings of its own: `Config`, `DataConfig`."""
+    places: dict[str, list[str]] = {}
+    for name, path in sources(root, "lockstep"):
+        is_recipe = name.startswith("lockstep/recipes/") and name.endswith("/config.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+                continue
+            if not (is_recipe and node.name.endswith("Config")):
+                places.setdefault(node.name, []).append(f"{name}:{node.lineno}")
+    return [f"two classes {name}: {' '.join(found)}" for name, found in places.items() if len(found) > 1]
+
+
+def old_words(root: Path) -> list[str]:
     """Names with "iter", which can mean a step or a micro-batch."""
     problems = []
     for name, path in sources(root, "lockstep"):
@@ -111,12 +124,12 @@ def ambiguous_names(root: Path) -> list[str]:
                 and {"iter", "iters", "iteration", "iterations"} & set(word.strip("_").split("_"))
                 and word != "__iter__"
             ):
-                problems.append(f"{name}:{node.lineno}: {word}; use step, micro_batch or epoch")
+                problems.append(f"{name}:{node.lineno}: {word}; say step, micro_batch or epoch")
     return problems
 
 
 def _variable_read(node: ast.AST) -> str | None:
-    """Return the name of the environment variable that an expression reads; None if it reads none."""
+    """Return the name of the environment variable that an expression reads, if any."""
     key: ast.AST | None = None
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and "environ" in ast.unparse(node.value):
         key = node.slice
@@ -159,7 +172,7 @@ def _named(node: ast.AST) -> str | None:
 
 
 def errors_without_a_fix(root: Path) -> list[str]:
-    """Errors for users without a fix. Slots that do not exist are refused by `LockstepError` and mypy."""
+    """Errors for users that do not say what to do. Slots that do not exist are refused by `LockstepError` and mypy."""
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sources(root, "lockstep")}
     errors = _subclasses("LockstepError", list(trees.values()))
     problems = []
@@ -191,8 +204,9 @@ ALL = (
     errors_without_a_fix,
     ranks_asked_for,
     ranks_read_from_environment,
-    stray_prints,
+    stray_speech,
     borrowed_names,
     missing_docstrings,
-    ambiguous_names,
+    twin_classes,
+    old_words,
 )

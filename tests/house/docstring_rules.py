@@ -1,4 +1,4 @@
-"""Rules on parameters and shapes in docstrings. `test_rules.py` checks the checkout by them."""
+"""Rules for docstrings: parameters and shapes. `test_rules.py` applies them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stale_args(root: Path) -> list[str]:
 
 
 def missing_shapes(root: Path) -> list[str]:
-    """Public functions that take or return tensors or arrays, without a shape in the docstring."""
+    """Public functions that take or return tensors or arrays, and name no shape."""
     problems = []
     aliases = _array_aliases(root)
     for name, node, owner in _to_explain(root):
@@ -63,7 +63,7 @@ def missing_shapes(root: Path) -> list[str]:
 
 
 def _array_aliases(root: Path) -> dict[str, set[str]]:
-    """Return the names of array types, such as IntArray, that each file defines or imports."""
+    """For each file the names, such as IntArray, that it or a module it imports them from gives to a kind of array."""
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sources(root, "lockstep")}
     aliases: dict[str, set[str]] = {}
     for name, tree in trees.items():
@@ -80,7 +80,7 @@ def _array_aliases(root: Path) -> dict[str, set[str]]:
 
 
 def _to_explain(root: Path) -> Iterator[Found]:
-    """Yield the public functions and methods of the package that no other docstring explains."""
+    """Public functions and methods of the package that no other docstring explains."""
     found = [each for name, path in sources(root, "lockstep") for each in _public_functions(name, path)]
     methods = {f"{owner.name}.{node.name}" for _, node, owner in found if owner}
     bases = {owner.name: [ast.unparse(base).partition("[")[0] for base in owner.bases] for *_, owner in found if owner}
@@ -107,7 +107,7 @@ def _public_functions(name: str, path: Path) -> Iterator[Found]:
 
 
 def _is_public(node: ast.stmt) -> bool:
-    """Return whether this defines a function or class without a leading underscore, or an `__init__`."""
+    """Whether this defines a function or class without an underscore in front, or an `__init__`."""
     if not isinstance(node, FunctionNode | ast.ClassDef):
         return False
     if any(ast.unparse(mark).endswith("overload") for mark in node.decorator_list):
@@ -122,7 +122,7 @@ def _all_bases(name: str, bases: dict[str, list[str]]) -> Iterator[str]:
 
 
 def _commands(root: Path) -> set[tuple[str, str]]:
-    """Return file and function of each typer command, whose docstring is the help text without its options."""
+    """File and function of each typer command: its docstring is the text of --help, and its options have their own."""
     commands = set()
     for name, path in sources(root, "lockstep/cli"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -151,7 +151,7 @@ def _parameters(node: FunctionNode, *, is_method: bool) -> list[str]:
 
 
 def _docstring(node: FunctionNode, owner: ast.ClassDef | None) -> str:
-    """Return the docstring that explains a function: for an `__init__`, that of the class."""
+    """The docstring that explains a function: that of the class for an `__init__`."""
     return ast.get_docstring(owner if owner and node.name == "__init__" else node) or ""
 
 
@@ -160,7 +160,7 @@ def _title(node: FunctionNode, owner: ast.ClassDef | None) -> str:
 
 
 def _explained(node: FunctionNode, owner: ast.ClassDef | None) -> set[str]:
-    """Return the names in the section `Args` of a docstring."""
+    """Names in the section `Args` of a docstring."""
     section = SECTION.search(_docstring(node, owner) + "\n")
     entries = ENTRY.finditer(section["body"]) if section else ()
     return {name.lstrip("*") for entry in entries for name in entry["names"].split(", ")}

@@ -1,4 +1,4 @@
-"""Rules on the length, names and folders of files. `test_rules.py` checks the checkout by them."""
+"""Rules for the length, names and places of files. `test_rules.py` applies them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ FILES_IN_A_FOLDER = 20
 MODULES_IMPORTED = 20
 PAGE_LINES = 80
 PAGES = ("lockstep/engine/loop.py", "lockstep/engine/step.py")
-VAGUE = {"util", "utils", "common", "misc", "helper", "helpers", "tools", "core"}
+NAMELESS = {"util", "utils", "common", "misc", "helper", "helpers", "tools", "core"}
 MACHINE_PATH = re.compile(r"(?<![\w.:/~}])/(home|root|Users|mnt|media|work|scratch|opt|tmp|farm)/\w[\w./-]*")
 
 
 def long_files(root: Path, limit: int = HARD_LIMIT_LINES) -> list[str]:
-    """Files that are too long to read whole."""
+    """Files that are too long to read."""
     counts = ((name, len(path.read_text().splitlines())) for name, path in sources(root))
     return [f"{name}: {count} lines, {limit} at most" for name, count in counts if count > limit]
 
 
 def long_functions(root: Path) -> list[str]:
-    """Functions longer than a screen, without their docstring."""
+    """Functions longer than a screen; their docstring does not count."""
     problems = []
     for name, path in sources(root):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -44,7 +44,7 @@ def long_pages(root: Path) -> list[str]:
     for name in PAGES:
         path = root / name
         if not path.exists():
-            problems.append(f"{name}: missing")
+            problems.append(f"{name}: not there")
         elif (count := code_lines(path)) > PAGE_LINES:
             problems.append(f"{name}: {count} lines of code, a page has {PAGE_LINES}")
     return problems
@@ -82,7 +82,7 @@ def _module(root: Path, package: str, name: str) -> str:
 
 
 def full_inits(root: Path) -> list[str]:
-    """Files `__init__.py` that are not empty, except the root's: re-exports lead to import cycles."""
+    """Anything in an `__init__.py` but the root's: re-exports make import circles."""
     return [
         f"{name}: not empty"
         for name, path in sources(root)
@@ -90,18 +90,18 @@ def full_inits(root: Path) -> list[str]:
     ]
 
 
-def vague_names(root: Path) -> list[str]:
-    """Folders and files whose names do not describe their content."""
+def nameless_places(root: Path) -> list[str]:
+    """Folders and files that say nothing of what they hold."""
     return [
-        f"{name}: {part} does not describe its content"
+        f"{name}: {part} says nothing of what it holds"
         for name, path in sources(root)
         for part in path.relative_to(root).with_suffix("").parts
-        if part in VAGUE
+        if part in NAMELESS
     ]
 
 
 def machine_paths(root: Path) -> list[str]:
-    """Paths that exist on one machine only."""
+    """Paths that are there on one machine only."""
     problems = []
     for path in texts(root):
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
@@ -111,12 +111,12 @@ def machine_paths(root: Path) -> list[str]:
 
 
 def twin_tests(root: Path) -> list[str]:
-    """Test files of the same name, which pytest cannot collect in one run."""
-    paths: dict[str, list[str]] = {}
+    """Files of tests with one name, which pytest can't collect in one run."""
+    places: dict[str, list[str]] = {}
     for name, path in sources(root, "tests"):
         if path.name.startswith("test_"):
-            paths.setdefault(path.name, []).append(name)
-    return [f"one name for two: {' '.join(names)}" for names in paths.values() if len(names) > 1]
+            places.setdefault(path.name, []).append(name)
+    return [f"one name for two: {' '.join(names)}" for names in places.values() if len(names) > 1]
 
 
 ALL = (
@@ -126,7 +126,7 @@ ALL = (
     wide_folders,
     busy_modules,
     full_inits,
-    vague_names,
+    nameless_places,
     machine_paths,
     twin_tests,
 )

@@ -1,4 +1,4 @@
-"""Rules against untrusted code, lost data and locales. `test_rules.py` checks the checkout by them."""
+"""No code of strangers, no lost data, no locale. `test_rules.py` holds the checkout to these rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.house.source import called, calls, sources
 PICKLE_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 OBJECT_COLLECTIVES = {"gather_object", "all_gather_object", "broadcast_object_list", "scatter_object_list"}
 OBJECT_COLLECTIVES |= {"send_object_list", "recv_object_list"}
-# torch's rendezvous requires its state as a pickle; that pickle never leaves the process.
+# torch's rendezvous wants its own state as a pickle; that one never leaves the process.
 OWN_PICKLES = {"lockstep/launch/nodes/state.py"}
 RECURSIVE_DELETES = {"rmtree", "removedirs", "move"}
 SUDDEN_ENDS = (
@@ -24,7 +24,7 @@ SUDDEN_ENDS = (
 
 
 def pickles(root: Path) -> list[str]:
-    """Calls that unpickle, or that send pickles to other processes: a pickle can run any code of its author."""
+    """Calls that unpickle, or that send pickles to other processes: these run whatever a stranger has put in."""
     problems = []
     for name, path in sources(root, "lockstep"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -46,7 +46,7 @@ def pickles(root: Path) -> list[str]:
 
 
 def recursive_deletes(root: Path) -> list[str]:
-    """Recursive deletes outside of `lockstep/scratch.py`, which deletes only what a Lockstep process created."""
+    """Recursive deletes outside of `lockstep/scratch.py`, which deletes only what a process of ours made."""
     return [
         f"{name}:{node.lineno}: {called(node)} deletes recursively; use lockstep/scratch.py"
         for name, node in calls(root)
@@ -55,7 +55,7 @@ def recursive_deletes(root: Path) -> list[str]:
 
 
 def sudden_ends(root: Path) -> list[str]:
-    """`os._exit` and `atexit` in modules that were not reviewed for their exit codes."""
+    """`os._exit` and `atexit` outside of the modules that handle the exit code."""
     return [
         f"{name}:{node.lineno}: {called(node)} may hide how a command ends; only {', '.join(SUDDEN_ENDS)} may"
         for name, node in calls(root)
@@ -76,7 +76,7 @@ def unsafe_starts(root: Path) -> list[str]:
 
 
 def unnamed_encodings(root: Path) -> list[str]:
-    """Text files in the encoding of the locale, which differs between machines."""
+    """Text files in the encoding of a terminal's locale: another machine may have another one."""
     problems = []
     for name, node in calls(root):
         words = {keyword.arg: keyword.value for keyword in node.keywords}
@@ -92,7 +92,7 @@ def unnamed_encodings(root: Path) -> list[str]:
 
 
 def _mode(node: ast.Call, method: str) -> str | None:
-    """Return the mode in which a call opens a file; None if it opens none."""
+    """The mode in which a call opens a file; None if it opens none."""
     if method not in ("open", "fdopen", "TemporaryFile", "NamedTemporaryFile"):
         return None
     if ast.unparse(node.func) in ("os.open", "Image.open", "gzip.open", "lmdb.open", "webbrowser.open"):

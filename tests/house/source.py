@@ -1,4 +1,4 @@
-"""Source files, syntax trees and lines for the rules of the house."""
+"""Input of the house rules: source files, their syntax trees and their lines."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".ini", ".cfg", ".sh", "
 
 
 def sources(root: Path, *folders: str) -> Iterator[tuple[str, Path]]:
-    """Yield the Python files in folders, with their names relative to the root."""
+    """Python files below the folders, with their names relative to the root."""
     for folder in folders or ("lockstep", "tests", "benchmarks"):
         for path in sorted((root / folder).rglob("*.py")):
             yield path.relative_to(root).as_posix(), path
 
 
 def texts(root: Path) -> Iterator[Path]:
-    """Yield the text files of the checkout."""
+    """Files of text in the checkout that people wrote."""
     for top in ("lockstep", "tests", "benchmarks", "docs", ".ci"):
         for path in sorted((root / top).rglob("*")):
             if path.is_file() and path.suffix in TEXT and "__pycache__" not in path.parts:
@@ -28,7 +28,7 @@ def texts(root: Path) -> Iterator[Path]:
 
 
 def docstring_lines(node: ast.AST) -> range:
-    """Return the line numbers of the docstring of a module, class or function; empty if it has none."""
+    """Line numbers of the docstring of a module, class or function; none if it has none."""
     body = getattr(node, "body", None)
     if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         return range(body[0].lineno, (body[0].end_lineno or 0) + 1)
@@ -36,7 +36,7 @@ def docstring_lines(node: ast.AST) -> range:
 
 
 def code_lines(path: Path) -> int:
-    """Count the lines of a file that are neither blank, nor comments, nor docstrings."""
+    """How many lines of a file are neither blank, nor comments, nor docstrings."""
     text = path.read_text()
     documented = {line for node in ast.walk(ast.parse(text)) for line in docstring_lines(node)}
     return sum(
@@ -46,7 +46,7 @@ def code_lines(path: Path) -> int:
 
 
 def calls(root: Path) -> Iterator[tuple[str, ast.Call]]:
-    """Yield every call in the package, with the name of its file."""
+    """Every call in the package, with the name of its file."""
     for name, path in sources(root, "lockstep"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
@@ -54,5 +54,5 @@ def calls(root: Path) -> Iterator[tuple[str, ast.Call]]:
 
 
 def called(node: ast.Call) -> str:
-    """Return the function of a call as written, such as `os.path.join`."""
+    """What a call calls, as it is written: `os.path.join`."""
     return ast.unparse(node.func)

@@ -1,4 +1,4 @@
-"""The checkout follows the rules of the house, and every rule reports a violation."""
+"""The checkout follows the house rules, and every rule detects when it is broken."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from tests.house import code_rules, docstring_rules, file_rules, safety_rules
 
-# A rule takes the root of a checkout and returns its violations.
+# Each takes the root of a checkout and returns the violations.
 Rule = Callable[[Path], list[str]]
 Files = str | dict[str, str]  # the text of one file, or of several
 RULES: tuple[Rule, ...] = (*file_rules.ALL, *code_rules.ALL, *docstring_rules.ALL, *safety_rules.ALL)
 
-# rule -> (file or a name, text that breaks it, part of the expected report)
+# rule -> (file or a name, text that breaks it, text of the report)
 BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
     file_rules.long_files: [("lockstep/data/x.py", "x = 1\n" * 401, "x.py: 401 lines")],
     file_rules.long_functions: [
@@ -24,7 +24,7 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
     ],
     file_rules.long_pages: [
         ("lockstep/engine/loop.py", "x = 1\n" * 81, "loop.py: 81 lines of code"),
-        ("lockstep/other.py", "", "step.py: missing"),
+        ("lockstep/other.py", "", "step.py: not there"),
     ],
     file_rules.wide_folders: [
         ("21 files", {f"lockstep/data/m{number}.py": "" for number in range(21)}, "lockstep/data: 21 files, 20 at most")
@@ -42,9 +42,9 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
         )
     ],
     file_rules.full_inits: [("lockstep/data/__init__.py", "from lockstep.data.order import Order\n", "not empty")],
-    file_rules.vague_names: [
-        ("lockstep/utils/x.py", "", "utils does not describe"),
-        ("lockstep/data/helpers.py", "", "helpers does not describe"),
+    file_rules.nameless_places: [
+        ("lockstep/utils/x.py", "", "utils says nothing"),
+        ("lockstep/data/helpers.py", "", "helpers says nothing"),
     ],
     code_rules.errors_without_a_fix: [
         ("lockstep/data/x.py", "raise LockstepError('no', given=1)\n", "x.py:1: an error without a fix"),
@@ -53,8 +53,8 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
         ("lockstep/data/x.py", "class A(LockstepError): ...\nclass B(A): ...\nB('no')\n", "x.py:3: an error without"),
     ],
     code_rules.ranks_asked_for: [
-        ("lockstep/engine/x.py", "import torch.distributed as dist\nr = dist.get_rank()\n", "x.py:2: gets the rank"),
-        ("lockstep/data/x.py", "from torch.distributed import get_world_size\n", "x.py:1: gets the rank"),
+        ("lockstep/engine/x.py", "import torch.distributed as dist\nr = dist.get_rank()\n", "x.py:2: asks"),
+        ("lockstep/data/x.py", "from torch.distributed import get_world_size\n", "x.py:1: asks"),
     ],
     code_rules.ranks_read_from_environment: [
         ("lockstep/engine/x.py", "import os\nr = os.environ['RANK']\n", "reads RANK"),
@@ -62,9 +62,9 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
         ("lockstep/cluster/world.py", "import os\nr = os.getenv('SLURM_PROCID')\n", "reads SLURM_PROCID"),
         ("lockstep/cli/x.py", "import os\nr = 'WORLD_SIZE' in os.environ\n", "reads WORLD_SIZE"),
     ],
-    code_rules.stray_prints: [
-        ("lockstep/engine/x.py", "print('hello')\n", "x.py:1: prints"),
-        ("lockstep/data/x.py", "import sys\nsys.stderr.write('hello')\n", "x.py:2: prints"),
+    code_rules.stray_speech: [
+        ("lockstep/engine/x.py", "print('hello')\n", "x.py:1: speaks"),
+        ("lockstep/data/x.py", "import sys\nsys.stderr.write('hello')\n", "x.py:2: speaks"),
     ],
     code_rules.borrowed_names: [
         ("lockstep/engine/x.py", "from lockstep.errors import ClassVar\n", "does not define ClassVar"),
@@ -75,9 +75,21 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
         ("lockstep/x.py", '"""X."""\ndef f(): ...\n', "x.py:2: f has no docstring"),
         ("lockstep/x.py", '"""X."""\nclass A:\n    """A."""\n    def f(self): ...\n', "x.py:4: f has no docstring"),
     ],
-    code_rules.ambiguous_names: [
-        ("lockstep/x.py", "max_iter = 1\n", "max_iter; use step"),
-        ("lockstep/x.py", "def train(num_iterations): ...\n", "num_iterations; use step"),
+    code_rules.twin_classes: [
+        (
+            "two classes",
+            {"lockstep/x.py": "class Job: ...\n", "lockstep/data/y.py": "x = 1\nclass Job: ...\n"},
+            "two classes Job: lockstep/data/y.py:2 lockstep/x.py:1",
+        ),
+        (
+            "a class named as a recipe's settings",
+            {"lockstep/x.py": "class DataConfig: ...\n", "lockstep/y.py": "class DataConfig: ...\n"},
+            "two classes DataConfig",
+        ),
+    ],
+    code_rules.old_words: [
+        ("lockstep/x.py", "max_iter = 1\n", "max_iter; say step"),
+        ("lockstep/x.py", "def train(num_iterations): ...\n", "num_iterations; say step"),
     ],
     file_rules.machine_paths: [
         ("lockstep/x.py", f"x = '/{'home'}/anna/data'\n", f"/{'home'}/anna/data is a path"),
@@ -112,7 +124,7 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
     ],
 }
 
-# Docstrings of functions that break a rule.
+# Docstrings of functions, as they are and as they should be.
 NO_ARGS = '"""X."""\ndef f(a, *, b=1, **c):\n    """F.\n\n    Args:\n        a: One.\n    """\n'
 NO_METHOD_ARGS = '"""X."""\nclass A:\n    """A."""\n    def f(self, a, b, c):\n        """F."""\n'
 STALE_CLASS = '"""X."""\nclass A:\n    """A.\n\n    Args:\n        b: One.\n    """\n    def __init__(self, a): ...\n'
@@ -145,7 +157,7 @@ BROKEN |= {
     ],
 }
 
-# Texts that look like a violation and are none.
+# Text that looks like a violation and is allowed.
 ALLOWED: dict[Rule, list[tuple[str, str]]] = {
     code_rules.errors_without_a_fix: [
         ("lockstep/data/x.py", '"""X."""\nraise LockstepError("no", fix="Wait.")\nraise error.with_slots(where=1)\n'),
@@ -168,7 +180,7 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
         ("lockstep/launch/launch.py", "import os\nos.environ['RANK'] = '1'\n"),
         ("lockstep/cli/x.py", "import os\nr = os.environ.get('LOCKSTEP_DEBUG')\n"),
     ],
-    code_rules.stray_prints: [("lockstep/report/x.py", "print('hello')\n"), ("tests/test_x.py", "print('hello')\n")],
+    code_rules.stray_speech: [("lockstep/report/x.py", "print('hello')\n"), ("tests/test_x.py", "print('hello')\n")],
     code_rules.borrowed_names: [
         ("lockstep/x.py", "from lockstep.errors import LockstepError\nfrom lockstep import errors\n")
     ],
@@ -176,7 +188,14 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
         ("lockstep/x.py", '"""X."""\ndef _f(): ...\n'),
         ("tests/test_x.py", "def f(): ...\n"),
     ],
-    code_rules.ambiguous_names: [("lockstep/x.py", "class A:\n    def __iter__(self): return iter([])\n")],
+    code_rules.twin_classes: [
+        ("lockstep/x.py", '"""X."""\nclass _A: ...\nclass _A: ...\n'),
+        (
+            "lockstep/recipes/a/config.py",
+            '"""X."""\nclass DataConfig:\n    """D."""\n\nclass DataConfig:\n    """D."""\n',
+        ),
+    ],
+    code_rules.old_words: [("lockstep/x.py", "class A:\n    def __iter__(self): return iter([])\n")],
     safety_rules.pickles: [
         ("lockstep/x.py", "import torch\nimport pickle\ntorch.load('x', weights_only=True)\n"),
         ("lockstep/x.py", "import pickle\nraise pickle.UnpicklingError('x')\n"),
@@ -197,7 +216,7 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_checkout_keeps_the_rule(repo: Path, rule: Rule) -> None:
+def test_the_checkout_follows_the_rule(repo: Path, rule: Rule) -> None:
     assert rule(repo) == []
 
 
@@ -235,18 +254,18 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-@pytest.mark.parametrize(("rule", "name", "text", "expected"), _cases(BROKEN))
-def test_a_broken_rule_is_noticed(house: Path, rule: Rule, name: str, text: Files, expected: str) -> None:
+@pytest.mark.parametrize(("rule", "name", "text", "says"), _cases(BROKEN))
+def test_a_broken_rule_is_reported(house: Path, rule: Rule, name: str, text: Files, says: str) -> None:
     for file, content in text.items() if isinstance(text, dict) else [(name, text)]:
         _write(house / file, content)
-    if expected.endswith("missing"):
+    if says.endswith("not there"):
         (house / "lockstep/engine/step.py").unlink()
     problems = rule(house)
-    assert any(expected in problem for problem in problems), problems
+    assert any(says in problem for problem in problems), problems
 
 
 @pytest.mark.parametrize(("rule", "name", "text"), _cases(ALLOWED))
-def test_what_only_looks_like_a_breach_is_let_be(house: Path, rule: Rule, name: str, text: str) -> None:
+def test_what_only_looks_like_a_violation_is_allowed(house: Path, rule: Rule, name: str, text: str) -> None:
     _write(house / name, text)
     assert rule(house) == []
 

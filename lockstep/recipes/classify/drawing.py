@@ -16,7 +16,7 @@ from lockstep.metrics.classification import Accuracy
 from lockstep.report.fonts import font_for
 from lockstep.report.pictures import draw_confusion, draw_sheet
 
-# A larger confusion matrix would not be readable in a chart.
+# A larger confusion matrix is not readable as an image.
 _MAX_CLASSES = 40
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.data.images import Picture, read_rgb
+from lockstep.data.images import EncodedImage, read_rgb
 from lockstep.data.keyed import IntArray
 from lockstep.data.opencv import cv2
 from lockstep.recipes.text import packed_lmdb
@@ -40,7 +40,7 @@ def size_of(path: Path) -> tuple[int, int]:
     Raises:
         DataError: The file cannot be read.
     """
-    return Picture(path).size
+    return EncodedImage(path).size
 
 
 def read_packed(folder: Path, number: int) -> GreyArray:
@@ -102,6 +102,6 @@ def _grey(rgb: npt.NDArray[np.uint8]) -> GreyArray:
     return np.asarray(cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY), dtype=np.uint8)
 
 
-def _packed(folder: Path, number: int) -> Picture:
+def _packed(folder: Path, number: int) -> EncodedImage:
     content = packed_lmdb.read_image(folder, number)
-    return Picture(f"image-{number:09d} of {folder}", content, max_pixels=_MAX_PACKED_PIXELS)
+    return EncodedImage(f"image-{number:09d} of {folder}", content, max_pixels=_MAX_PACKED_PIXELS)
