@@ -291,7 +291,7 @@ def _scalar(tag: str, text: str, where: str) -> Any:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a string has no lone surrogates (`"\\ud800"`), which Python also uses for bytes that are not UTF-8."""
+    """Return whether a string has no lone surrogates (`"\\ud800"`), which also stand for bytes that are not UTF-8."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 

@@ -94,7 +94,7 @@ def explain(
 
 
 def is_missing(fault: ErrorDetails) -> bool:
-    """Whether a setting was not given. Pydantic reports "missing" also for an item of a list that is too short."""
+    """Return whether a setting was not given. Pydantic also reports "missing" for an item of a too short list."""
     return fault["type"] == "missing" and all(isinstance(key, str) for key in fault["loc"])
 
 
