@@ -191,6 +191,20 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _recheck_fits(self) -> RunConfig:
+        if self.watch.recheck is not None and self.mode != "exact":
+            raise ValueError(
+                f"watch.recheck cannot be combined with mode={self.mode}, in which ranks may compute other bits; "
+                "fix: Set mode=exact, or watch.recheck=null."
+            )
+        if self.watch.recheck is not None and self.batch_norm == "sync":
+            raise ValueError(
+                "watch.recheck cannot be combined with batch_norm=sync, in which no micro-batch can be computed "
+                "without the others; fix: Set batch_norm=micro, or watch.recheck=null."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _batches_fit_together(self) -> RunConfig:
         if self.micro_batch > self.global_batch:
             raise ValueError(

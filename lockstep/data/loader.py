@@ -118,7 +118,7 @@ def training_requests(order: Order, place: Place, start: int, stop: int) -> Iter
         stop: The step after the last one.
     """
     for step in order.steps(place, start=start, stop=stop):
-        for micro_batch in step.micro_batches:
+        for micro_batch in (*step.micro_batches, *step.repeats):
             yield micro_batch.indices, micro_batch.keys
 
 
@@ -197,36 +197,38 @@ class Loader:
                     raise too_many_files() from error
                 raise no_shared_memory(error) from error
 
-    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+    def batch(self, indices: IntArray, keys: KeyArray, *, again: bool = False) -> Batch:
         """Return the next batch on the device.
 
         Args:
             indices: (N,) samples of the next request.
             keys: (N,) their random keys.
+            again: Read the samples of an earlier request again, in this process and outside of the stream.
 
         Raises:
             LockstepError: Raised by the dataset, in this process or a worker.
             ConfigError: The dataset returned other samples, or no Batch.
         """
-        batch = self.raw(indices, keys).to(self._device)
+        batch = self.raw(indices, keys, again=again).to(self._device)
         if self._samples.finish is not None:
             seed_reading(keys)  # a worker's generators are not those of this process
             batch = self._samples.finish(batch)
         return replace(batch, inputs=with_channels_last(batch.inputs)) if self._channels_last else batch
 
-    def raw(self, indices: IntArray, keys: KeyArray) -> Batch:
+    def raw(self, indices: IntArray, keys: KeyArray, *, again: bool = False) -> Batch:
         """Return the next batch as the dataset returned it, without `finish` and on the CPU.
 
         Args:
             indices: (N,) samples of the next request.
             keys: (N,) their random keys.
+            again: Read the samples of an earlier request again, in this process and outside of the stream.
 
         Raises:
             LockstepError: Raised by the dataset, in this process or a worker.
             ConfigError: The dataset returned other samples, or no Batch.
         """
         started = time.perf_counter()
-        batch = read(self._samples, indices, keys) if self._stream is None else next(self._stream)
+        batch = read(self._samples, indices, keys) if again or self._stream is None else next(self._stream)
         self.waited_s += time.perf_counter() - started
         if isinstance(batch, LockstepError):
             raise batch

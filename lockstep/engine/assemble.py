@@ -54,11 +54,14 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         num_ranks_here=world.num_ranks_here, is_restart=is_restart,
     )  # fmt: skip
     warnings = check_ranks_agree(world, config, model, (len(train_data), len(eval_data)), fingerprint)
+    if config.watch.recheck is not None and world.size == 1:
+        warnings.append("watch.recheck needs two or more processes: nothing is repeated on this one")
     check_not_empty(train_data, eval_data)
     check_batches(config, model, len(train_data))
     checkpoint_activations(model, config.activation_checkpointing)
     replica = _hold(model, config, world, is_sharded=is_sharded)
     average = config.optim.ema
+    order = make_order(config, train_data, world.size, is_sharded=is_sharded)
     return Job(
         config=config,
         world=world,
@@ -66,12 +69,13 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         model=model,
         optimizer=optimizer(replica.trained, config.optim),
         reducer=replica.make_reducer(
+            order,
             exact=config.mode == "exact",
             num_extras=MAX_TERMS,
             synchronised=config.batch_norm == "sync",
             compress=Compression(config.compress, config.powersgd_rank),
         ),
-        order=make_order(config, train_data, is_sharded=is_sharded),
+        order=order,
         train_data=train_data,
         eval_data=eval_data,
         progress=Progress(loss_scale=init_scale(config), train_size=len(train_data)),
