@@ -12,7 +12,8 @@ itself. Each of them is a flipped one with probability 1/20, so all are missed w
 
 Cost: blocks of steps with and without recheck take turns inside the same two processes. Printed are the medians over
 the rounds of a step's time with it divided by that without it, by the clock and by rank 0's CPU time, which other work
-on the machine changes less; and what the parts of it give: the time of a micro-batch and of the comparison, in a step.
+on the machine changes less. Only one step in 50 / m has repeats, so these are noisy; more exact is what the times of a
+step without and with a repeat give, which take turns: 1 + m / 50 (with / without - 1), by both clocks.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from lockstep.cluster.env import read_assignment
 from lockstep.cluster.world import World, join
 from lockstep.config.schema import RunConfig
 from lockstep.config.sections import WatchConfig
+from lockstep.data.loader import Loader
 from lockstep.data.samples import Batch, DatasetSamples
 from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job
@@ -49,6 +51,9 @@ from lockstep.parallel.recheck import RecheckedReducer
 
 FLIPPED = 20  # one micro-batch in this many
 MAX_STEPS = 150
+TITLE = """\
+               m   blocks of steps, ms     their CPU time, ms       steps with a repeat, ms  their CPU time, ms
+model                  off       on ratio       off       on ratio      none     with ratio     none     with ratio"""
 
 
 def network(name: str) -> nn.Module:
@@ -169,32 +174,35 @@ def cost(world: World, name: str, per_rank: int, rounds: int, block: int) -> Non
     for number in range(rounds):
         pair = {on: timed(on) for on in (number % 2 == 0, number % 2 == 1)}
         rows.append([*pair[False], *pair[True]])
-    plain, checked = parts_of_cost(world, jobs[True], loaders[True], steps[True], rounds)
+    plain, checked, cpu_plain, cpu_checked = parts_of_cost(world, jobs[True], loaders[True], rounds)
     if world.is_main:
         off_s, off_cpu_s, on_s, on_cpu_s = (statistics.median(column) for column in zip(*rows, strict=True))
         ratio = statistics.fmean(row[2] for row in rows) / statistics.fmean(row[0] for row in rows)
         cpu_ratio = statistics.fmean(row[3] for row in rows) / statistics.fmean(row[1] for row in rows)
-        parts = 1 + min(1.0, per_rank / 50) * (checked / plain - 1)
+        parts = [1 + per_rank / 50 * (more / less - 1) for more, less in ((checked, plain), (cpu_checked, cpu_plain))]
         print(
-            f"{name:12} {per_rank:8} {off_s * 1e3:9.2f} {on_s * 1e3:9.2f} {ratio:7.3f}  {off_cpu_s * 1e3:9.2f} "
-            f"{on_cpu_s * 1e3:9.2f} {cpu_ratio:7.3f}  {plain * 1e3:9.2f} {checked * 1e3:9.2f} {parts:7.3f}",
+            f"{name:12} {per_rank:4}  {off_s * 1e3:8.2f} {on_s * 1e3:8.2f} {ratio:5.3f}  {off_cpu_s * 1e3:8.2f} "
+            f"{on_cpu_s * 1e3:8.2f} {cpu_ratio:5.3f}  {plain * 1e3:8.2f} {checked * 1e3:8.2f} {parts[0]:5.3f} "
+            f"{cpu_plain * 1e3:8.2f} {cpu_checked * 1e3:8.2f} {parts[1]:5.3f}",
             flush=True,
         )
     for loader in loaders.values():
         loader.close()
 
 
-def parts_of_cost(world: World, job: Job, loader: object, steps: object, rounds: int) -> tuple[float, float]:
-    """Return the median times of a step without and with rechecks, alternately."""
-    order = replace(job.order, recheck=1 / -(-job.order.global_batch // job.order.micro_batch // world.size))
-    plain, checked = [], []
+def parts_of_cost(world: World, job: Job, loader: Loader, rounds: int) -> list[float]:
+    """Return the median times of a step without and with rechecks, alternately, by the clock and of the CPU."""
+    per_rank = -(-job.order.global_batch // job.order.micro_batch // world.size)
+    order = replace(job.order, recheck=1 / per_rank)  # one repeat in each step
+    times: list[list[float]] = [[], [], [], []]
     for step in order.steps(world, start=10, stop=10 + 4 * rounds):
-        for times, now in ((plain, replace(step, rechecks=(), repeats=())), (checked, step)):
+        for column, now in enumerate((replace(step, rechecks=(), repeats=()), step)):
             collectives.barrier(world, 60)
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             run_step(job, now, loader, 0.0)
-            times.append(time.perf_counter() - start)
-    return statistics.median(plain), statistics.median(checked)
+            times[column].append(time.perf_counter() - start)
+            times[column + 2].append(time.process_time() - cpu)
+    return [statistics.median(column) for column in times]
 
 
 def work(rank: int, num_procs: int, port: int, arguments: argparse.Namespace) -> None:
@@ -220,7 +228,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for what, num_procs, title in (
         ("trials", 3, " recheck micro-batches   right rank  wrong  steps:  max   theory"),
-        ("cost", 2, "model      a rank   off ms     on ms   ratio     CPU off    CPU on   ratio  plain step   checked"),
+        ("cost", 2, TITLE),
     ):
         if arguments.what in (what, "both"):
             print(title)

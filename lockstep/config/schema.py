@@ -84,6 +84,11 @@ class RunConfig(Settings):
         le=1024,
         description="CPU threads per process. Another number changes the last bits of the result.",
     )
+    kernels: Literal["auto", "avx2", "portable"] = Field(
+        default="auto",
+        description="CPU kernels. auto: the fastest ones of each processor; avx2: those for AVX2, for runs on several "
+        "kinds of x86-64 processors; portable: without AVX, slow. Another choice changes the last bits of the result.",
+    )
     channels_last: bool = Field(
         default=True, description="Store images in channels-last memory format, which is faster."
     )

@@ -16,7 +16,7 @@ from lockstep.engine.loss_scale import init_scale
 from lockstep.engine.parts import Parts
 from lockstep.module.activation_checkpointing import checkpoint_activations
 from lockstep.module.check_model import check_batches, check_trainable
-from lockstep.module.determinism import use_deterministic_algorithms
+from lockstep.module.determinism import check_kernels, use_deterministic_algorithms
 from lockstep.module.ema import ModelEma
 from lockstep.optim.build import optimizer
 from lockstep.parallel.compress import Compression
@@ -44,6 +44,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         ConfigError: The settings do not fit data or model; in exact mode, a second pass has other values.
     """
     use_deterministic_algorithms(config, world.device)
+    check_kernels(config)
     parts = build_parts(config, build)
     check_trainable(parts.model)
     is_sharded = config.parallel == "fsdp" and world.size > 1

@@ -7,6 +7,7 @@ import os
 import torch
 
 from lockstep.config.schema import RunConfig
+from lockstep.errors import ConfigError
 
 
 def use_deterministic_algorithms(config: RunConfig, device: torch.device) -> None:
@@ -25,3 +26,19 @@ def use_deterministic_algorithms(config: RunConfig, device: torch.device) -> Non
     if exact and device.type == "cuda":
         # cuBLAS reads it at its first call. Without it, torch refuses matrix products in deterministic mode.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def check_kernels(config: RunConfig) -> None:
+    """Check that torch uses the kernels of `kernels`, which it chooses when it is imported.
+
+    Raises:
+        ConfigError: It was imported before the settings were known.
+    """
+    wanted = {"avx2": "AVX2", "portable": "DEFAULT"}.get(config.kernels)
+    found = torch.backends.cpu.get_cpu_capability()
+    if wanted not in (None, found):
+        raise ConfigError(
+            f"kernels={config.kernels} has no effect in this process, which uses {found} kernels",
+            cause="torch was imported, or Lockstep's processes were started, before the setting was known.",
+            fix="Train with the command or lockstep.train, which start processes of their own, or set kernels=auto.",
+        )
