@@ -122,9 +122,9 @@ def trial(world: World, number: int, per_rank: int, recheck: str, max_steps: int
     said: list[str] = []
     assert isinstance(job.reducer, RecheckedReducer)
     job.reducer.notify = lambda error: said.append(str(error))
-    loader = job.open_loader()
+    loader, steps = job.open_loader(max_steps)
     with flipping(number) if world.rank == faulty else contextlib.nullcontext():
-        for step in job.order.steps(world, stop=max_steps):
+        for step in steps:
             try:
                 run_step(job, step, loader, 0.0)
             except Exception as error:
@@ -158,14 +158,14 @@ def trials(world: World, num_trials: int, cases: list[tuple[int, str]]) -> None:
 
 def cost(world: World, name: str, per_rank: int, rounds: int, block: int) -> None:
     jobs = {on: job_of(name, world, per_rank, 16, "1/50" if on else None) for on in (False, True)}
-    loaders = {on: job.open_loader() for on, job in jobs.items()}
-    steps = {on: job.order.steps(world, stop=job.num_steps) for on, job in jobs.items()}
+    opened = {on: job.open_loader() for on, job in jobs.items()}
+    loaders = {on: loader for on, (loader, _) in opened.items()}
 
     def timed(on: bool) -> tuple[float, float]:
         collectives.barrier(world, 60)
         start, cpu = time.perf_counter(), time.process_time()
         for _ in range(block):
-            run_step(jobs[on], next(steps[on]), loaders[on], 0.0)
+            run_step(jobs[on], next(opened[on][1]), loaders[on], 0.0)
         return (time.perf_counter() - start) / block, (time.process_time() - cpu) / block
 
     for on in (False, True):
@@ -196,7 +196,8 @@ def parts_of_cost(world: World, job: Job, loader: Loader, rounds: int) -> list[f
     order = replace(job.order, recheck=1 / per_rank)  # one repeat in each step
     times: list[list[float]] = [[], [], [], []]
     for step in order.steps(world, start=10, stop=10 + 4 * rounds):
-        for column, now in enumerate((replace(step, rechecks=(), repeats=()), step)):
+        pair = [(0, replace(step, rechecks=(), repeats=())), (1, step)]
+        for column, now in pair if step.number % 2 else reversed(pair):
             collectives.barrier(world, 60)
             start, cpu = time.perf_counter(), time.process_time()
             run_step(job, now, loader, 0.0)

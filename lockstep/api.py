@@ -18,15 +18,7 @@ from lockstep.cluster.env import ALONE, read_assignment
 from lockstep.config.given import as_overrides, given_path
 from lockstep.config.load import load
 from lockstep.config.process_range import parse_range
-from lockstep.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    HangError,
-    LaunchError,
-    LockstepError,
-    TrainError,
-)
+from lockstep.errors import KINDS, LaunchError, LockstepError, from_json
 from lockstep.launch.commands import CALLER, ERROR_FILE, LOCKSTEP, import_path
 from lockstep.launch.start import resume_from
 from lockstep.launch.stopped import Stopped
@@ -34,8 +26,6 @@ from lockstep.recipes.catalog import command_arguments, find
 
 if TYPE_CHECKING:
     from lockstep.cluster.world import World
-
-_KINDS = (ConfigError, DataError, LaunchError, HangError, CheckpointError, TrainError, LockstepError)
 
 
 @dataclass(frozen=True)
@@ -151,18 +141,17 @@ def _run_command(command: Sequence[str]) -> tuple[int, LockstepError | None]:
 def _read_error(path: Path) -> LockstepError | None:
     """Return the error that a command wrote; None if it ended without one, by a bug or by a signal."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None
-    kinds = {kind.__name__: kind for kind in _KINDS}
-    kind: type[LockstepError] = next(kinds[name] for name in content["kinds"] if name in kinds)
-    return kind(content["what"], **content["slots"])
 
 
 def _error_of(text: str, code: int) -> LockstepError:
     """Return an error for a command that ended without one: its last output is the only trace."""
-    kind = next((kind for kind in _KINDS if kind.exit_code == code), LockstepError)
-    return kind(text.removeprefix(f"{kind.kind}: ") or f"training ended with exit code {code}")
+    kind = next((kind for kind in KINDS.values() if kind.exit_code == code), LockstepError)
+    if text:
+        return kind(text.removeprefix(f"{kind.kind}: "))  # it has its own fix
+    return kind(f"training ended with exit code {code}", fix="Run the same command in a terminal, and read its output.")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import re
-from typing import ClassVar
+from typing import Any, ClassVar, Self, TypedDict, Unpack
 
 # Control characters except tab and line feed, line separators, changes of the text direction, and surrogates (bytes of
 # file names that are not UTF-8). Names of files, labels and hosts may have them, and a terminal may act on them.
@@ -21,6 +21,17 @@ _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
 )
 _MAX_CHARS = 5000  # of a slot: more than the longest path
+
+
+class _Slots(TypedDict, total=False):
+    given: object
+    where: object
+    allowed: object
+    cause: object
+    fix: object
+
+
+SLOTS = tuple(_Slots.__annotations__)
 
 
 def printable(text: str) -> str:
@@ -38,28 +49,42 @@ class LockstepError(Exception):
 
     Args:
         what: The problem with its value, one sentence.
-        slots: Any of the following, in this order. None and empty values are left out; further lines of a value are
-            indented.
+        given: The values that the user or a file gave.
+        where: File, line, rank or machine.
+        allowed: The allowed values.
+        cause: The underlying reason.
+        fix: What the user can do, an imperative sentence such as "Set micro_batch=3 or more."
 
-            - given: the values that the user or a file gave
-            - where: file, line, rank or machine
-            - allowed: the allowed values
-            - cause: the underlying reason
-            - fix: what the user can do, an imperative sentence such as "Set micro_batch=3 or more."
+    Slots are printed in this order. None and empty values are left out; further lines of a value are indented.
     """
 
     kind: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, what: str, /, **slots: object) -> None:
+    def __init__(
+        self,
+        what: str,
+        /,
+        *,
+        given: object | None = None,
+        where: object | None = None,
+        allowed: object | None = None,
+        cause: object | None = None,
+        fix: object | None = None,
+    ) -> None:
         super().__init__(_cut(what))
         self.what = _cut(what)
-        self.slots = {name: _cut(str(value)) for name, value in slots.items() if value is not None and str(value)}
+        values = zip(SLOTS, (given, where, allowed, cause, fix), strict=True)
+        self.slots = {name: _cut(str(value)) for name, value in values if value is not None and str(value)}
+
+    def with_slots(self, what: str | None = None, /, **slots: Unpack[_Slots]) -> Self:
+        """Return a copy with other values in some slots, or with another problem."""
+        return type(self)(self.what if what is None else what, **{**self.slots, **slots})
 
     def __str__(self) -> str:
         width = max((len(name) for name in self.slots), default=0)
         lines = [f"{self.kind}: {printable(self.what)}"]
-        for name, value in self.slots.items():
+        for name, value in self._in_order():
             first, *rest = printable(value).split("\n")
             lines.append(f"  {name:<{width}}  {first}")
             lines.extend(f"  {'':<{width}}  {line}" for line in rest)
@@ -68,8 +93,11 @@ class LockstepError(Exception):
     @property
     def line(self) -> str:
         """The error in one line, for programs."""
-        slots = (f"{name}: {' '.join(value.split())}" for name, value in self.slots.items())
+        slots = (f"{name}: {' '.join(value.split())}" for name, value in self._in_order())
         return printable("; ".join([self.what, *slots]))
+
+    def _in_order(self) -> list[tuple[str, str]]:
+        return [(name, self.slots[name]) for name in SLOTS if name in self.slots]  # others may have added slots
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.what, self.slots))
@@ -127,6 +155,45 @@ class TrainError(LockstepError):
 
     kind = "training error"
     exit_code = 6
+
+
+# The kinds that other processes may name, by class name.
+KINDS: dict[str, type[LockstepError]] = {
+    kind.__name__: kind
+    for kind in (
+        LockstepError,
+        ConfigError,
+        DataError,
+        ReaderLost,
+        LaunchError,
+        HangError,
+        CheckpointError,
+        TrainError,
+    )
+}
+
+
+def to_json(error: LockstepError) -> dict[str, Any]:
+    """Return an error as plain values. A kind that a recipe defined becomes the nearest kind of this package."""
+    kind = next(base.__name__ for base in type(error).__mro__ if KINDS.get(base.__name__) is base)
+    return {"kind": kind, "what": error.what, "slots": dict(error.slots)}
+
+
+def from_json(value: Any) -> LockstepError:
+    """Make the error that `to_json` described. Slots of other names are left out.
+
+    Args:
+        value: What another process sent or wrote. It may be anything; only classes in `KINDS` are created.
+
+    Raises:
+        ValueError: It does not describe an error.
+    """
+    if not isinstance(value, dict):
+        raise ValueError("not an error: no mapping")
+    kind, what, slots = (value.get(name) for name in ("kind", "what", "slots"))
+    if not (isinstance(kind, str) and kind in KINDS and isinstance(what, str) and isinstance(slots, dict)):
+        raise ValueError("not an error: its kind, its text or its slots are missing")
+    return KINDS[kind](what, **{name: slots[name] for name in SLOTS if name in slots})
 
 
 def cannot_write_result(path: object, error: OSError) -> CheckpointError:

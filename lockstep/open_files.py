@@ -95,7 +95,6 @@ def explained(error: E) -> E | LaunchError:
         return too_many_files() if is_too_many_files(error) else error
     fix = "Find the connected program with ss -tnp, or raise the limit before the start: ulimit -n 65536"
     if isinstance(error, LockstepError):
-        rest = {name: value for name, value in error.slots.items() if name not in ("cause", "fix")}
-        error.slots = rest | {"cause": cause, "fix": fix}
+        error.slots |= {"cause": cause, "fix": fix}
         return error
     return LaunchError(f"{type(error).__name__}: {error}", cause=cause, fix=fix)

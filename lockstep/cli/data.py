@@ -55,7 +55,7 @@ def make(context: typer.Context, recipe: RecipeName, out: Out = None, debug: Deb
         config = load(maker.config_class, [], overrides_of(context.args)).config
     except ConfigError as error:
         fix = "\n".join(filter(None, [error.slots.get("fix"), f"For all settings: lockstep data make {maker.recipe}"]))
-        raise ConfigError(error.what, **{**error.slots, "fix": fix}) from None
+        raise error.with_slots(fix=fix) from None
     if out is None:
         from lockstep.report.console import Console
 

@@ -15,10 +15,10 @@ from typing import Annotated, TextIO
 
 import typer
 
-from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train, trust
+from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train, trust, verify
 from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
 from lockstep.cluster import abort
-from lockstep.errors import ConfigError, LaunchError, LockstepError
+from lockstep.errors import ConfigError, LaunchError, LockstepError, to_json
 from lockstep.launch.commands import ERROR_FILE
 from lockstep.launch.ssh import stop_at_eof
 from lockstep.open_files import is_too_many_files, too_many_files
@@ -62,6 +62,7 @@ def _root(
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("verify")(verify.verify)
 app.command("export")(export.export)
 app.command("config")(config.config)
 app.command("doctor")(doctor.doctor)
@@ -142,10 +143,8 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
 
 
 def _write_error(error: LockstepError, path: str) -> None:
-    kinds = [kind.__name__ for kind in type(error).__mro__]  # the caller takes the first that is public
-    content = {"kinds": kinds, "what": error.what, "slots": error.slots}
     with suppress(OSError):  # the caller then has the exit code and the text
-        Path(path).write_text(json.dumps(content), encoding="utf-8")
+        Path(path).write_text(json.dumps(to_json(error)), encoding="utf-8")
 
 
 def _print_error(error: LockstepError) -> None:

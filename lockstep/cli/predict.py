@@ -78,6 +78,11 @@ def answer_lines(file: str, prediction: Mapping[str, Any], *, tables: bool) -> I
     """Format a prediction: plain values on the file's line, lists of records as tables below it.
 
     Deeper values are for programs (--json); here they are only counted.
+
+    Args:
+        file: Start of the first line: the file, padded so that the lines are aligned.
+        prediction: Values by name, as `to_prediction` of the recipe returns them.
+        tables: Whether to print the tables; otherwise lists of records are left out.
     """
     plain = [f"{name} {_figure(name, value)}" for name, value in prediction.items() if _is_plain(value)]
     deep = [

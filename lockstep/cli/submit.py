@@ -112,6 +112,9 @@ def _submitted(text: str) -> str:
         ) from None
     if done.returncode:
         raise LaunchError(
-            "sbatch refused the job", cause=done.stderr.strip(), fix="Correct the options. --dry-run prints the script."
+            "sbatch refused the job",
+            given="\n".join(line for line in text.splitlines() if line.startswith("#SBATCH")),
+            cause=done.stderr.strip(),
+            fix="Correct the options. --dry-run prints the script.",
         )
     return done.stdout.strip()

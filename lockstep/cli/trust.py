@@ -23,6 +23,8 @@ def trust(file: RecipeFile, debug: Debug = False) -> None:
 
     path = given_path(Path(file), "FILE")
     if path.suffix != ".py":
-        raise ConfigError(f"{path} is not a recipe file", allowed="a Python file: NAME.py")
+        raise ConfigError(
+            f"{path} is not a recipe file", allowed="a Python file: NAME.py", fix="Name the Python file of the recipe."
+        )
     sha256 = trust(path)
     print(f"trusted: {path.resolve()}\nsha256   {sha256}\nlist     {list_path()}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 
 from lockstep.cluster.rendezvous import RankInfo, ranks_text
@@ -36,6 +37,7 @@ def choose_backend(infos: Sequence[RankInfo]) -> tuple[str, str]:
     if asked == "mpi" and not dist.is_mpi_available():
         raise LaunchError(
             "cluster.backend is mpi, but this torch was built without MPI",
+            given=f"torch {torch.__version__}",
             allowed="auto, gloo, nccl",
             fix="Set cluster.backend=auto, or install a torch that was built with MPI.",
         )

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from lockstep import errors
-from lockstep.errors import LockstepError
 
 # Key of a JSON object that names the type of the value.
 _TYPE = "$"
@@ -28,19 +27,6 @@ _HEADER_BYTES = 8
 _PLAIN = {NoneType, bool, int, float, str}
 # Kinds of numpy types without references to Python objects.
 _ARRAY_KINDS = "biufcSUmM"
-_ERRORS = {
-    kind.__name__: kind
-    for kind in (
-        errors.LockstepError,
-        errors.ConfigError,
-        errors.DataError,
-        errors.ReaderLost,
-        errors.LaunchError,
-        errors.HangError,
-        errors.CheckpointError,
-        errors.TrainError,
-    )
-}
 
 
 class MessageError(ValueError):
@@ -114,9 +100,8 @@ def _packed(value: Any, blobs: bytearray) -> Any:
         return _tagged("bytes", _add(value, blobs))
     if isinstance(value, Path):
         return _tagged("path", str(value))
-    if isinstance(value, LockstepError):
-        known = next(base.__name__ for base in kind.__mro__ if base.__name__ in _ERRORS)
-        return _tagged("error", [known, value.what, dict(value.slots)])
+    if isinstance(value, errors.LockstepError):
+        return _tagged("error", errors.to_json(value))
     if isinstance(value, bool | int | float | str):  # of a type of its own, as an IntEnum: its plain value
         return next(plain(value) for plain in (int, float, str) if isinstance(value, plain))
     raise TypeError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be sent to other processes")
@@ -165,9 +150,6 @@ def _unpacked(found: dict[str, Any], blobs: memoryview, device: torch.device | N
         return array[()] if is_scalar else array
     if name == "bytes":
         return _blob(content, blobs, None)
-    if name == "error":
-        kind_name, what, slots = content
-        return _ERRORS[kind_name](str(what), **{str(key): value for key, value in slots.items()})
     return _BUILDERS[name](content)
 
 
@@ -201,4 +183,5 @@ _BUILDERS: dict[str, Callable[[Any], Any]] = {
     "path": Path,
     "size": torch.Size,
     "dtype": _dtype,
+    "error": errors.from_json,
 }

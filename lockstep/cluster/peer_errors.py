@@ -9,6 +9,7 @@ from lockstep.cluster.rendezvous import RankInfo, ranks_text
 from lockstep.cluster.signed import error_from_store
 from lockstep.cluster.timeout import as_clock
 from lockstep.errors import LaunchError
+from lockstep.errors import to_json as error_to_json
 from lockstep.open_files import explained, is_too_many_files, too_many_files
 
 # Parts of the messages with which torch, gloo and NCCL report the loss of another rank.
@@ -35,12 +36,6 @@ def is_lost_peer(error: BaseException) -> bool:
 
 # How gloo reports a peer that had connected and then ended.
 _ENDED_PEER = ("closed by peer", "reset by peer", "broken pipe")
-_BLAME_INTERFACE = {
-    "cause": "these processes are alive, but they use a network interface that the other machines cannot reach, "
-    "or a firewall blocks their ports",
-    "fix": "On each machine, set GLOO_SOCKET_IFNAME (cpu) or NCCL_SOCKET_IFNAME (cuda) to the right interface; "
-    "`ip address` lists them.",
-}
 
 
 def name(info: RankInfo) -> str:
@@ -107,7 +102,18 @@ def gave_up(
     if quiet:
         cause = f"no sign of life from {', '.join(map(name, quiet[:4]))}"
         return LaunchError(what, where=where, cause=cause, fix="Check those processes and the network to them.")
-    return LaunchError(what, where=where, **_BLAME_INTERFACE)
+    return _unreachable(what, where)
+
+
+def _unreachable(what: str, where: str | None = None) -> LaunchError:
+    return LaunchError(
+        what,
+        where=where,
+        cause="these processes are alive, but they use a network interface that the other machines cannot reach, "
+        "or a firewall blocks their ports",
+        fix="On each machine, set GLOO_SOCKET_IFNAME (cpu) or NCCL_SOCKET_IFNAME (cuda) to the right interface; "
+        "`ip address` lists them.",
+    )
 
 
 def could_not_connect(info: RankInfo, failure: BaseException, refusals: str = "") -> LaunchError:
@@ -132,7 +138,7 @@ def could_not_connect(info: RankInfo, failure: BaseException, refusals: str = ""
     if refusals:
         fix = "End the other program; `ss -tnp` lists the programs connected to the run's ports."
         return LaunchError(what, cause=refusals, fix=fix)
-    return explained(LaunchError(what, **_BLAME_INTERFACE))
+    return explained(_unreachable(what))
 
 
 def to_json(error: LaunchError, num_lost: int) -> dict[str, Any]:
@@ -142,7 +148,7 @@ def to_json(error: LaunchError, num_lost: int) -> dict[str, Any]:
         error: The error that all ranks raise.
         num_lost: How many ranks are lost and cannot read it.
     """
-    return {"what": error.what, "slots": error.slots, "num_lost": num_lost}
+    return {**error_to_json(error), "num_lost": num_lost}
 
 
 def from_json(verdict: Any) -> tuple[LaunchError, int]:

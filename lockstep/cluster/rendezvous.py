@@ -31,7 +31,7 @@ from lockstep.cluster.generations import SLACK_S, Generations
 from lockstep.cluster.signed import Seal, SignedStore, error_from_store
 from lockstep.cluster.store import open_store
 from lockstep.cluster.timeout import REPORT_EVERY_S, as_clock
-from lockstep.errors import LaunchError
+from lockstep.errors import LaunchError, to_json
 from lockstep.open_files import out_of_files
 from lockstep.scratch import is_running
 
@@ -254,9 +254,9 @@ class _Rendezvous:
             fix=f"Run on the machine of rank {missing[0]}: {command}" if command else "Start the missing processes.",
         )
 
-    def _fault(self, what: str, **slots: object) -> NoReturn:
-        error = LaunchError(what, **slots)
-        self.store.put_first("fault", {"what": error.what, "slots": error.slots})
+    def _fault(self, what: str, *, where: str, fix: str, given: str = "", cause: str = "") -> NoReturn:
+        error = LaunchError(what, given=given, where=where, cause=cause, fix=fix)
+        self.store.put_first("fault", to_json(error))
         self._end(error)
 
     def _end(self, error: LaunchError) -> NoReturn:

@@ -18,14 +18,12 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistStoreError
 
-from lockstep.errors import LaunchError
+from lockstep.errors import LaunchError, from_json
 
 LOGGER = logging.getLogger("lockstep")
 # Longest message: the rank information of 4,096 ranks takes one megabyte.
 MAX_BYTES = 16 << 20
 _NO_MAC = "-"
-# Slots of an error; other names in a store come from another program.
-_SLOTS = ("given", "where", "allowed", "cause", "fix")
 # A value that no process writes: stands for a missing key.
 _ABSENT = "?"
 _MAX_WARNINGS = 16
@@ -213,9 +211,8 @@ class AgentStore(SignedStore):
 
 def error_from_store(value: Any) -> LaunchError | None:
     """Return the error that another rank has written into the store; None if it is malformed."""
-    if not isinstance(value, dict) or not isinstance(value.get("what"), str):
+    try:
+        error = from_json({**value, "kind": LaunchError.__name__} if isinstance(value, dict) else value)
+    except ValueError:
         return None
-    slots = value.get("slots")
-    if not isinstance(slots, dict):
-        return None
-    return LaunchError(value["what"], **{name: slots[name] for name in _SLOTS if name in slots})
+    return error if isinstance(error, LaunchError) else None

@@ -1,7 +1,7 @@
-"""YAML in and out: values with the line of each key, and a mapping as text.
+"""Reads YAML with the line of each key, and writes mappings as YAML.
 
-Plain words are read by the rules of YAML 1.2: `1e-3` is a number, `no` and `on` are text, `010` is ten. A key that is
-given twice, a tag, an alias within itself or a value that is not of its tag is refused.
+Plain words follow YAML 1.2: `1e-3` is a number, `no` and `on` are text, `010` is ten. Duplicate keys, tags, aliases
+within themselves and values that do not match their tag are refused.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _INT = "tag:yaml.org,2002:int"
 _FLOAT = "tag:yaml.org,2002:float"
 _TEXT = "tag:yaml.org,2002:str"
 _KINDS = {_NULL: "null", _BOOL: "true or false", _INT: "a whole number", _FLOAT: "a number"}
-_MAX_DIGITS = 4300  # Python reads no more
+_MAX_DIGITS = 4300  # the limit of Python's int()
 _MAX_BYTES = 1 << 20
-_MAX_VALUES = 50_000  # a few hundred bytes of aliases can stand for any number of values
-_MAX_DEPTH = 100  # of lists and maps: Python and pydantic have limits too, at which they give up without a line
+_MAX_VALUES = 50_000  # a few hundred bytes of aliases can expand to any number of values
+_MAX_DEPTH = 100  # of lists and maps: Python and pydantic have limits too, but their errors have no line
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _HAS_KEY = re.compile(r":(?:\s|$)|^\s*(?:#|-|$)")
 _NO_COLON, _SECOND_KEY = "could not find expected ':'", "mapping values are not allowed here"
-# Part of what PyYAML says -> the problem, and what to do about it. The first that fits.
+# Part of PyYAML's message -> the problem and its fix. The first match is used.
 _IN_OUR_WORDS = {
     "'\\t' that cannot start": ("a tab (→) stands where YAML allows only spaces", "Replace the tab with spaces."),
     "that cannot start any token": ("a value cannot begin with this character", "Put quotes around the value."),
@@ -44,6 +44,7 @@ _IN_OUR_WORDS = {
     ),
     "unexpected end of stream": ("the quote that begins here is not closed", "Close the quote."),
     "but got '<stream end>'": ("the bracket that begins here is not closed", "Close the bracket."),
+    "but found '<stream end>'": ("the text ends where a value should follow", "Add the value, or close the bracket."),
     "expected <block end>": ("the line is indented like none above it", "Indent it like its neighbours."),
     "found another document": ("a second document begins here, and a file holds one", "Remove the line."),
     "special characters": ("the line has a control character", "Remove the character."),
@@ -79,13 +80,13 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that either YAML 1.1 or 1.2 would read as something else."""
+    """Quotes every text that YAML 1.1 or 1.2 would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        # Without this, some line ends (U+0085) would be read back as a space.
+        # Otherwise some line ends (U+0085) would be read back as a space.
         return self.represent_scalar(_TEXT, data, style=None if data.isprintable() else '"')
 
 
@@ -109,7 +110,7 @@ class Document:
 
 
 def read(path: Path, name: str) -> Document:
-    """Read a YAML file that holds a mapping (or nothing); `name` is what errors call it.
+    """Read a YAML file that is a mapping or empty; `name` is its name in errors.
 
     Raises:
         ConfigError: The file can't be read, or is not such YAML.
@@ -117,14 +118,16 @@ def read(path: Path, name: str) -> Document:
     try:
         text = read_plain(path, _MAX_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name} is not text in UTF-8", given=f"byte {error.start} of the file") from error
+        raise ConfigError(
+            f"{name} is not text in UTF-8", given=f"byte {error.start} of the file", fix="Save the file as UTF-8."
+        ) from error
     except OSError as error:
-        raise ConfigError(f"{name} can't be read: {error.strerror}") from error
+        raise ConfigError(f"{name} can't be read: {error.strerror}", fix="Name a readable YAML file.") from error
     return parse(text, name)
 
 
 def parse(text: str, name: str) -> Document:
-    """Read YAML that holds a mapping (or nothing); `name` is the file's name in errors.
+    """Read YAML that is a mapping or empty; `name` is the file's name in errors.
 
     Raises:
         ConfigError: It is not YAML, not a mapping, or a key is given twice.
@@ -136,7 +139,12 @@ def parse(text: str, name: str) -> Document:
     if values is None:
         return Document({}, {})
     if not isinstance(values, dict):
-        raise ConfigError(f"{name} holds no settings", given=_shorten(text), allowed="lines such as epochs: 3")
+        raise ConfigError(
+            f"{name} holds no settings",
+            given=_shorten(text),
+            allowed="lines such as epochs: 3",
+            fix="Write each setting as key: value.",
+        )
     return Document(values, lines)
 
 
@@ -152,7 +160,7 @@ def parse_value(text: str) -> Any:
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
-    """A mapping of plain values as YAML, keys in their own order; `parse` reads the same values back."""
+    """Write a mapping of plain values as YAML, in the order of its keys; `parse` reads the same values."""
     # `default_flow_style=None`: a list or map of plain values stays on one line.
     return yaml.dump(
         dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
@@ -167,35 +175,39 @@ def _compose(text: str, name: str) -> yaml.Node | None:
 
 
 def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
-    """PyYAML's error without its grammar's terms, and with the line that has to change."""
+    """Return PyYAML's error without terms of its grammar, with the line that must be changed."""
     problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error)
     mark, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     place = getattr(error, "position", 0) if mark is None else mark.index
     if not isinstance(error, yaml.MarkedYAMLError | yaml.reader.ReaderError):
-        return ConfigError(f"{name} is not YAML", given=name, problem=problem)
+        return ConfigError(f"{name} is not YAML", cause=problem, fix="Write fewer values.")
     line, before = 1 + len(_NEWLINE.findall(text[:place])), 0
     if context is not None:
         before = 1 + len(_NEWLINE.findall(text[: context.index]))
     lines = _NEWLINE.split(text)
-    # The parser stops where it can't go on: for a missing colon a line too late, for an open quote at the file's end.
+    # PyYAML reports a missing colon one line too late, and an open quote at the end of the file.
     if problem == _SECOND_KEY and line > 1 and not _HAS_KEY.search(lines[line - 2]):
         problem, line = _NO_COLON, line - 1
     elif before and (problem == _NO_COLON or not text[place:].strip("\0 \t\r\n")):
         line = before
-    words, do = next((ours for theirs, ours in _IN_OUR_WORDS.items() if theirs in problem), (problem, None))
+    words, do = next(
+        (ours for theirs, ours in _IN_OUR_WORDS.items() if theirs in problem),
+        (problem, "Correct this line, or put quotes around its value."),
+    )
     if before < line and "flow" in str(getattr(error, "context", "")) and words == problem:
         words += f"; perhaps the bracket on line {before} is not closed"
+        do = f"Close the bracket on line {before}, or correct this line."
     shown = _shorten(lines[line - 1].replace("\t", "→"))
-    return ConfigError(f"{name} is not YAML", given=f"{name}:{line}: {shown}", problem=words, fix=do)
+    return ConfigError(f"{name} is not YAML", given=f"{name}:{line}: {shown}", cause=words, fix=do)
 
 
 def _check_size(root: yaml.Node | None, name: str) -> None:
-    """Refuse YAML whose aliases stand for too many values, before any of them is made."""
+    """Refuse YAML whose aliases expand to too many values, before any value is made."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node) -> int:
         if id(node) not in sizes:
-            sizes[id(node)] = 0  # an alias within itself, which has an error of its own
+            sizes[id(node)] = 0  # an alias within itself, which has a separate error
             inner = node.value if isinstance(node, yaml.CollectionNode) else []
             parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
             sizes[id(node)] = min(1 + sum(map(size, parts)), _MAX_VALUES + 1)
@@ -205,16 +217,18 @@ def _check_size(root: yaml.Node | None, name: str) -> None:
         raise ConfigError(
             f"{name} stands for more than {_MAX_VALUES:,} values",
             cause="aliases (*name) that repeat each other",
-            fix="write the values out, or fewer of them",
+            fix="Write the values out, or write fewer of them.",
         )
 
 
 def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str, above: tuple[int, ...]) -> Any:
     where = f"{name}:{node.start_mark.line + 1}"
     if id(node) in above:
-        raise ConfigError("a YAML alias stands within itself", given=where)
+        raise ConfigError(
+            "a YAML alias stands within itself", given=where, fix="Write the value out in place of the alias."
+        )
     if len(above) >= _MAX_DEPTH:  # by aliases
-        raise ConfigError(_too_deep(), given=where)
+        raise ConfigError(_too_deep(), given=where, fix="Use fewer lists or maps within each other.")
     above = (*above, id(node))
     if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
         return _mapping(node, path, lines, name, above)
@@ -222,7 +236,7 @@ def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str,
         return [_value(item, (*path, str(place)), {}, name, above) for place, item in enumerate(node.value)]
     if isinstance(node, yaml.ScalarNode) and node.tag in (*_PLAIN_WORDS, _TEXT):
         return _scalar(node.tag, node.value, where)
-    raise ConfigError(f"the YAML tag {node.tag} is not a kind of setting", given=where)
+    raise ConfigError(f"the YAML tag {node.tag} is not a kind of setting", given=where, fix="Remove the tag.")
 
 
 def _mapping(
@@ -232,11 +246,13 @@ def _mapping(
     for key_node, value_node in node.value:
         key, line = key_node.value, key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError("a key must be a word", given=f"{name}:{line}")
+            raise ConfigError("a key must be a word", given=f"{name}:{line}", fix="Write the setting as key: value.")
         here = (*path, _scalar(_TEXT, str(key), f"{name}:{line}"))
         if key in values:
             raise ConfigError(
-                f"{'.'.join(here)} is given twice", given=f"{name}:{line}, and before on line {lines[here]}"
+                f"{'.'.join(here)} is given twice",
+                given=f"{name}:{line}, and before on line {lines[here]}",
+                fix="Remove one of the two lines.",
             )
         lines[here] = line
         values[key] = _value(value_node, here, lines, name, above)
@@ -246,17 +262,26 @@ def _mapping(
 def _scalar(tag: str, text: str, where: str) -> Any:
     if tag == _TEXT:
         if not is_unicode(text):
-            raise ConfigError(f"{_shorten(ascii(text))} has half a character", given=where)
+            raise ConfigError(
+                f"{_shorten(ascii(text))} has half a character", given=where, fix="Write the character whole."
+            )
         return text
     if not re.fullmatch(_PLAIN_WORDS[tag][0], text):
-        raise ConfigError(f"{_shorten(ascii(text))} is not {_KINDS[tag]}", given=where)
+        raise ConfigError(
+            f"{_shorten(ascii(text))} is not {_KINDS[tag]}", given=where, fix="Correct the value, or remove its tag."
+        )
     if tag == _NULL:
         return None
     if tag == _BOOL:
         return text.lower() == "true"
     if tag == _INT:
         if len(text) > _MAX_DIGITS:
-            raise ConfigError(f"{_shorten(text)} is a number of {len(text):,} digits", given=where)
+            raise ConfigError(
+                f"{_shorten(text)} is a number of {len(text):,} digits",
+                given=where,
+                allowed=f"at most {_MAX_DIGITS:,} digits",
+                fix="Write a shorter number.",
+            )
         return int(text)
     return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
 

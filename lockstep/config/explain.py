@@ -87,10 +87,10 @@ def explain(
         problems.setdefault(what, slots)
     (what, slots), *others = problems.items()
     also = [wrapped(f"also: {other}") for other, _ in others[:5]]
-    slots["given"] = "\n".join(filter(None, [slots.get("given"), *also]))
+    given = "\n".join(filter(None, [slots.get("given"), *also]))
     everything = f"For all settings: lockstep config {source}" if source else None
-    slots["fix"] = "\n".join(filter(None, [slots.get("fix"), everything]))
-    return ConfigError(what, **{name: slots.get(name) for name in ("given", "where", "allowed", "cause", "fix")})
+    fix = "\n".join(filter(None, [slots.get("fix") or "Correct its name, or remove it.", everything]))
+    return ConfigError(what, given=given, allowed=slots.get("allowed"), fix=fix)
 
 
 def is_missing(fault: ErrorDetails) -> bool:
@@ -198,7 +198,7 @@ class _Reader:
     def _better_value(self, setting: Setting, value: Any) -> str:
         """Return a sentence with a value that is allowed: the nearest of several names, or the default."""
         if setting.is_section:
-            return f"Set what is in the section, such as {setting.key}.KEY=VALUE."
+            return f"Set a key of the section, such as {setting.key}.KEY=VALUE."
         near = difflib.get_close_matches(str(value), setting.type.split(" | "), n=1) if isinstance(value, str) else []
         if near:
             return f"Use {setting.key}={near[0]}."

@@ -43,6 +43,7 @@ def _text(key: str, value: Any) -> str:
         raise ConfigError(
             f"{key} is {inner!r}, of the type {type(inner).__name__}",
             allowed="numbers, text, true or false, None, paths, and lists and mappings of them",
+            fix="Convert the value to one of these.",
         )
 
     return str(value) if isinstance(value, Path) else json.dumps(value, ensure_ascii=False, default=plain)
@@ -67,7 +68,7 @@ def check_exists(setting: str, path: Path | None) -> None:
 
 
 def given_path(text: str | Path, name: str) -> Path:
-    """The path that an option or argument names; ~ is the person's own folder, also where no shell has seen to it.
+    """Return the path of an option or argument, with ~ replaced by the home folder even if no shell did so.
 
     Args:
         text: What was given.
@@ -77,8 +78,11 @@ def given_path(text: str | Path, name: str) -> Path:
         ConfigError: It is empty, as of a shell's variable that is not set: that would be the folder one is in.
     """
     if not str(text).strip():
-        raise ConfigError(f"{name} is empty", fix="name a path, or leave it out")
+        raise ConfigError(f"{name} is empty", fix=f"Name a path, or leave {name} out.")
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{name} is {str(text)!r}: no user of that name has a home folder on this machine") from None
+        raise ConfigError(
+            f"{name} is {str(text)!r}: no user of that name has a home folder on this machine",
+            fix="Correct the name after ~, or name the path without ~.",
+        ) from None

@@ -79,5 +79,9 @@ def parse_range(text: str, option: str, limit: int = MAX_PROCS) -> ProcessRange:
     least = int(match[1]) if match else 0
     most = int(match[2] or match[1]) if match else 0
     if not 1 <= least <= most <= limit:
-        raise ConfigError(f"{option} is {text!r}", allowed=f"a number from 1 to {limit}, or MIN:MAX such as 2:4")
+        raise ConfigError(
+            f"{option} is {text!r}",
+            allowed=f"a number from 1 to {limit}, or MIN:MAX such as 2:4",
+            fix=f"Set {option} to a number in this range.",
+        )
     return ProcessRange(least, most)

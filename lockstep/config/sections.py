@@ -1,4 +1,4 @@
-"""Sections of the settings that all recipes share: `optim`, `checkpoint`, `loader`, `cluster`, `watch` and `report`."""
+"""Sections of the settings that all recipes share: `optim`, `checkpoint`, `record`, `loader` and so on."""
 
 from __future__ import annotations
 
@@ -77,6 +77,11 @@ class CheckpointConfig(Settings):
 
     every: str = Field(default="1 epoch", description=f"Interval between checkpoints: {INTERVAL_FORMS}.")
     keep: int = Field(default=3, ge=1, description="Number of newest checkpoints to keep, besides the best one.")
+    keep_every: str | None = Field(
+        default=None,
+        description="Interval of checkpoints to keep for good, at which lockstep verify can start: "
+        '"1000 steps" or "1 epoch"; null: none.',
+    )
     on_change: Literal["auto", "error", "warn"] = Field(
         default="auto",
         description="What a resume does if code, data, library versions or the processor changed since the checkpoint. "
@@ -88,6 +93,25 @@ class CheckpointConfig(Settings):
     def _is_an_interval(cls, value: str) -> str:
         parse_interval(value)
         return value
+
+    @field_validator("keep_every")
+    @classmethod
+    def _is_a_number_of_steps(cls, value: str | None) -> str | None:
+        if value is not None and parse_interval(value).seconds is not None:
+            raise ValueError('must be like "1000 steps" or "1 epoch"; fix: Give a number of steps or epochs.')
+        return value
+
+
+class RecordConfig(Settings):
+    """The record of a run's steps, by which others can verify it."""
+
+    steps: bool = Field(
+        default=True, description="Record loss, gradient norm and samples of each step: 72 bytes per step."
+    )
+    content: bool = Field(
+        default=False,
+        description="Record a digest of each step's sample values too. Slower: every sample is hashed.",
+    )
 
 
 class LoaderConfig(Settings):

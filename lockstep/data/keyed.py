@@ -35,7 +35,7 @@ def mix(value: int) -> int:
 
 
 def mix_array(values: KeyArray) -> KeyArray:
-    """Apply `mix` to each element. Does not change its argument."""
+    """Apply `mix` to each element of an array of any shape. Does not change its argument."""
     values = values + np.uint64(GOLDEN)
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)

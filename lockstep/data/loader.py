@@ -1,8 +1,9 @@
 """Loading of the batches of a rank's micro-batches, in order, ahead of time with DataLoader workers.
 
 A batch is a pure function of its request (sample indices and keys), so the number of workers changes only the speed.
-The trainer and the loader each iterate over the same `Order`; a batch whose indices differ from the expected ones is an
-error. One stream runs through all epochs, so there is no stall between them. With two workers:
+The plans of the steps are computed once: the loader reads ahead in them, and the loop follows (`Job.open_loader`). A
+batch whose indices differ from the expected ones is an error. One stream runs through all epochs, so there is no stall
+between them. With two workers:
 
     requests (Order)   r0  r1  r2  r3  r4 ...
     worker 0           read b0 | read b2 | read b4 ...        torch hands requests out in turn,
@@ -18,7 +19,7 @@ import multiprocessing
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -28,8 +29,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.cluster.signals import exit_with_parent
 from lockstep.cores import num_cores
+from lockstep.data.digests import digest_of
 from lockstep.data.keyed import IntArray, KeyArray, seed_reading
-from lockstep.data.order import Order, Place
+from lockstep.data.order import Step
 from lockstep.data.samples import Batch, SampleSource, as_samples, with_channels_last
 from lockstep.errors import ConfigError, DataError, LockstepError, ReaderLost, no_shared_memory
 from lockstep.open_files import is_too_many_files, too_many_files
@@ -108,16 +110,9 @@ def choose_num_workers(
     return max(least, min(MAX_WORKERS, share - own))
 
 
-def training_requests(order: Order, place: Place, start: int, stop: int) -> Iterator[Request]:
-    """Iterate over the requests of a rank for the steps [start, stop) of a run.
-
-    Args:
-        order: The order of samples.
-        place: The rank and the world size.
-        start: First step.
-        stop: The step after the last one.
-    """
-    for step in order.steps(place, start=start, stop=stop):
+def requests_of(steps: Iterable[Step]) -> Iterator[Request]:
+    """Yield the request of each micro-batch of some steps, in order."""
+    for step in steps:
         for micro_batch in (*step.micro_batches, *step.repeats):
             yield micro_batch.indices, micro_batch.keys
 
@@ -154,6 +149,7 @@ class Loader:
         waited_s: Seconds spent so far on waiting for batches, or on reading them in this process.
         num_to_keep: Number of samples still to be stored in `kept`.
         kept: The stored samples, as the dataset returned them and in the same memory.
+        digests: If not None, receives a digest of each batch as the dataset returned it.
     """
 
     def __init__(
@@ -171,6 +167,7 @@ class Loader:
         self.num_workers = choose_num_workers(num_workers, samples, device, num_ranks_here=num_ranks_here)
         self.waited_s = 0.0
         self.num_to_keep, self.kept = 0, list[Batch]()
+        self.digests: list[bytes] | None = None
         self._stream: Iterator[Batch | LockstepError] | None = None
         if self.num_workers:
             loader = DataLoader(
@@ -197,31 +194,33 @@ class Loader:
                     raise too_many_files() from error
                 raise no_shared_memory(error) from error
 
-    def batch(self, indices: IntArray, keys: KeyArray, *, again: bool = False) -> Batch:
+    def batch(self, indices: IntArray, keys: KeyArray, *, again: bool = False, is_repeat: bool = False) -> Batch:
         """Return the next batch on the device.
 
         Args:
             indices: (N,) samples of the next request.
             keys: (N,) their random keys.
             again: Read the samples of an earlier request again, in this process and outside of the stream.
+            is_repeat: Whether another rank has this micro-batch too; its samples then do not count here.
 
         Raises:
             LockstepError: Raised by the dataset, in this process or a worker.
             ConfigError: The dataset returned other samples, or no Batch.
         """
-        batch = self.raw(indices, keys, again=again).to(self._device)
+        batch = self.raw(indices, keys, again=again, is_repeat=is_repeat).to(self._device)
         if self._samples.finish is not None:
             seed_reading(keys)  # a worker's generators are not those of this process
             batch = self._samples.finish(batch)
         return replace(batch, inputs=with_channels_last(batch.inputs)) if self._channels_last else batch
 
-    def raw(self, indices: IntArray, keys: KeyArray, *, again: bool = False) -> Batch:
+    def raw(self, indices: IntArray, keys: KeyArray, *, again: bool = False, is_repeat: bool = False) -> Batch:
         """Return the next batch as the dataset returned it, without `finish` and on the CPU.
 
         Args:
             indices: (N,) samples of the next request.
             keys: (N,) their random keys.
             again: Read the samples of an earlier request again, in this process and outside of the stream.
+            is_repeat: Whether another rank has this micro-batch too; its samples then do not count here.
 
         Raises:
             LockstepError: Raised by the dataset, in this process or a worker.
@@ -244,6 +243,10 @@ class Loader:
                 allowed=f"{len(indices)} samples: {indices[:4].tolist()} …, in this order",
                 fix="Return Batch(inputs, targets, torch.from_numpy(indices)) from batch().",
             )
+        if again or is_repeat:
+            return batch
+        if self.digests is not None:
+            self.digests.append(digest_of(batch))
         if self.num_to_keep > 0:
             self.kept.append(batch.head(self.num_to_keep))
             self.num_to_keep -= len(self.kept[-1])

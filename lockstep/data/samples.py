@@ -104,7 +104,7 @@ class SampleSource(Protocol):
         """Return the number of samples."""
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """Read samples; see `Samples.batch`."""
+        """See `Samples.batch`."""
 
 
 class Samples:

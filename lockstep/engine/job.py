@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
+from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +15,8 @@ from torch.optim import Optimizer
 
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
-from lockstep.data.loader import Loader, training_requests
-from lockstep.data.order import Order
+from lockstep.data.loader import Loader, requests_of
+from lockstep.data.order import Order, Step
 from lockstep.data.samples import Samples
 from lockstep.engine.parts import Parts
 from lockstep.errors import CheckpointError
@@ -53,6 +54,8 @@ class Progress:
         data_s: Part of it that rank 0 waited for samples, in seconds.
         train_size: Number of training samples; None in checkpoints that predate it.
         fingerprint: See `Fingerprint`; empty in checkpoints that predate it.
+        chain: The link of the step record before the next step, 64 hex digits (`provenance/step_log.py`); empty if
+            steps are not recorded.
     """
 
     step: Count = 0
@@ -69,6 +72,7 @@ class Progress:
     data_s: Seconds = 0.0
     train_size: Count | None = None
     fingerprint: dict[str, dict[str, str]] = field(default_factory=dict)
+    chain: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the progress as plain JSON."""
@@ -175,18 +179,25 @@ class Job:
         """Number of steps of the whole run."""
         return self.config.epochs * self.order.steps_per_epoch
 
-    def open_loader(self) -> Loader:
-        """Open the loader of this process's batches, from the current step on."""
+    def open_loader(self, stop: int | None = None) -> tuple[Loader, Iterator[Step]]:
+        """Open the loader of this process's batches, with the plans of its steps, from the current step on.
+
+        Args:
+            stop: The step after the last one; None: the end of the run.
+        """
+        # Computed once: DataLoader workers are sent the requests of `ahead`, and the loop follows in `steps`.
+        stop = self.num_steps if stop is None else stop
+        steps, ahead = tee(self.order.steps(self.world, start=self.progress.step, stop=stop))
         self.loader = Loader(
             self.train_data,
-            lambda: training_requests(self.order, self.world, self.progress.step, self.num_steps),
+            lambda: requests_of(ahead),
             self.world.device,
             num_workers=self.config.loader.num_workers,
             num_ranks_here=self.world.num_ranks_here,
             prefetch=self.config.loader.prefetch,
             channels_last=self.config.channels_last,
         )
-        return self.loader
+        return self.loader, steps
 
     def compiling(self) -> AbstractContextManager[None]:
         """Return a context for training that measures compile time and keeps the watchdog from taking it for a hang."""
@@ -197,13 +208,16 @@ class Job:
         return nullcontext() if self.average is None else self.average.in_place()
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the model's state_dict, without copies; of a sharded model this rank's shards."""
+        """Return the model's state_dict, without copies: the shapes of the model's own tensors.
+
+        Of a sharded model these are this rank's shards, (rows, ...).
+        """
         return self.replica.state()
 
     def final_weights(self) -> Mapping[str, Tensor]:
         """Return the weights to publish: the moving average, if there is one. Called on all ranks.
 
-        A sharded model's weights are whole on rank 0 only.
+        Tensors have the shapes of the model's own. A sharded model's weights are whole on rank 0 only.
         """
         state = self.state() if self.average is None else self.average.state
         return self.replica.gather_all(state)

@@ -10,16 +10,16 @@ travel as one number with the step's gradients, so all ranks branch the same way
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-from lockstep.engine.evaluate import EvaluationStopped, evaluate, no_metric
+from lockstep.engine.evaluate import EvaluationStopped
 from lockstep.engine.job import Job
 from lockstep.engine.nonfinite import handle_nonfinite
+from lockstep.engine.output.reports import Reports
 from lockstep.engine.replica_check import ReplicaCheck
-from lockstep.engine.reports import Reports
 from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.step import run_step
+from lockstep.engine.validation import validate
 
 StopNow = Callable[[], bool]
 STOP, COMPARE = 1, 2  # bits of the flag that rank 0 sends to all ranks with a step's gradients
@@ -52,12 +52,12 @@ def train(
         RollBack: A step was not finite and watch.nonfinite=rollback.
     """
     replica_check = ReplicaCheck(job)
-    loader = job.open_loader()
+    loader, steps = job.open_loader()
     try:
         reports.start(job)
         if job.is_evaluation_due() and not job.is_evaluated():  # it stopped between its last step and the validation
             end_epoch(job, saver, reports, stop_now, is_due=True)
-        for step in job.order.steps(job.world, start=job.progress.step, stop=job.num_steps):
+        for step in steps:
             result = run_step(job, step, loader, STOP * stop_flag() + COMPARE * replica_check.is_due(job))
             if not result.is_finite and not result.is_overflow:
                 handle_nonfinite(job, step, saver, reports)
@@ -102,31 +102,7 @@ def end_epoch(job: Job, saver: CheckpointManager, reports: Reports, stop_now: St
         ConfigError: The validation has no metric of the name in `Parts.monitor`.
         EvaluationStopped: A stop was requested.
     """
-    config, progress = job.config, job.progress
-    with job.evaluated_weights():
-        metrics, metric = evaluate(
-            job.model,
-            job.eval_data,
-            job.world,
-            loss=job.parts.loss,
-            infer=job.parts.infer,
-            metric=job.parts.metric,
-            # `infer` may call the model once per image, and all ranks must call a sharded model equally often.
-            batch_size=1 if job.replica.is_sharded and job.parts.infer is not None else config.eval_batch,
-            num_workers=config.loader.num_workers,
-            channels_last=config.channels_last,
-            stop=stop_now,
-            even=job.replica.is_sharded,
-        )
-    name, better = job.parts.monitor
-    if name not in metrics:
-        raise no_metric(name, metrics)
-    progress.metrics, progress.evaluated_step = metrics, progress.step
-    value, sign = metrics[name], 1.0 if better == "max" else -1.0
-    # NaN is never the best: every comparison with it is false, so no later value could replace it.
-    is_best = not math.isnan(value) and (progress.best is None or sign * value > sign * progress.best["value"])
-    if is_best:
-        progress.best = {"step": progress.step, "metric": name, "value": value}
+    metrics, metric, is_best = validate(job, stop_now)
     reports.evaluation(job, metrics, metric)
     if is_due or is_best:
         saver.save(job)

@@ -12,9 +12,9 @@ from lockstep.config.document import to_yaml
 from lockstep.engine.assemble import init_weights, make_job
 from lockstep.engine.dataset_info import Recipe, build_from, dataset_info_for, write_dataset_info
 from lockstep.engine.job import Job
+from lockstep.engine.output.summary import head
 from lockstep.engine.run_spec import RunSpec
 from lockstep.engine.saving import CheckpointManager
-from lockstep.engine.summary import head
 from lockstep.errors import LockstepError
 from lockstep.provenance.environment import environment
 from lockstep.provenance.resumed import check_unchanged
@@ -86,7 +86,7 @@ def find_origin(spec: RunSpec, folder: RunFolder) -> Path | None:
 
 
 def keep_name(spec: RunSpec, origin: Path) -> RunSpec:
-    """The specification with the name of the run that it resumes, since its source may be the run folder."""
+    """Return the specification with the name of the resumed run, since its source may be the run folder."""
     with suppress(LockstepError):
         name = RunFolder(origin).read_json("environment.json").get("name")
         return replace(spec, name=name) if isinstance(name, str) and name else spec

@@ -29,10 +29,10 @@ from lockstep.engine.dataset_info import Recipe
 from lockstep.engine.graceful_stop import StopFlag
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
+from lockstep.engine.output.reports import Reports
+from lockstep.engine.output.summary import finish
 from lockstep.engine.prepare import find_origin, keep_name, prepare
-from lockstep.engine.reports import Reports
 from lockstep.engine.run_spec import RunSpec
-from lockstep.engine.summary import finish
 from lockstep.parallel.recheck import RecheckedReducer
 from lockstep.report.console import Console
 from lockstep.report.log import log_path, rank_log
@@ -58,9 +58,10 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
     folder = RunFolder(spec.run_folder)
     with _opened(folder, world), announced(spec.run_folder, world) as announce:
         origin = find_origin(spec, folder)
+        # A resumed run keeps its name: its source may be the run folder, whose name would be shown instead.
         spec = spec if origin is None else keep_name(spec, origin)
         job, manager, notes, header = prepare(spec, recipe, world, folder, origin)
-        reports = Reports(job, folder)  # after `_prepare`: a refused resume must not touch the run's records
+        reports = Reports(job, folder)  # after `prepare`: a refused resume must not touch the run's records
         reports.settings = flat(spec.diff)
         if isinstance(job.reducer, RecheckedReducer):
             job.reducer.notify = reports.notify

@@ -64,7 +64,9 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
     def run_micro_batch(micro_batch: MicroBatch) -> None:
         nonlocal names
         pulse.enter(READING)
-        batch = loader.batch(micro_batch.indices, micro_batch.keys, again=micro_batch.is_reread)
+        batch = loader.batch(
+            micro_batch.indices, micro_batch.keys, again=micro_batch.is_reread, is_repeat=micro_batch.is_repeat
+        )
         # The layers of a sharded model wait for the other ranks, so this rank may be blocked without being slow.
         pulse.enter(COMPUTING, waits=job.replica.is_sharded)
         with job.reducer.micro_batch(micro_batch):

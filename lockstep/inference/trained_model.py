@@ -88,7 +88,7 @@ class TrainedModel:
             return find(str(self.path / "config.yaml"))
         except ConfigError as error:
             cause = _lines(error.slots.get("cause"), describe_copy(self.path))
-            raise ConfigError(error.what, **{**error.slots, "cause": cause}) from error
+            raise error.with_slots(cause=cause) from error
 
     def open(self, found: RecipeSpec, config: RunConfig, world: World) -> tuple[Parts, nn.Module]:
         """Build the recipe's parts and the model with its weights, in evaluation mode.
@@ -114,14 +114,23 @@ class TrainedModel:
             parts = build_parts(config, lambda: found.build(config, dataset_info))
             load_strict(parts.model, self.path)
         else:
-            dataset_info = self._checked_dataset_info(found, config, world)
+            dataset_info = self.dataset_info(found, config, world)
             parts = build_parts(config, lambda: build_from(found, config, dataset_info, self.path))
             path, state = weights_of(self.path, self.checkpoint, parts.model)
             load_into(parts.model, state, path)
         return parts, prepare_model(parts.model, config, world.device).eval()
 
-    def _checked_dataset_info(self, found: RecipeSpec, config: RunConfig, world: World) -> dict[str, Any]:
-        """Return the run's dataset info, after comparing recipe, settings and dataset info with its checkpoint."""
+    def dataset_info(self, found: RecipeSpec, config: RunConfig, world: World) -> dict[str, Any]:
+        """Return the run's dataset info, after comparing recipe, settings and dataset info with its checkpoint.
+
+        Args:
+            found: The recipe.
+            config: Its settings.
+            world: The ranks.
+
+        Raises:
+            LockstepError: Settings or dataset info were altered.
+        """
         from lockstep.engine.dataset_info import dataset_info_for
         from lockstep.provenance.run_identity import check_settings
         from lockstep.storage.recipe_copy import recipe_change

@@ -127,6 +127,7 @@ def run_on_hosts(
     except FileNotFoundError:
         raise LaunchError(
             "--hosts needs the command ssh, which was not found",
+            given=f"--hosts {','.join(machine.name for machine in machines)}",
             fix="Install an ssh client (Debian: apt install openssh-client).",
         ) from None
     followers = [

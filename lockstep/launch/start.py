@@ -171,7 +171,7 @@ def _with_port(endpoint: str, option: str) -> str:
 def _check_node_rank(options: LaunchOptions, size: ProcessRange) -> None:
     if options.master is not None and options.endpoint is not None:
         raise ConfigError(
-            "--master and --rdzv-endpoint were both given",
+            f"--master {options.master} and --rdzv-endpoint {options.endpoint} were both given",
             fix="Use --master with --node-rank; or only --rdzv-endpoint, which numbers the machines.",
         )
     if (options.master is None) != (options.node_rank is None):

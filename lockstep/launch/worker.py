@@ -150,13 +150,11 @@ def _report(file: IO[str], here: RankAssignment, error: BaseException) -> None:
 
 
 def _add_rank(error: LockstepError, here: RankAssignment) -> None:
-    """Add this rank to the error's `where`, in its place among the slots; a hang names the stalled ranks already."""
+    """Add this rank to the error's `where`; a hang names the stalled ranks already."""
     if isinstance(error, HangError):
         return
     rank = f"rank {here.rank} (host {socket.gethostname()}, pid {os.getpid()})"
-    before = error.slots.pop("where", "")
-    first = {name: error.slots.pop(name) for name in ("given",) if name in error.slots}
-    error.slots = {**first, "where": f"{before}\n{rank}" if before else rank, **error.slots}
+    error.slots["where"] = "\n".join(filter(None, [error.slots.get("where"), rank]))
 
 
 def _is_consequence(error: BaseException) -> bool:

@@ -60,6 +60,7 @@ def check_trainable(model: nn.Module) -> None:
     if not trained:
         raise ConfigError(
             "no parameter of the recipe's model requires a gradient, so there is nothing to train",
+            given=f"{len(list(model.parameters())):,} parameters, 0 of them trainable",
             fix="Freeze fewer layers, or give the model parameters.",
         )
     for name, value in trained:

@@ -20,7 +20,7 @@ class ModelEma:
     Args:
         model: The model to average, on its device.
         decay: The largest d.
-        state: Returns the tensors to average, if they are not the model's state_dict: a rank's shards.
+        state: Returns the tensors to average, of any shape, if they are not the model's state_dict: a rank's shards.
     """
 
     def __init__(self, model: nn.Module, decay: float, state: Callable[[], Mapping[str, Tensor]] | None = None) -> None:
@@ -29,7 +29,11 @@ class ModelEma:
         self.reset(self._live())
 
     def reset(self, state: Mapping[str, Tensor]) -> None:
-        """Set the average: to the weights that training starts from, or to those of a checkpoint."""
+        """Set the average: to the weights that training starts from, or to those of a checkpoint.
+
+        Args:
+            state: Tensors by name, in the shapes of the model's own; of a rank's shards if the model is sharded.
+        """
         # Cloned from the model, so that each tensor has the strides that the update uses.
         self.state = {name: tensor.detach().clone().copy_(state[name]) for name, tensor in self._live().items()}
 

@@ -28,13 +28,12 @@ from torch import Tensor, nn
 
 from lockstep.parallel.tree import Node, are_siblings, push
 
-ALIGNMENT = (
-    16  # float32 values in 64 bytes, torch's own alignment: kernels then take the same path for a view and a tensor
-)
+# float32 values in 64 bytes, torch's own alignment: kernels then take the same path for a view and a tensor.
+ALIGNMENT = 16
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return whether a tensor's values fill its memory without gaps, in any order of its dimensions."""
+    """Return whether a tensor of any shape fills its memory without gaps, in any order of its dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -73,6 +72,8 @@ class Flat:
 
     def __init__(self, bucket: Bucket, dtype: torch.dtype) -> None:
         self.values = torch.zeros(bucket.length, dtype=dtype, device=bucket.device)
+        # In the parameters' own strides, so that a channels-last weight has a channels-last gradient. This is why
+        # parameters must be dense: the view of one with gaps would reach into the next one.
         self.views = [
             self.values.as_strided(parameter.shape, parameter.stride(), offset)
             for parameter, offset in zip(bucket.parameters, bucket.offsets, strict=True)
@@ -83,10 +84,13 @@ class Flat:
 class Leaf:
     """A micro-batch's gradients in a bucket, during its backward pass.
 
-    Attributes:
+    Args:
         index: Index of the micro-batch in the step.
         flat: Their memory: a copy of their own, or the copy of the sibling that they are added to.
         is_joining: Whether `flat` is the sibling's.
+        num_parameters: Number of parameters in the bucket.
+
+    Attributes:
         missing: Indices of the parameters without a gradient so far.
         is_done: Whether the leaf has ended.
         checksum: Of its values, if they are compared with another rank's.
@@ -172,6 +176,7 @@ class Bucket:
         """Set `result` to the sum over all ranks, and free all other copies of the step."""
         self._free.extend(flat for _, flat in self.nodes if flat is not result)
         if self._float32 is not None:
+            # Widened once, after the last addition: optimizers and clipping then work in float32.
             self._float32.values.copy_(result.values)
             self._free.append(result)
             result = self._float32
@@ -180,6 +185,7 @@ class Bucket:
     def start_step(self, first_leaf: int) -> None:
         """Drop the last step's sums. `first_leaf` is the first micro-batch of this process."""
         self._free.extend(flat for _, flat in self.nodes)
+        # Not earlier: until here the parameters' `grad` are views of the result.
         if self.result is not None and self.result is not self._float32:
             self._free.append(self.result)
         self.nodes, self.result, self._num_lent = [], None, 0
@@ -231,6 +237,7 @@ class Bucket:
             leaf.flat.views[index].copy_(parameter.grad)
         else:
             torch.mul(parameter.grad, factor, out=leaf.flat.views[index])
+        # Otherwise the next micro-batch's backward would add to this gradient.
         parameter.grad = None
         leaf.missing.remove(index)
 
@@ -275,6 +282,7 @@ class Bucket:
                 # The sibling's node leaves the list, since its copy is now the sum of both.
                 (first, _), _ = self.nodes.pop()
             push(self.nodes, (first, self.next_leaf), ready.flat, num_leaves, self._merge)
+        # Fast mode: a single node for each process, as `Reducer.begin` expects of every rank.
         if not self.exact and len(self.nodes) > 1:
             ((first, _), flat), *others = self.nodes
             for _, other in others:
@@ -283,5 +291,6 @@ class Bucket:
 
     def _merge(self, left: Flat, right: Flat) -> Flat:
         left.values.add_(right.values)
+        # Free at once: the tree keeps at most about log2(micro-batches) sums of a bucket alive (ADR 3).
         self._free.append(right)
         return left

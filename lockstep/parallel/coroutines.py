@@ -47,6 +47,7 @@ class _ThreadPool:
                 inbox = self._idle.pop()
             else:
                 inbox = queue.SimpleQueue()
+                # A daemon: an idle or blocked thread must not delay the end of the process.
                 threading.Thread(target=self._serve, args=(inbox,), name="micro-batch", daemon=True).start()
         inbox.put(work)
 
@@ -123,6 +124,7 @@ class _Coroutine(Generic[T]):
             self._pause()
             self.results.append(self._body())
         except BaseException as error:
+            # Even SystemExit: if control did not return to the main thread, it would wait for ever.
             self.error = error
         self.is_done, self.value = True, None
         self._paused.release()
@@ -157,6 +159,7 @@ class Coroutines:
             The result of each function, in order.
         """
         self._combine = combine
+        # One micro-batch in this process: without a thread, `wait` calls `combine` itself (ADR 7).
         if len(bodies) == 1:
             return [bodies[0]()]
         coroutines = [_Coroutine(body, self._threads) for body in bodies]
@@ -172,6 +175,7 @@ class Coroutines:
                 for coroutine in coroutines:
                     coroutine.answer = answer
         finally:
+            # Also after success: this waits until each thread is idle, so that the next step starts no new one.
             for coroutine in coroutines:
                 coroutine.abandon()
             self._current = None

@@ -33,7 +33,7 @@ from lockstep.parallel.tree import Node, partials
 from lockstep.parallel.tree_all_reduce import TreeAllReduce
 
 T = TypeVar("T")
-BUCKET_BYTES = 25 * 1024 * 1024
+BUCKET_BYTES = 25 * 1024 * 1024  # as `bucket_cap_mb` of torch's DDP
 
 
 @dataclass
@@ -185,7 +185,7 @@ class Reducer:
         """
         assert self._open is not None, "call backward inside `with reducer.micro_batch(...)`"
         weight, leaves = self._open.micro_batch.weight, self._open.leaves
-        (loss * (weight * self._loss_scale)).backward()
+        (loss * (weight * self._loss_scale)).backward()  # weighted here: leaves are then only added
         missing = [
             index in leaf.missing
             for bucket, leaf in zip(self._buckets, leaves, strict=True)
@@ -215,10 +215,10 @@ class Reducer:
             flag: A number that rank 0 sends to all ranks.
         """
         if self._world.rank == 0:
-            self._buckets[-1].nodes[0][1].tail[0] = flag
+            self._buckets[-1].nodes[0][1].tail[0] = flag  # 0 in all other leaves, so the sum is rank 0's number
         while len(self._exchanges) < len(self._buckets):
             self._start_next()
-        for exchange in self._exchanges:
+        for exchange in self._exchanges:  # the second round of a bucket is sent while the next one is added up
             exchange.middle()
         for exchange in self._exchanges:
             exchange.finish()

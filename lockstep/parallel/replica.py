@@ -53,16 +53,35 @@ class Replica(Protocol):
         """
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the model's state_dict without copies; with shards in place of whole parameters if sharded."""
+        """Return the model's state_dict without copies, in the shapes of the model's own tensors.
+
+        If sharded, each parameter is this rank's part of it, (rows, ...).
+        """
 
     def gather_all(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a state with whole tensors, on rank 0; called by all ranks together."""
+        """Return a state with whole tensors, on rank 0; called by all ranks together.
+
+        Args:
+            state: Tensors of the shapes that `state` returns: the weights or their moving average.
+
+        Returns:
+            The tensors by name, in the shapes of the unsharded model.
+        """
 
     def load(self, state: Mapping[str, Tensor] | None) -> None:
-        """Load a whole model's state_dict from rank 0 on all ranks; the other ranks pass None."""
+        """Load a whole model's state_dict from rank 0 on all ranks.
+
+        Args:
+            state: Tensors by name, in the shapes of the unsharded model, on rank 0; None on the others.
+        """
 
     def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
-        """Return those tensors of a checkpoint that must be equal on all ranks, by name."""
+        """Return those tensors of a checkpoint that must be equal on all ranks, by name.
+
+        Args:
+            tensors: Tensors of any shape, by name, from `checkpoint.pack`.
+            optimizer: The optimizer, whose state may be sharded like the parameters.
+        """
 
 
 class WholeReplica:
@@ -100,7 +119,7 @@ class WholeReplica:
         return state
 
     def gather_all(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the state itself, which is whole on every rank."""
+        """See `Replica.gather_all`. Returns the state itself, which is whole on every rank."""
         return state
 
     @torch.no_grad()
@@ -113,5 +132,5 @@ class WholeReplica:
         collectives.broadcast_tensors(self._world, list(mine.values()))
 
     def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
-        """Return all tensors."""
+        """See `Replica.comparable`. Returns all tensors."""
         return dict(tensors)

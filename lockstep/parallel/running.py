@@ -54,7 +54,10 @@ class RunningBuffers:
             old.copy_(flat)
 
     def take_change(self) -> Tensor:
-        """Return the change by the last forward pass, (len(self),) float32, and reset the buffers.
+        """Return the change by the last forward pass, and reset the buffers.
+
+        Returns:
+            (length,) float32, where length is `len(self)`: all buffers in one flat tensor.
 
         Raises:
             ConfigError: The model replaced a buffer instead of writing into it, or changed one of type bool.
@@ -85,18 +88,26 @@ class RunningBuffers:
             flat.copy_(old)
 
     def snapshot(self) -> list[Tensor]:
-        """Return a copy of the buffers for `restore`, and reset them."""
+        """Return a copy of the buffers for `restore`, and reset them.
+
+        Returns:
+            For each dtype, its buffers in one flat tensor, (length,).
+        """
         copies = [flat.clone() for flat in self._flats]
         self.reset()
         return copies
 
     def restore(self, copies: list[Tensor]) -> None:
-        """Set the buffers to a snapshot."""
+        """Set the buffers to a `snapshot`: for each dtype one flat tensor, (length,)."""
         for flat, values in zip(self._flats, copies, strict=True):
             flat.copy_(values)
 
     def apply(self, change: Tensor) -> None:
-        """Add the step's change, (len(self),) float32: the weighted mean over its micro-batches."""
+        """Add the step's change: the weighted mean over its micro-batches.
+
+        Args:
+            change: (length,) float32, where length is `len(self)`.
+        """
         for flat, part in zip(self._flats, torch.split(change, [len(flat) for flat in self._flats]), strict=True):
             # round(): the weights of the micro-batches add up to 1 only up to rounding.
             flat.add_(part if flat.is_floating_point() else part.round().to(flat.dtype))

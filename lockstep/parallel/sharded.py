@@ -99,11 +99,11 @@ class Shards:
         return ShardedReducer(self._model, self, self._world, num_extras=num_extras)
 
     def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
-        """Return the tensors that all ranks have whole: shards differ by design."""
+        """See `Replica.comparable`. Returns the tensors that all ranks have whole: shards differ by design."""
         return {name: tensor for name, tensor in tensors.items() if sharded_name(name, tensor, self, optimizer) is None}
 
     def state(self) -> dict[str, Tensor]:
-        """Return the model's state_dict with this rank's parts of the parameters, in the model's own memory."""
+        """See `Replica.state`. Returns this rank's parts of the parameters, in the model's own memory."""
         state: dict[str, Tensor] = self._model.state_dict()
         return {name: self.parameters[name].detach() if name in self._sharded else state[name] for name in state}
 
@@ -131,7 +131,7 @@ class Shards:
         return None if parts is None else torch.cat([each.cpu() for each in parts])[: shape[0]]
 
     def gather_all(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gather all tensors of a `state` in rank 0's host memory; empty on the other ranks. A collective call."""
+        """See `Replica.gather_all`. Gathers in rank 0's host memory; returns an empty dict on the other ranks."""
         whole = {}
         for name, tensor in state.items():
             gathered = self.gather(name, tensor) if name in self._sharded else tensor.detach().cpu()
@@ -140,7 +140,7 @@ class Shards:
         return whole
 
     def part(self, whole: Tensor) -> Tensor:
-        """Return this rank's part of a complete tensor: the same rows as of the parameters."""
+        """Return this rank's part, (rows, ...), of a complete tensor, (n, ...): the same rows as of the parameters."""
         rows = -(-len(whole) // self._world.size)
         return whole[rows * self._world.rank : rows * (self._world.rank + 1)]
 
@@ -152,7 +152,7 @@ class Shards:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor] | None) -> None:
-        """Load an unsharded state_dict from rank 0, one tensor at a time; other ranks pass None. A collective call."""
+        """See `Replica.load`. Only one tensor at a time is whole on the device."""
         for name, here in self.state().items():
             sharded = name in self._sharded
             shape = self.whole_shape(name) if sharded else here.shape
@@ -239,7 +239,7 @@ class ShardedReducer:
         yield
 
     def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
-        """Run backward for the micro-batch; see `Reducer.backward`. fully_shard sums over the ranks."""
+        """See `Reducer.backward`. fully_shard sums the gradients over the ranks."""
         assert self._now is not None, "call backward inside `with reducer.micro_batch(...)`"
         weight = self._now.weight
         (loss * (weight * self._loss_scale)).backward()

@@ -24,7 +24,7 @@ def sharded_name(name: str, tensor: Tensor, shards: Shards, optimizer: Optimizer
 
     Args:
         name: Name in a checkpoint, from `checkpoint.pack`.
-        tensor: The tensor, complete or a rank's part.
+        tensor: The tensor, of any shape, complete or a rank's part.
         shards: The sharded model.
         optimizer: Its optimizer.
     """
@@ -46,7 +46,7 @@ def gathering(
     Args:
         shards: The sharded model.
         optimizer: Its optimizer.
-        tensors: This rank's tensors by name, from `checkpoint.pack`.
+        tensors: This rank's tensors of any shape, by name, from `checkpoint.pack`.
 
     Returns:
         Meta tensors of the unsharded shapes; and a function that gathers one tensor by name. It is a collective call:
@@ -68,7 +68,7 @@ def gathering(
 
 
 def order_of(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of tensors in the order in which `checkpoint.write` writes them."""
+    """Return the names of tensors of any shape in the order in which `checkpoint.write` writes them."""
     return [name for part in by_file(tensors).values() for name in header(part)[1]]
 
 
@@ -85,6 +85,9 @@ def read_parts(
         world: The ranks.
         shapes: Shape and dtype of each tensor of the checkpoint. The weights fit the model.
         opened: The checkpoint on rank 0, None on the others.
+
+    Returns:
+        This rank's tensors by name: parts (rows, ...) of what is sharded, and the rest in the shapes of the checkpoint.
     """
     state, device, parts = shards.state(), world.device, {}
     for name, (shape, dtype) in shapes.items():

@@ -21,7 +21,13 @@ T = TypeVar("T")
 
 
 def are_siblings(left: Node, right: Node, num_leaves: int) -> bool:
-    """Return whether two adjacent nodes have the same parent in the tree over `num_leaves` leaves."""
+    """Return whether two nodes have the same parent in the tree.
+
+    Args:
+        left: Leaves [first, last) of the left node.
+        right: Leaves [first, last) of the right node. Nodes that are not adjacent are no siblings.
+        num_leaves: Leaves of the whole tree.
+    """
     size = left[1] - left[0]
     return (
         left[1] == right[0]

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config.schema import RunConfig
+from lockstep.data.digests import sample_digests, short_digest
 from lockstep.data.groups import groups_of
 from lockstep.data.keyed import CHECK, key, keys
 from lockstep.data.loader import Loader, Request, choose_num_workers
@@ -93,7 +94,7 @@ def take_fingerprint(
 
     Args:
         config: The settings.
-        loss: The recipe's loss function.
+        loss: The recipe's loss function; it returns named 0-d tensors.
         model: The fresh model, on the device.
         data: The training and the validation samples.
         device: The rank's device.
@@ -143,18 +144,17 @@ def code_digests(recipe: str) -> Named:
                 content = file.read_bytes()
             except OSError:
                 continue  # the file was removed after its import
-            digests[f"code of {file.relative_to(path.parent).as_posix()}"] = _short(hashlib.sha256(content))
+            digests[f"code of {file.relative_to(path.parent).as_posix()}"] = short_digest(hashlib.sha256(content))
     return digests
 
 
-@cache
-# Once per process: it reads every file of the package.
+@cache  # once per process: it reads every file of the package
 def _package_digest() -> str:
     digest = hashlib.sha256()
     for file in sorted(_ROOT.rglob("*.py")):
         digest.update(f"{file.relative_to(_ROOT).as_posix()}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return _short(digest)
+    return short_digest(digest)
 
 
 def _modules_below(folder: Path) -> Iterator[Path]:
@@ -220,61 +220,6 @@ def _reader(
         loader.close()
 
 
-def sample_digests(batch: Batch) -> dict[int, str]:
-    """Return a digest of each sample of a batch, by the sample's index.
-
-    Values that belong to no single sample count for each of them.
-    """
-    indices = batch.indices.tolist()
-    digests = {}
-    for row, index in enumerate(indices):
-        digest = hashlib.sha256()
-        for part in (batch.inputs, batch.targets):
-            _feed(digest.update, part, row, len(indices))
-        digests[index] = _short(digest)
-    return digests
-
-
-def _feed(update: Callable[[bytes], object], value: Any, row: int | None, count: int) -> None:
-    """Feed the values of one sample of a batch into a digest; `row` is None inside a value of that sample."""
-    if isinstance(value, Tensor):
-        if row is not None and value.dim() and len(value) == count:
-            value = value[row]
-        update(f"{value.dtype} {tuple(value.shape)}".encode())
-        update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        # dtype and shape come first: equal bytes of another dtype are another sample.
-    elif isinstance(value, np.ndarray):
-        if row is not None and value.ndim and len(value) == count:
-            value = value[row]
-        update(f"{value.dtype} {value.shape}".encode())
-        update(value.tobytes() if value.dtype != object else repr(value.tolist()).encode())
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            update(f"{name}:".encode())
-            _feed(update, item, row, count)
-    elif isinstance(value, list | tuple):
-        # Either one item per sample, or several fields with one row per sample each.
-        has_rows = all(isinstance(item, Tensor) and item.dim() and len(item) == count for item in value)
-        if row is not None and len(value) == count and not has_rows:
-            _feed(update, value[row], None, count)
-            return
-        for item in value:
-            update(b",")
-            _feed(update, item, row, count)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for part in dataclasses.fields(value):
-            _feed(update, getattr(value, part.name), row, count)
-    elif isinstance(value, str | os.PathLike):
-        text = os.fspath(value)
-        # Machines may have the data under different folders.
-        update(os.fsencode(os.path.basename(text) if os.path.isabs(text) else text))
-    elif value is None or isinstance(value, bool | int | float | complex | bytes):
-        update(repr(value).encode())
-    else:
-        # Any other object: its repr may contain an address, so only its type counts.
-        update(type(value).__name__.encode())
-
-
 def _sizes(samples: Samples) -> str | None:
     """Return a digest of the names and sizes of a dataset's `files`, if it has any; of very many files, of a subset."""
     files = as_samples(samples).files
@@ -288,10 +233,6 @@ def _sizes(samples: Samples) -> str | None:
         try:
             size = os.stat(path).st_size
         except OSError:
-            size = -1
-        digest.update(os.fsencode(f"{os.path.basename(path)} {size}\n"))
-    return _short(digest)
-
-
-def _short(digest: Any) -> str:
-    return str(digest.hexdigest()[:16])
+            size = -1  # a file that only one machine lacks is a difference as well
+        digest.update(os.fsencode(f"{os.path.basename(path)} {size}\n"))  # no folder: data.root may differ
+    return short_digest(digest)

@@ -83,14 +83,11 @@ def check_dataset_info(kept: Mapping[str, Any], dataset_info: Mapping[str, Any],
     if before is None or before == now:
         return
     path = run / "dataset_info.json"
-    hashes = {"given": f"sha256 {now}", "allowed": f"sha256 {before}, recorded in the checkpoint"}
-    if path.exists():
-        raise CheckpointError(f"{path} was altered since the run started", **hashes, fix="Restore the file.")
-    raise CheckpointError(
-        f"{path} is missing, and the data has other dataset info than when the run started",
-        **hashes,
-        fix="Restore the file, or the data.",
-    )
+    what, fix = f"{path} was altered since the run started", "Restore the file."
+    if not path.exists():
+        what = f"{path} is missing, and the data has other dataset info than when the run started"
+        fix = "Restore the file, or the data."
+    raise CheckpointError(what, given=f"sha256 {now}", allowed=f"sha256 {before}, recorded in the checkpoint", fix=fix)
 
 
 def _sha256(dataset_info: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lockstep.provenance.fingerprint import Fingerprint
 
 # Settings that change how a run is executed, but not its result.
-FREE = {"loader", "cluster", "report", "checkpoint", "watch", "device", "eval_batch", "eval_every"}
+FREE = {"loader", "cluster", "report", "checkpoint", "record", "watch", "device", "eval_batch", "eval_every"}
 FREE |= {"parallel", "activation_checkpointing"}
 FREE |= {"data.root", "data.cache", "data.cache_gb"}
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
@@ -80,10 +80,10 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
 
 def _differing(folder: RunFolder, config: RunConfig) -> list[str]:
     """Return the settings of a run folder that differ and change the result."""
-    return differing(_settings_of(folder), config)
+    return differing(settings_of(folder), config)
 
 
-def _settings_of(folder: RunFolder) -> dict[str, Any]:
+def settings_of(folder: RunFolder) -> dict[str, Any]:
     """Read a run folder's `config.yaml`.
 
     Raises:
@@ -93,7 +93,7 @@ def _settings_of(folder: RunFolder) -> dict[str, Any]:
     try:
         return document.parse(read_plain(folder.config, _MAX_CONFIG_BYTES).decode(), str(folder.config)).values
     except ConfigError as error:
-        raise ConfigError(error.what, **{**error.slots, "fix": fix}) from None
+        raise error.with_slots(fix=fix) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{folder.config} is not text in UTF-8", given=f"byte {error.start} of the file", fix=fix
@@ -109,8 +109,18 @@ def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
     return [
         f"{name}: {old.get(name, 'not set')} in the run, {new.get(name, 'not set')} now"
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and name not in FREE and name.split(".")[0] not in FREE
+        if old.get(name) != new.get(name) and not _is_free(name)
     ]
+
+
+def _is_free(name: str) -> bool:
+    return name in FREE or name.split(".")[0] in FREE
+
+
+def result_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that determine the result, by dotted name. A recipe file counts by its name alone."""
+    settings = {name: value for name, value in flat(plain_settings(config)).items() if not _is_free(name)}
+    return settings | {"recipe": Path(config.recipe).name}
 
 
 def _more_epochs(other: list[str], config: RunConfig, folder: RunFolder) -> str:

@@ -213,7 +213,7 @@ def _from_yaml(path: Path) -> RecipeSpec:
             else _from_package(named)
         )
     except ConfigError as error:
-        raise ConfigError(error.what, **{"where": where, **error.slots}) from error
+        raise error.with_slots(where=error.slots.get("where", where)) from error
     if _is_run_config(path):
         layer = replace(layer, values=with_present_names(base.config_class, layer.values))
     return replace(base, name=name, layers=(*base.layers, _without_recipe(layer)))

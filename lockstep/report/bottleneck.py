@@ -24,7 +24,13 @@ class DataWait:
         return share
 
     def notice(self, seconds: float, waited_s: float, advice: str) -> str | None:
-        """Return a notice, once, if data was the bottleneck over a window; else None."""
+        """Return a notice, once, if data was the bottleneck over a window; else None.
+
+        Args:
+            seconds: Training time of this process so far.
+            waited_s: Seconds of it that waited for data.
+            advice: What to do; see `advice`.
+        """
         now = (seconds, waited_s)
         if self._said or seconds - self._window[0] < WINDOW_S:
             return None

@@ -57,10 +57,10 @@ class TimedLoader:
     def __init__(self, loader: Loader) -> None:
         self.loader, self.seconds = loader, 0.0
 
-    def batch(self, *request: object) -> Batch:
+    def batch(self, *request: object, **options: bool) -> Batch:
         """Return a batch as `Loader.batch` does."""
         began = time.perf_counter()
-        batch = self.loader.batch(*request)  # type: ignore[arg-type]  # passed on as it came
+        batch = self.loader.batch(*request, **options)  # type: ignore[arg-type]  # passed on as it came
         self.seconds += time.perf_counter() - began
         return batch
 
@@ -108,14 +108,14 @@ def measure(
 
 def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
     """Time each full step after the warm-up; steps of fewer micro-batches, at the end of an epoch, do not count."""
-    loader = job.open_loader()
+    loader, steps = job.open_loader()
     timed = TimedLoader(loader)
     timings: list[Timing] = []
     # Of samples in groups, such as text lines of several widths, few steps may be full.
     full = -(-min(job.config.global_batch, job.order.num_samples) // job.config.micro_batch)
     pulse = job.world.activity
     try:
-        for step in job.order.steps(job.world, start=0, stop=job.num_steps):
+        for step in steps:
             reading, waiting, began = timed.seconds, pulse.wait_s, time.perf_counter()
             run(job, step, timed)
             if job.world.device.type == "cuda":

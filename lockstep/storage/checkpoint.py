@@ -41,6 +41,7 @@ from lockstep.storage.manifest import (
     WEIGHTS,
     manifest_of,
     parse_object,
+    run_of,
     sha256_of,
     verified,
 )
@@ -78,7 +79,7 @@ class Checkpoint:
 
 def name_of(step: int) -> str:
     """Return the name of a step's checkpoint folder."""
-    return f"step-{step:06}"
+    return f"step-{step:06}"  # padded for listings only: `steps` sorts by number
 
 
 def save(checkpoint: Checkpoint, folder: Path) -> Path:
@@ -116,6 +117,7 @@ def write(
         CheckpointError: It cannot be written. All earlier checkpoints are unchanged.
     """
     target = folder / name_of(step)
+    # The dot hides it from `steps`. The process id keeps it apart from what other, killed processes left.
     partial = folder / f".{target.name}.{os.getpid()}.partial"
     parts = by_file(tensors if fetch else {name: tensor.detach().cpu() for name, tensor in tensors.items()})
     try:
@@ -165,22 +167,23 @@ def clean(folder: Path) -> None:
 
 def steps(folder: Path) -> list[int]:
     """Return the steps that have a checkpoint, in ascending order."""
+    # A user's own folder, such as step-000230-copy, has no number: it is neither read nor pruned.
     numbers = (path.name.removeprefix("step-") for path in folder.glob("step-*") if path.is_dir())
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
-def prune(folder: Path, step: int, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints up to a step, and the best one.
+def prune(folder: Path, step: int, keep: int, is_kept: Callable[[int], bool]) -> None:
+    """Remove all but the newest `keep` checkpoints up to a step, and those that are kept for another reason.
 
     Args:
         folder: The run's checkpoint folder.
         step: The step that was just saved. Later checkpoints are kept and not counted: the run was resumed from before
             them, perhaps because they are damaged.
         keep: Number of checkpoints to keep.
-        best: The step of the best checkpoint, which is kept too.
+        is_kept: Whether the checkpoint of a step is kept anyway, such as the best one.
     """
     for older in [number for number in steps(folder) if number <= step][:-keep]:
-        if older != best:
+        if not is_kept(older):
             discard(folder / name_of(older))
 
 
@@ -195,6 +198,7 @@ def load_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Chec
         CheckpointError: A file is missing, truncated, altered or too large.
     """
     limits = {STATE: MAX_STATE_BYTES, **(limits or {})}
+    # Parsed below from the bytes that were hashed: the files cannot change between the check and the use.
     contents = {name: verified(path / name, expected, limits.get(name)) for name, expected in manifest_of(path).items()}
     try:
         tensors = load(contents[WEIGHTS]) | load(contents[OPTIMIZER])
@@ -229,7 +233,7 @@ def mark_best(folder: Path, best: dict[str, Any]) -> None:
 
 
 def pack(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split a checkpoint into tensors by name and plain JSON."""
+    """Split a checkpoint into tensors of any shape, by name, and plain JSON."""
     tensors = checkpoint.weights | {f"{AVERAGE}{name}": tensor for name, tensor in checkpoint.average.items()}
     values: dict[str, Any] = {}
     for index, entries in checkpoint.optimizer["state"].items():
@@ -245,7 +249,12 @@ def pack(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def unpack(tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None = None) -> Checkpoint:
-    """Join what `pack` split; `path` is the checkpoint's folder, for the error.
+    """Join what `pack` split.
+
+    Args:
+        tensors: Tensors of any shape, by name.
+        plain: The other state, as plain JSON.
+        path: The checkpoint's folder, for the error.
 
     Raises:
         CheckpointError: `plain` does not have the form that `pack` returns.
@@ -253,6 +262,7 @@ def unpack(tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None 
     try:
         return _unpack(tensors, plain)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
+        # No damage, since the hashes match by now: JSON of another form.
         raise CheckpointError(
             f"{path / STATE if path else STATE} does not have the form of a checkpoint",
             cause=f"It was written by another version of Lockstep: {type(error).__name__}: {error}",
@@ -272,12 +282,6 @@ def _unpack(tensors: dict[str, Tensor], plain: dict[str, Any]) -> Checkpoint:
     if not (isinstance(plain["step"], int) and isinstance(plain["state"], dict) and isinstance(plain["groups"], list)):
         raise TypeError("step, state or groups is of another type")
     return Checkpoint(plain["step"], weights, optimizer, plain["state"], average, run_of(plain))
-
-
-def run_of(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the run's identity from a checkpoint's state; empty if the checkpoint predates it."""
-    run = plain.get("run")
-    return run if isinstance(run, dict) else {}
 
 
 def _write(path: Path, content: bytes) -> tuple[int, str]:

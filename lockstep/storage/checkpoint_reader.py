@@ -46,7 +46,7 @@ class Opened:
     shapes: dict[str, Shape]
 
     def tensor(self, name: str) -> Tensor:
-        """Read one tensor."""
+        """Read one tensor, of any shape, on the CPU."""
         file = file_of(name)
         with safe_open(self.path / file, "pt") as opened:
             found: Tensor = opened.get_tensor(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,12 @@ def read_state(path: Path) -> dict[str, Any]:
         CheckpointError: The file is missing, truncated or altered.
     """
     return parse_object(path / STATE, verified(path / STATE, manifest_of(path)[STATE], MAX_STATE_BYTES))
+
+
+def run_of(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the run's identity from a checkpoint's state; empty if the checkpoint predates it."""
+    run = plain.get("run")
+    return run if isinstance(run, dict) else {}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -138,6 +145,16 @@ def parse_object(path: Path, content: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} was altered: not a JSON object", fix=_EARLIER)
     return value
+
+
+def sha256_of_file(path: Path) -> str:
+    """Return the SHA-256 of a regular file, as 64 hex digits.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_of(content: bytes) -> str:

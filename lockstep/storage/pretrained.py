@@ -30,7 +30,7 @@ _MAX_PREFIXES = 10
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """Read a model's weights as named tensors on the CPU.
+    """Read a model's weights as named tensors of any shape on the CPU.
 
     Accepts a state_dict or a training script's checkpoint around one (.pth, .pt, .pth.tar, .bin), and .safetensors.
 

@@ -22,7 +22,7 @@ from lockstep.storage.run_lock import LOCK, RunLock, is_lock
 # Files and folders that a run writes and would replace, in addition to its lock.
 _WRITTEN = (
     "config.yaml", "config.diff.yaml", "environment.json", "dataset_info.json", "facts.json", "metrics.jsonl",
-    "result.json", "weights.safetensors", "checkpoints", "pictures", "tensorboard",
+    "provenance.json", "result.json", "steps.bin", "weights.safetensors", "checkpoints", "pictures", "tensorboard",
 )  # fmt: skip
 _ANOTHER = "Give another --run-dir."
 _LOG = re.compile(r"(launcher|rank-\d+)\.log|stacks-rank-\d+\.txt")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import CheckpointError
-from lockstep.storage.checkpoint import AVERAGE, BEST, file_of, name_of, newest, run_of, steps
+from lockstep.storage.checkpoint import AVERAGE, BEST, file_of, name_of, newest, steps
 from lockstep.storage.checkpoint_reader import Opened, open_checkpoint
-from lockstep.storage.manifest import WEIGHTS, read_json, read_state
+from lockstep.storage.manifest import WEIGHTS, read_json, read_state, run_of
 from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.weights import check_fits, file_limits, read, weights_sha256
 
@@ -30,7 +30,7 @@ def weights_of(run: Path, which: str, model: nn.Module | None = None) -> tuple[P
         model: The model that the weights must fit; compared before any tensor is read into memory.
 
     Returns:
-        The file or checkpoint folder, and the tensors by name.
+        The file or checkpoint folder, and the tensors by name, in the shapes of the unsharded model.
 
     Raises:
         CheckpointError: The checkpoint does not exist or is damaged, or the final weights belong to another run.

@@ -25,7 +25,10 @@ _MAX_HEADER_BYTES = 16 * 1024 * 1024  # names and shapes; about 100 bytes per te
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of a state_dict: name, dtype, shape and bytes of each tensor, sorted by name."""
+    """Return the SHA-256 of a state_dict with tensors of any shape.
+
+    It covers name, dtype, shape and bytes of each tensor, sorted by name.
+    """
     digest = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
@@ -35,7 +38,7 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
 
 
 def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Write a state_dict as a safetensors file, atomically and without a copy in memory.
+    """Write a state_dict, with tensors of any shape, as a safetensors file, atomically and without a copy in memory.
 
     Raises:
         CheckpointError: It cannot be written.
@@ -45,7 +48,7 @@ def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def read(path: Path, model: nn.Module | None = None) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file, on the CPU. Runs no code from the file.
+    """Read the tensors, of any shape, of a safetensors file, on the CPU. Runs no code from the file.
 
     Args:
         path: The file.
@@ -150,7 +153,7 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> No
 
     Args:
         model: The model; unchanged after an error.
-        state: Tensors by name.
+        state: Tensors of any shape, by name.
         origin: The file, for the error.
 
     Raises:
@@ -165,7 +168,7 @@ def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> N
 
     Args:
         model: The model.
-        state: Tensors by name; those on the meta device are enough.
+        state: Tensors of any shape, by name; those on the meta device are enough.
         origin: The file, for the error.
 
     Raises:
@@ -188,6 +191,7 @@ def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> N
         kinds = {"other shape": other, "other type": types, "missing": missing, "unknown": unknown}
         raise CheckpointError(
             "the checkpoint is of another model",
+            given=f"{len(state):,} tensors in the file, {len(ours):,} in the model",
             where=origin,
             cause="\n".join(f"{kind}: {_some(lines)}" for kind, lines in kinds.items() if lines),
             fix="Use the settings that it was trained with, or another run folder.",

@@ -1,4 +1,4 @@
-"""Who reads ranks or prints, and how names and docstrings are. `test_rules.py` holds the checkout to these rules."""
+"""Which modules read ranks or print, and rules for names and docstrings. `test_rules.py` applies them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,6 @@ RANK_CALLS = {"get_rank", "get_world_size", "get_node_local_rank", "get_global_r
 RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|NODE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(SLURM|OMPI|PMIX?|TORCHELASTIC)_.*"
 )
-# Slots of a LockstepError, in the order in which they are printed.
-SLOTS = ("given", "where", "allowed", "cause", "fix")
-# Folders and files whose errors have only these slots. To be widened to "lockstep/".
-SLOTS_CHECKED_IN = (
-    "lockstep/data/",
-    "lockstep/doctor/",
-    "lockstep/metrics/",
-    "lockstep/optim/",
-    "lockstep/parallel/",
-    "lockstep/report/",
-    "lockstep/scaling/",
-    "lockstep/cores.py",
-    "lockstep/errors.py",
-    "lockstep/open_files.py",
-    "lockstep/scratch.py",
-)
 SPEAKERS = (
     "lockstep/cli/",
     "lockstep/doctor/",
@@ -41,7 +25,7 @@ SPEAKERS = (
 
 
 def ranks_asked_for(root: Path) -> list[str]:
-    """Who asks torch for its rank, where a World is to be handed in."""
+    """Code that asks torch for its rank instead of taking a World."""
     problems = []
     for name, path in sources(root, "lockstep"):
         if name.startswith(("lockstep/cluster/", "lockstep/launch/", "lockstep/watchdog/")):
@@ -55,7 +39,7 @@ def ranks_asked_for(root: Path) -> list[str]:
 
 
 def ranks_read_from_environment(root: Path) -> list[str]:
-    """Who reads RANK and its like besides cluster/env.py."""
+    """Code that reads RANK and similar variables outside of cluster/env.py."""
     problems = []
     for name, path in sources(root, "lockstep"):
         if name in ("lockstep/cluster/env.py", "lockstep/cluster/schedulers.py"):
@@ -68,7 +52,7 @@ def ranks_read_from_environment(root: Path) -> list[str]:
 
 
 def stray_speech(root: Path) -> list[str]:
-    """Who writes to the console but those whose work it is."""
+    """Code that writes to the console outside of the packages that may."""
     problems = []
     for name, path in sources(root, "lockstep"):
         if name.startswith(SPEAKERS):
@@ -84,7 +68,7 @@ def stray_speech(root: Path) -> list[str]:
 
 
 def borrowed_names(root: Path) -> list[str]:
-    """`from lockstep.x import Name` where x itself has Name from somewhere else."""
+    """`from lockstep.x import Name` where x itself imports Name from another module."""
     problems = []
     for name, path in sources(root):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -106,7 +90,7 @@ def borrowed_names(root: Path) -> list[str]:
 
 
 def missing_docstrings(root: Path) -> list[str]:
-    """Public modules, classes, functions and methods of the package that nobody explained."""
+    """Public modules, classes, functions and methods of the package without a docstring."""
     problems = []
     for name, path in sources(root, "lockstep"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -116,8 +100,21 @@ def missing_docstrings(root: Path) -> list[str]:
     return problems
 
 
+def twin_classes(root: Path) -> list[str]:
+    """Public classes of the package with one name. Each recipe has settings of its own: `Config`, `DataConfig`."""
+    places: dict[str, list[str]] = {}
+    for name, path in sources(root, "lockstep"):
+        is_recipe = name.startswith("lockstep/recipes/") and name.endswith("/config.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+                continue
+            if not (is_recipe and node.name.endswith("Config")):
+                places.setdefault(node.name, []).append(f"{name}:{node.lineno}")
+    return [f"two classes {name}: {' '.join(found)}" for name, found in places.items() if len(found) > 1]
+
+
 def old_words(root: Path) -> list[str]:
-    """Names with "iter": it means a step to some and a micro-batch to others."""
+    """Names with "iter", which can mean a step or a micro-batch."""
     problems = []
     for name, path in sources(root, "lockstep"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -132,7 +129,7 @@ def old_words(root: Path) -> list[str]:
 
 
 def _variable_read(node: ast.AST) -> str | None:
-    """The name of the environment variable that this expression reads, if it does."""
+    """Return the name of the environment variable that an expression reads, if any."""
     key: ast.AST | None = None
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and "environ" in ast.unparse(node.value):
         key = node.slice
@@ -174,20 +171,18 @@ def _named(node: ast.AST) -> str | None:
     return None
 
 
-def errors_without_the_five_slots(root: Path) -> list[str]:
-    """Errors for users with other slots than the five, or with these in another order."""
+def errors_without_a_fix(root: Path) -> list[str]:
+    """Errors for users that do not say what to do. Slots that do not exist are refused by `LockstepError` and mypy."""
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sources(root, "lockstep")}
     errors = _subclasses("LockstepError", list(trees.values()))
     problems = []
     for name, tree in trees.items():
-        if not name.startswith(SLOTS_CHECKED_IN):
-            continue
         for node in ast.walk(tree):
             if not (isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in errors):
                 continue
-            slots = [keyword.arg or f"**{ast.unparse(keyword.value)}" for keyword in node.keywords]
-            if slots != [slot for slot in SLOTS if slot in slots]:
-                problems.append(f"{name}:{node.lineno}: slots {', '.join(slots)}; allowed: {', '.join(SLOTS)}")
+            fix = next((keyword.value for keyword in node.keywords if keyword.arg == "fix"), None)
+            if fix is None or (isinstance(fix, ast.Constant) and not fix.value):
+                problems.append(f"{name}:{node.lineno}: an error without a fix")
     return problems
 
 
@@ -206,11 +201,12 @@ def _subclasses(base: str, trees: list[ast.Module]) -> set[str]:
 
 
 ALL = (
-    errors_without_the_five_slots,
+    errors_without_a_fix,
     ranks_asked_for,
     ranks_read_from_environment,
     stray_speech,
     borrowed_names,
     missing_docstrings,
+    twin_classes,
     old_words,
 )

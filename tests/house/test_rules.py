@@ -1,4 +1,4 @@
-"""The checkout keeps the rules of the house, and every rule notices when it is broken."""
+"""The checkout follows the house rules, and every rule detects when it is broken."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import code_rules, file_rules, safety_rules
+from tests.house import code_rules, docstring_rules, file_rules, safety_rules
 
-# Each takes the root of a checkout and returns what breaks it.
+# Each takes the root of a checkout and returns the violations.
 Rule = Callable[[Path], list[str]]
 Files = str | dict[str, str]  # the text of one file, or of several
-RULES: tuple[Rule, ...] = (*file_rules.ALL, *code_rules.ALL, *safety_rules.ALL)
+RULES: tuple[Rule, ...] = (*file_rules.ALL, *code_rules.ALL, *docstring_rules.ALL, *safety_rules.ALL)
 
-# rule -> (file or a name, text that breaks it, what the report has to say)
+# rule -> (file or a name, text that breaks it, text of the report)
 BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
     file_rules.long_files: [("lockstep/data/x.py", "x = 1\n" * 401, "x.py: 401 lines")],
     file_rules.long_functions: [
@@ -46,11 +46,11 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
         ("lockstep/utils/x.py", "", "utils says nothing"),
         ("lockstep/data/helpers.py", "", "helpers says nothing"),
     ],
-    code_rules.errors_without_the_five_slots: [
-        ("lockstep/data/x.py", "raise LockstepError('no', found=1)\n", "x.py:1: slots found; allowed: given"),
-        ("lockstep/data/x.py", "raise LockstepError('no', fix='x', given=1)\n", "slots fix, given; allowed"),
-        ("lockstep/data/x.py", "raise errors.LockstepError('no', **more)\n", "slots **more; allowed"),
-        ("lockstep/data/x.py", "class A(LockstepError): ...\nclass B(A): ...\nB('no', do=1)\n", "x.py:3: slots do"),
+    code_rules.errors_without_a_fix: [
+        ("lockstep/data/x.py", "raise LockstepError('no', given=1)\n", "x.py:1: an error without a fix"),
+        ("lockstep/data/x.py", "raise LockstepError('no', fix='')\n", "x.py:1: an error without a fix"),
+        ("lockstep/data/x.py", "raise errors.LockstepError('no', **more)\n", "x.py:1: an error without a fix"),
+        ("lockstep/data/x.py", "class A(LockstepError): ...\nclass B(A): ...\nB('no')\n", "x.py:3: an error without"),
     ],
     code_rules.ranks_asked_for: [
         ("lockstep/engine/x.py", "import torch.distributed as dist\nr = dist.get_rank()\n", "x.py:2: asks"),
@@ -74,6 +74,18 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
         ("lockstep/x.py", "x = 1\n", "the module has no docstring"),
         ("lockstep/x.py", '"""X."""\ndef f(): ...\n', "x.py:2: f has no docstring"),
         ("lockstep/x.py", '"""X."""\nclass A:\n    """A."""\n    def f(self): ...\n', "x.py:4: f has no docstring"),
+    ],
+    code_rules.twin_classes: [
+        (
+            "two classes",
+            {"lockstep/x.py": "class Job: ...\n", "lockstep/data/y.py": "x = 1\nclass Job: ...\n"},
+            "two classes Job: lockstep/data/y.py:2 lockstep/x.py:1",
+        ),
+        (
+            "a class named as a recipe's settings",
+            {"lockstep/x.py": "class DataConfig: ...\n", "lockstep/y.py": "class DataConfig: ...\n"},
+            "two classes DataConfig",
+        ),
     ],
     code_rules.old_words: [
         ("lockstep/x.py", "max_iter = 1\n", "max_iter; say step"),
@@ -112,11 +124,44 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
     ],
 }
 
-# What looks like a breach and is none.
+# Docstrings of functions, as they are and as they should be.
+NO_ARGS = '"""X."""\ndef f(a, *, b=1, **c):\n    """F.\n\n    Args:\n        a: One.\n    """\n'
+NO_METHOD_ARGS = '"""X."""\nclass A:\n    """A."""\n    def f(self, a, b, c):\n        """F."""\n'
+STALE_CLASS = '"""X."""\nclass A:\n    """A.\n\n    Args:\n        b: One.\n    """\n    def __init__(self, a): ...\n'
+NO_SHAPE = '"""X."""\ndef f(a: Sequence[Tensor] | None):\n    """F."""\n'
+NO_SHAPE_RETURNED = '"""X."""\ndef f() -> np.ndarray:\n    """F of (seed, epoch, step)."""\n'
+ALIASED = {
+    "lockstep/x.py": '"""X."""\nFloats = npt.NDArray[np.float64]\n',
+    "lockstep/y.py": '"""Y."""\nfrom lockstep.x import Floats\ndef f(a: Floats):\n    """F."""\n',
+}
+BROKEN |= {
+    docstring_rules.missing_args: [
+        ("lockstep/x.py", NO_ARGS, "x.py:2: Args of f leave out b, c"),
+        ("lockstep/x.py", NO_METHOD_ARGS, "x.py:4: Args of f leave out a, b, c"),
+        (
+            "lockstep/x.py",
+            NO_METHOD_ARGS.replace('"""F."""', '"""See `B.f`."""'),
+            "x.py:4: Args of f leave out a, b, c",
+        ),
+        ("lockstep/x.py", NO_METHOD_ARGS.replace("def f", "def __init__"), "x.py:4: Args of A leave out a, b, c"),
+        ("lockstep/x.py", NO_METHOD_ARGS.replace("A:", "A(nn.Module):"), "x.py:4: Args of f leave out a, b, c"),
+    ],
+    docstring_rules.stale_args: [
+        ("lockstep/x.py", NO_ARGS.replace("a:", "aa:"), "x.py:2: f has no aa"),
+        ("lockstep/x.py", STALE_CLASS, "x.py:8: A has no b"),
+    ],
+    docstring_rules.missing_shapes: [
+        ("lockstep/x.py", NO_SHAPE, "x.py:2: f names no shape"),
+        ("lockstep/x.py", NO_SHAPE_RETURNED, "x.py:2: f names no shape"),
+        ("an alias", ALIASED, "y.py:3: f names no shape"),
+    ],
+}
+
+# Text that looks like a violation and is allowed.
 ALLOWED: dict[Rule, list[tuple[str, str]]] = {
-    code_rules.errors_without_the_five_slots: [
-        ("lockstep/data/x.py", '"""X."""\nraise LockstepError("no", given=1, where=2, allowed=3, cause=4, fix=5)\n'),
-        ("lockstep/data/x.py", '"""X."""\nraise ValueError("no", found=1)\n'),
+    code_rules.errors_without_a_fix: [
+        ("lockstep/data/x.py", '"""X."""\nraise LockstepError("no", fix="Wait.")\nraise error.with_slots(where=1)\n'),
+        ("lockstep/data/x.py", '"""X."""\nraise ValueError("no")\n'),
     ],
     safety_rules.recursive_deletes: [("lockstep/scratch.py", '"""S."""\nimport shutil\nshutil.rmtree(folder)\n')],
     safety_rules.sudden_ends: [("lockstep/launch/worker.py", '"""W."""\nimport os\nos._exit(0)\n')],
@@ -143,18 +188,35 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
         ("lockstep/x.py", '"""X."""\ndef _f(): ...\n'),
         ("tests/test_x.py", "def f(): ...\n"),
     ],
+    code_rules.twin_classes: [
+        ("lockstep/x.py", '"""X."""\nclass _A: ...\nclass _A: ...\n'),
+        (
+            "lockstep/recipes/a/config.py",
+            '"""X."""\nclass DataConfig:\n    """D."""\n\nclass DataConfig:\n    """D."""\n',
+        ),
+    ],
     code_rules.old_words: [("lockstep/x.py", "class A:\n    def __iter__(self): return iter([])\n")],
     safety_rules.pickles: [
         ("lockstep/x.py", "import torch\nimport pickle\ntorch.load('x', weights_only=True)\n"),
         ("lockstep/x.py", "import pickle\nraise pickle.UnpicklingError('x')\n"),
         ("tests/test_x.py", "import pickle\nx = pickle.loads(b'')\n"),
     ],
+    docstring_rules.missing_args: [
+        ("lockstep/x.py", NO_ARGS.replace("a: One.", "a, b: Two.\n        **c: More.")),
+        ("lockstep/x.py", '"""X."""\nclass A:\n    """A."""\n    def f(self, a, b):\n        """F."""\n'),
+        ("lockstep/x.py", NO_METHOD_ARGS.replace("def f", "def _f").replace("class A", "class B(A)")),
+        ("lockstep/cli/x.py", '"""X."""\n@app.command("f")\ndef f(a, b, c):\n    """F."""\n'),
+    ],
+    docstring_rules.missing_shapes: [
+        ("lockstep/x.py", NO_SHAPE.replace("F.", f"F: {shape}."))
+        for shape in ("(N, C, H, W)", "(n,)", "(..., 2)", "(N, K + T, H / 4)", "a scalar", "any shape")
+    ],
     file_rules.machine_paths: [("docs/x.md", f"https://x.org/{'home'}/a and file:///{'tmp'}/store and ~/{'work'}/a\n")],
 }
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_checkout_keeps_the_rule(repo: Path, rule: Rule) -> None:
+def test_the_checkout_follows_the_rule(repo: Path, rule: Rule) -> None:
     assert rule(repo) == []
 
 
@@ -173,7 +235,7 @@ def _cases(table: dict[Rule, list]) -> list:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
-    """A small house that keeps every rule."""
+    """A small checkout that follows every rule."""
     for name, text in {
         "lockstep/__init__.py": "",
         "lockstep/errors.py": '"""E."""\nfrom typing import ClassVar\nclass LockstepError(Exception):\n    """E."""\n',
@@ -193,7 +255,7 @@ def _write(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(("rule", "name", "text", "says"), _cases(BROKEN))
-def test_a_broken_rule_is_noticed(house: Path, rule: Rule, name: str, text: Files, says: str) -> None:
+def test_a_broken_rule_is_reported(house: Path, rule: Rule, name: str, text: Files, says: str) -> None:
     for file, content in text.items() if isinstance(text, dict) else [(name, text)]:
         _write(house / file, content)
     if says.endswith("not there"):
@@ -203,7 +265,7 @@ def test_a_broken_rule_is_noticed(house: Path, rule: Rule, name: str, text: File
 
 
 @pytest.mark.parametrize(("rule", "name", "text"), _cases(ALLOWED))
-def test_what_only_looks_like_a_breach_is_let_be(house: Path, rule: Rule, name: str, text: str) -> None:
+def test_what_only_looks_like_a_violation_is_allowed(house: Path, rule: Rule, name: str, text: str) -> None:
     _write(house / name, text)
     assert rule(house) == []
 

@@ -133,7 +133,7 @@ def read_alphabet(path: Path) -> Alphabet:
     try:
         return Alphabet("".join(lines))
     except DataError as error:
-        raise DataError(f"{path}: {error.what}", **error.slots) from None
+        raise error.with_slots(f"{path}: {error.what}") from None
 
 
 def read_chars(path: Path) -> list[str]:

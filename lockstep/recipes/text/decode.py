@@ -40,7 +40,13 @@ def beam_search(logits: Tensor, alphabet: Alphabet, width: int) -> list[str]:
 
 
 def read(logits: Tensor, alphabet: Alphabet, beam_width: int = 1) -> list[str]:
-    """Decode (N, T, C) logits to N texts: greedy if `beam_width` is 1, else by beam search."""
+    """Decode logits to N texts: greedily, or by beam search.
+
+    Args:
+        logits: (N, T, C).
+        alphabet: The characters of the classes.
+        beam_width: 1: greedy decoding. Larger: texts kept by the beam search after each time step.
+    """
     return greedy(logits, alphabet) if beam_width == 1 else beam_search(logits, alphabet, beam_width)
 
 

@@ -62,7 +62,7 @@ class SelectedLines:
                 return read_packed(self.labels.path, int(self.labels.lines[row]))
             return read_grey(self.folder / self.labels.name(row))
         except DataError as error:
-            raise DataError(error.what, **{"where": self.labels.where(row), **error.slots}) from None
+            raise error.with_slots(where=error.slots.get("where", self.labels.where(row))) from None
 
 
 def find_alphabet(config: DataConfig) -> Alphabet:

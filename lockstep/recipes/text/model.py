@@ -35,7 +35,13 @@ class Reader(nn.Module):
 
 
 class BidirectionalLSTM(nn.Module):
-    """An LSTM in both directions and a linear layer on both: (N, T, F) -> (N, T, num_out)."""
+    """An LSTM in both directions and a linear layer on both: (N, T, F) -> (N, T, num_out).
+
+    Args:
+        num_in: F, values of each time step.
+        num_hidden: Hidden values of the LSTM, in each direction.
+        num_out: Values of each time step of the result.
+    """
 
     def __init__(self, num_in: int, num_hidden: int, num_out: int) -> None:
         super().__init__()

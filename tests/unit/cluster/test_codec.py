@@ -1,4 +1,4 @@
-"""What processes send each other arrives with every bit, and what is no message is refused without being run."""
+"""Messages between processes arrive bit for bit, and invalid ones are refused without running code."""
 
 from __future__ import annotations
 
@@ -165,6 +165,7 @@ def test_damaged_messages_are_refused_and_never_take_long() -> None:
         '{"$":"array","of":["O",[1],false,[0,8]]}',
         '{"$":"array","of":["<f8",[-1],false,[0,8]]}',
         '{"$":"error","of":["SystemExit","x",{}]}',
+        '{"$":"error","of":{"kind":"SystemExit","what":"x","slots":{}}}',
         '{"$":"eval","of":"1"}',
         '{"$":"bytes","of":[0,99999999]}',
         '{"$":"dict","of":[[[],1]]}',

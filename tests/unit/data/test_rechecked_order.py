@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from lockstep.data.loader import training_requests
+from lockstep.data.loader import Loader, requests_of
 from lockstep.data.order import MicroBatch, Order
 from lockstep.data.rechecked_order import RecheckedOrder
+from lockstep.data.samples import DatasetSamples
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def test_the_fraction_of_repeated_micro_batches_is_the_setting_s() -> None:
 
 def test_a_rank_reads_its_repeats_after_its_own_micro_batches_of_the_step() -> None:
     order = RecheckedOrder(100, 32, 8, 1, recheck=0.5)
-    requests = [indices.tolist() for indices, _ in training_requests(order, Rank(1, 2), 3, 9)]
+    requests = [indices.tolist() for indices, _ in requests_of(order.steps(Rank(1, 2), start=3, stop=9))]
     steps = order.steps(Rank(1, 2), start=3, stop=9)
     assert requests == [each.indices.tolist() for step in steps for each in (*step.micro_batches, *step.repeats)]
 
@@ -69,3 +71,19 @@ def test_a_rank_reads_its_repeats_after_its_own_micro_batches_of_the_step() -> N
 def test_one_rank_alone_repeats_nothing() -> None:
     order = RecheckedOrder(100, 32, 8, 1, recheck=1.0)
     assert all(not step.rechecks and not step.repeats for step in order.steps(Rank(0, 1), stop=20))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_samples_of_repeats_and_of_another_reading_are_no_part_of_the_record(num_workers: int) -> None:
+    step = next(RecheckedOrder(40, 16, 4, 1, recheck=1.0).steps(Rank(1, 2), stop=1))
+    inputs = torch.arange(40.0)
+    samples = DatasetSamples([(inputs[index], 0) for index in range(40)])
+    loader = Loader(samples, lambda: requests_of([step]), torch.device("cpu"), num_workers=num_workers)
+    loader.digests = []
+    for each in (*step.micro_batches, *step.repeats):
+        batch = loader.batch(each.indices, each.keys, is_repeat=each.is_repeat)
+        assert torch.equal(batch.inputs, inputs[each.indices])
+    again = step.micro_batches[0]
+    assert torch.equal(loader.batch(again.indices, again.keys, again=True).inputs, inputs[again.indices])
+    loader.close()
+    assert len(loader.digests) == len(step.micro_batches)

@@ -1,4 +1,4 @@
-"""Pictures of a run: the training samples and the loss curves, which cost the run neither a bit nor its end."""
+"""Pictures of a run, the training samples and the loss curves, which change no bit and cannot end the run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lockstep.data.samples import Batch, DatasetSamples
 from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job
 from lockstep.engine.loop import train
+from lockstep.engine.output.reports import NUM_SAMPLES, Reports
 from lockstep.engine.parts import Parts
-from lockstep.engine.reports import NUM_SAMPLES, Reports
 from lockstep.engine.saving import CheckpointManager
 from lockstep.metrics.classification import Accuracy
 from lockstep.storage.run_folder import RunFolder

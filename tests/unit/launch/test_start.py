@@ -70,7 +70,7 @@ def test_as_many_processes_start_as_can_be_put_to_use(
         (
             LaunchOptions(nodes="2", master="a", endpoint="a", node_rank=1),
             RUN,
-            "--master and --rdzv-endpoint were both given",
+            "--master a and --rdzv-endpoint a were both given",
         ),
         (LaunchOptions(nodes="1:2", master="a", node_rank=1), RUN, "--nodes 1:2 was given with --node-rank"),
         (LaunchOptions(node_rank=0), RUN, "--node-rank was given for one machine"),

@@ -61,12 +61,18 @@ class Fields:
         return values
 
     def numbers(self, field: str, count: int, names: str) -> Floats:
-        """(A, count) numbers.
+        """Return a field that is a list of numbers, of all entries.
 
         Args:
-            field: Its name.
-            count: How many each entry has to have.
-            names: What they are.
+            field: Name of the field.
+            count: Number of values that each entry must have.
+            names: Description of the values, for the error.
+
+        Returns:
+            (A, count) float64, for A entries.
+
+        Raises:
+            DataError: A field is no such list, or one of its values is no number of a plausible size.
         """
         values = self.column(
             field, lambda value: isinstance(value, list) and len(value) == count, f"{count} numbers: {names}"
@@ -92,7 +98,14 @@ class Fields:
             seen[value] = place
 
     def wrong(self, place: int, field: str, expected: str, item: int | None = None) -> DataError:
-        """Make the error of an invalid field, or of one item of a list in it."""
+        """Make the error of an invalid field, or of one item of a list in it.
+
+        Args:
+            place: Index of the entry.
+            field: Name of the field.
+            expected: What the field may be, for the error.
+            item: Index of the invalid item, if the field is a list and only this item is wrong.
+        """
         entry = self._entries[place]
         number: Any = entry.get("id")
         is_known = is_whole(number) and abs(number) < 2**64
@@ -155,6 +168,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def entries_of(content: Mapping[str, Any], part: str, path: Path) -> list[dict[str, Any]]:
     """Return one of the lists of the file.
+
+    Args:
+        content: The file's content.
+        part: Name of the list: "images", "annotations" or "categories".
+        path: The file, for errors.
 
     Raises:
         DataError: There is no such list of objects.

@@ -12,7 +12,9 @@ from lockstep.cores import num_cores
 from lockstep.data.order import Step
 from lockstep.data.samples import Batch
 from lockstep.engine.job import Job
+from lockstep.engine.output.recorder import StepRecorder
 from lockstep.engine.step import StepResult
+from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.report.bottleneck import DataWait, advice
 from lockstep.report.console import Console
 from lockstep.report.rate import Rate
@@ -47,6 +49,7 @@ class Reports:
         self._step_started = self._drawn_at = time.perf_counter()
         self._console = Console(sys.stdout) if job.world.is_main else None
         self._records = Records(folder.path, tensorboard=job.config.report.tensorboard) if job.world.is_main else None
+        self._recorder = StepRecorder(job, folder.path / STEPS)
         self._stragglers, self._data_wait = Stragglers(), DataWait()
         self._waited_s = 0.0
         self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
@@ -76,6 +79,8 @@ class Reports:
         """Start or resume training at the job's step: records of later steps, which will be repeated, are removed."""
         if self._records is not None:
             self._records.truncate_after(job.progress.step, last_eval=job.progress.evaluated_step)
+        if text := self._recorder.start(job):
+            self.notify(text)
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
         if self._records is not None and job.loader is not None and job.parts.draw_samples and not job.progress.step:
             job.loader.num_to_keep = min(NUM_SAMPLES, len(job.train_data))
@@ -89,13 +94,14 @@ class Reports:
         self._step_started = time.perf_counter()
 
     def step(self, job: Job, step: Step, result: StepResult) -> None:
-        """Report a completed step.
+        """Report and record a completed step.
 
         Args:
             job: The run, after the step.
             step: The step's plan.
             result: The step's result.
         """
+        self._recorder.step(job, step, result)
         now = time.perf_counter()
         job.progress.seconds += now - self._step_started
         self._step_started = now
@@ -167,6 +173,7 @@ class Reports:
     def close(self) -> None:
         """Flush and close the records, and remove the progress line."""
         self._background.join()
+        self._recorder.close()
         if self._console is not None:
             self._console.close()
         if self._records is not None:

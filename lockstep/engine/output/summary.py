@@ -11,10 +11,12 @@ from torch import Tensor
 
 from lockstep.data.micro_batches import num_micro_batches
 from lockstep.engine.job import Job
-from lockstep.engine.reports import Reports
+from lockstep.engine.output.publish import write_provenance
+from lockstep.engine.output.reports import Reports
 from lockstep.engine.run_spec import RunSpec
 from lockstep.module.precision import describe_precision
 from lockstep.parallel.reduce import Reducer
+from lockstep.provenance.statement import FILE_NAME as PROVENANCE
 from lockstep.report.format import duration, metric_name, metric_value
 from lockstep.report.idle import idle_row
 from lockstep.storage.run_folder import RunFolder
@@ -83,7 +85,7 @@ def finish(
         job: The run.
         folder: Its folder.
         reports: Prints the block.
-        state: The final weights, not sharded.
+        state: The final weights, in the shapes of the unsharded model.
         waits: Per rank, seconds of its own work in steps and of waiting for all-reduces, since the process started.
     """
     if reports.first_step_at is None and is_as_recorded(folder.path):
@@ -92,12 +94,16 @@ def finish(
     progress = job.progress
     sha256 = weights_sha256(state)
     write_weights(folder.weights, state)
+    root = write_provenance(spec, job, folder, sha256)
     seconds = time.time() - spec.started_at
+    first_step = reports.first_step_at and reports.first_step_at - spec.started_at
     result: dict[str, Any] = {
         "name": spec.name,
         "metrics": progress.metrics,
         "best": progress.best,
         "weights_sha256": sha256,
+        "chain": progress.chain,
+        "root": root,
         "steps": progress.step,
         "samples": progress.num_samples,
         "skipped_steps": progress.skipped,
@@ -105,14 +111,7 @@ def finish(
         "worlds": progress.worlds,
         "samples_per_s": progress.num_samples / progress.seconds if progress.seconds else None,
         "first_step_at": reports.first_step_at,
-        "seconds": {
-            "first_step": reports.first_step_at and reports.first_step_at - spec.started_at,
-            "training": progress.seconds,
-            "data_wait": progress.data_s,
-            **_summing(waits),
-            **({"compiling": job.compiled.seconds} if job.compiled is not None else {}),
-            "all": seconds,
-        },
+        "seconds": {"first_step": first_step, **_seconds(job, waits), "all": seconds},
     }
     folder.write_json("result.json", result)
     share = min(progress.data_s / progress.seconds, 1.0) if progress.seconds else None
@@ -122,21 +121,29 @@ def finish(
         f"done in {duration(seconds)}: validation {metric_name(name)} {metric_value(name, progress.metrics[name])} "
         f"({len(job.eval_data):,} samples, each once)",
         {
-            "first step": _first_step(job, result["seconds"]["first_step"]),
+            "first step": _first_step(job, first_step),
             "best": _best(job),
             "all-reduce": _waits_row(waits),
             "data": f"{share:.1%} of training time waiting for data" if share is not None else "",
             "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
+            "root": f"sha256 {root[:8]}…{root[-4:]}  {folder.path / PROVENANCE}",
             "next": "\n".join(
                 [
                     f"lockstep eval {quoted}",
+                    *([f"lockstep verify {quoted}"] if job.config.mode == "exact" else []),
                     *([f"lockstep predict {quoted} FILE"] if job.parts.preprocess is not None else []),
                     *([f"tensorboard --logdir {quoted}"] if job.config.report.tensorboard else []),
                 ]
             ),
         },
-        whole=("weights", "next"),
+        whole=("weights", "root", "next"),
     )
+
+
+def _seconds(job: Job, waits: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Return how long the parts of training took, seconds."""
+    compiling = {"compiling": job.compiled.seconds} if job.compiled is not None else {}
+    return {"training": job.progress.seconds, "data_wait": job.progress.data_s, **_summing(waits), **compiling}
 
 
 def _best(job: Job) -> str:

@@ -1,0 +1,136 @@
+"""Record of each step of a run, for `lockstep verify` and `lockstep diff`. It observes the run and changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.cluster import collectives
+from lockstep.data.order import Order, Step
+from lockstep.engine.job import Job
+from lockstep.engine.step import StepResult
+from lockstep.provenance.step_log import (
+    APPLIED,
+    DIGEST_BYTES,
+    FIRST_LINK,
+    NO_DIGEST,
+    OVERFLOW,
+    SKIPPED,
+    StepRecord,
+    StepWriter,
+    digest_of_samples,
+)
+
+
+class _Alone:
+    # A world of one rank has all micro-batches of a step.
+    rank, size = 0, 1
+
+
+def digest_of_step(step: Step) -> bytes:
+    """Return the digest (16 bytes) of the sample ids of a step whose micro-batches are all here."""
+    return digest_of_samples(np.concatenate([micro_batch.indices for micro_batch in step.micro_batches]))
+
+
+def sample_ids(order: Order, start: int, stop: int) -> Iterator[bytes]:
+    """Yield the digest (16 bytes) of each step's sample ids, over all ranks.
+
+    Args:
+        order: The order of samples.
+        start: First step.
+        stop: The step after the last one.
+    """
+    return map(digest_of_step, order.steps(_Alone(), start=start, stop=stop))
+
+
+def digest_content(job: Job) -> bytes:
+    """Return the digest (16 bytes) of the values of the last step's samples over all ranks. Called on all ranks."""
+    assert job.loader is not None
+    assert job.loader.digests is not None
+    mine, job.loader.digests = job.loader.digests, []
+    # Ranks have consecutive micro-batches, so this order is that of the step.
+    every = [bytes(digest) for rank in collectives.all_gather_object(job.world, mine) for digest in rank]
+    return hashlib.sha256(b"".join(every)).digest()[:DIGEST_BYTES]
+
+
+def record_of(step: Step, result: StepResult, samples: bytes, content: bytes) -> StepRecord:
+    """Return the record of a completed step.
+
+    Args:
+        step: The step's plan.
+        result: The step's result.
+        samples: Digest of the step's sample ids, 16 bytes.
+        content: Digest of the samples' values, 16 bytes.
+    """
+    outcome = OVERFLOW if result.is_overflow else APPLIED if result.is_finite else SKIPPED
+    return StepRecord(step.number, result.loss, result.norm, result.lr, samples, content, outcome)
+
+
+class StepRecorder:
+    """Writes `steps.bin` on rank 0, and keeps the chain's link in the run's progress.
+
+    Args:
+        job: The run.
+        path: The file.
+    """
+
+    def __init__(self, job: Job, path: Path) -> None:
+        self._path, self._is_on = path, job.config.record.steps
+        self._writer: StepWriter | None = None
+        self._ids: Iterator[bytes] = iter(())
+
+    def start(self, job: Job) -> str:
+        """Start or resume at the job's step. Records of later steps, which will be repeated, are removed.
+
+        Returns:
+            A warning if earlier steps are not in the file; otherwise an empty text.
+
+        Raises:
+            CheckpointError: The file cannot be written.
+        """
+        self.close()
+        if not self._is_on:
+            job.progress.chain = ""
+            return ""
+        if job.config.record.content and job.loader is not None:
+            job.loader.digests = []
+        if not job.world.is_main:
+            return ""
+        step, link = job.progress.step, job.progress.chain
+        self._ids = sample_ids(job.order, step, job.num_steps)
+        self._writer = StepWriter(self._path, step, bytes.fromhex(link) if link else FIRST_LINK)
+        job.progress.chain = self._writer.link.hex()
+        if self._writer.is_continued:
+            return ""
+        return (
+            f"the record of steps before step {step:,} is missing or belongs to another run: {self._path}\n"
+            "  lockstep verify can check this run from its first step only, with --from-scratch"
+        )
+
+    def step(self, job: Job, step: Step, result: StepResult) -> None:
+        """Record a completed step. Called on all ranks.
+
+        Args:
+            job: The run, after the step.
+            step: The step's plan.
+            result: The step's result.
+
+        Raises:
+            CheckpointError: The record cannot be written.
+        """
+        if not self._is_on:
+            return
+        content = digest_content(job) if job.config.record.content else NO_DIGEST
+        if self._writer is not None:
+            samples = digest_of_step(step) if step.world_size == 1 else next(self._ids)
+            self._writer.append(record_of(step, result, samples, content))
+            job.progress.chain = self._writer.link.hex()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

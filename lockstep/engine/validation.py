@@ -1,0 +1,53 @@
+"""Validation of a job: the metrics of its current weights, and whether they are the best so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.engine.evaluate import evaluate, no_metric
+from lockstep.engine.job import Job
+
+
+def validate(job: Job, stop_now: Callable[[], bool] = lambda: False) -> tuple[dict[str, float], Any, bool]:
+    """Evaluate the job's weights on its validation samples, and note the result in its progress. Called on all ranks.
+
+    Args:
+        job: The run; its progress changes.
+        stop_now: Whether a stop was requested, on any rank.
+
+    Returns:
+        The metrics by name; the recipe's metric, merged over the ranks on rank 0; and whether this is the best
+        validation so far.
+
+    Raises:
+        ConfigError: The validation has no metric of the name in `Parts.monitor`.
+        EvaluationStopped: A stop was requested.
+    """
+    config, progress = job.config, job.progress
+    with job.evaluated_weights():
+        metrics, metric = evaluate(
+            job.model,
+            job.eval_data,
+            job.world,
+            loss=job.parts.loss,
+            infer=job.parts.infer,
+            metric=job.parts.metric,
+            # `infer` may call the model once per image, and all ranks must call a sharded model equally often.
+            batch_size=1 if job.replica.is_sharded and job.parts.infer is not None else config.eval_batch,
+            num_workers=config.loader.num_workers,
+            channels_last=config.channels_last,
+            stop=stop_now,
+            even=job.replica.is_sharded,
+        )
+    name, better = job.parts.monitor
+    if name not in metrics:
+        raise no_metric(name, metrics)
+    progress.metrics, progress.evaluated_step = metrics, progress.step
+    value, sign = metrics[name], 1.0 if better == "max" else -1.0
+    # NaN is never the best: every comparison with it is false, so no later value could replace it.
+    is_best = not math.isnan(value) and (progress.best is None or sign * value > sign * progress.best["value"])
+    if is_best:
+        progress.best = {"step": progress.step, "metric": name, "value": value}
+    return metrics, metric, is_best

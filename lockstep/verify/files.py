@@ -1,0 +1,140 @@
+"""What a run folder states about itself, and whether its files agree with each other: everything short of a replay."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.schema import RunConfig
+from lockstep.engine.output.publish import evaluations_of, kept_checkpoints
+from lockstep.errors import CheckpointError
+from lockstep.provenance import statement, step_log
+from lockstep.provenance.same_run import result_settings
+from lockstep.provenance.statement import RunRecord
+from lockstep.storage.run_folder import RunFolder
+
+
+@dataclass
+class RunFiles:
+    """A run folder as it describes itself.
+
+    Attributes:
+        path: The run folder.
+        record: What its root stands for; None for a run that is not complete.
+        log: Its record of steps; empty if there is none.
+        checkpoints: Steps that a replay can start from.
+        mismatches: Files that contradict each other, one line each.
+        notes: What is missing, one line each.
+    """
+
+    path: Path
+    record: RunRecord | None = None
+    log: step_log.StepLog = field(default_factory=step_log.StepLog)
+    checkpoints: list[int] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps that the run has done."""
+        return self.log.stop if self.record is None else self.record.num_steps
+
+    @property
+    def evaluations(self) -> dict[int, Mapping[str, Any]]:
+        """Step -> metrics, as recorded."""
+        every = evaluations_of(RunFolder(self.path)) if self.record is None else self.record.evaluations
+        return {each.step: each.metrics for each in every}
+
+
+def open_run(path: Path, config: RunConfig) -> RunFiles:
+    """Read a run folder and compare its files.
+
+    Args:
+        path: The run folder.
+        config: Its settings.
+    """
+    files = RunFiles(path)
+    if os.path.lexists(path / statement.FILE_NAME):
+        try:
+            files.record = statement.read_statement(path / statement.FILE_NAME)
+        except CheckpointError as error:
+            files.mismatches.append(error.line)
+    else:
+        files.notes.append("the run is not complete: it has no provenance.json, hence no root")
+    try:
+        files.log = step_log.read_steps(path / step_log.FILE_NAME)
+    except CheckpointError as error:
+        files.notes.append(error.what)
+    _compare_log(files)
+    _compare_checkpoints(files)
+    if files.record is not None:
+        _compare_record(files, config)
+    return files
+
+
+def _compare_log(files: RunFiles) -> None:
+    log, chain = files.log, "" if files.record is None else files.record.chain
+    if len(log) and not log.is_whole:
+        files.notes.append(f"the record of steps starts at step {log.first_step:,}: earlier steps can't be compared")
+    if chain and len(log) and (log.link().hex() != chain or log.stop != files.num_steps):
+        files.mismatches.append(
+            f"steps.bin: its {len(log):,} records end in link {log.link().hex()[:16]}, and provenance.json states "
+            f"{chain[:16]} after {files.num_steps:,}"
+        )
+    elif chain and not len(log):
+        files.mismatches.append("steps.bin: missing or damaged, though provenance.json has its last link")
+
+
+def _compare_checkpoints(files: RunFiles) -> None:
+    """Find the checkpoints that a replay can start from: those in the record, with the files that it names."""
+    present = kept_checkpoints(RunFolder(files.path))
+    stated = present if files.record is None else files.record.checkpoints
+    for name, parts in stated.items():
+        if name not in present:
+            files.notes.append(f"checkpoints/{name} is not published, so no replay can start there")
+        elif present[name] != parts:
+            files.mismatches.append(f"checkpoints/{name}: its manifest has other hashes than the recorded ones")
+        else:
+            files.checkpoints.append(int(name.removeprefix("step-")))
+
+
+def _compare_record(files: RunFiles, config: RunConfig) -> None:
+    """Compare the other files of a complete run with its record."""
+    folder, record = RunFolder(files.path), files.record
+    assert record is not None
+    now = result_settings(config)
+    for name in sorted(record.settings.keys() | now.keys()):
+        before, value = record.settings.get(name), _plain(now.get(name))
+        if before != value:
+            files.mismatches.append(f"config.yaml: {name} is {value}, recorded {before}")
+    try:
+        result = folder.read_json("result.json")
+    except CheckpointError as error:
+        result = {}
+        files.notes.append(error.what)
+    last = record.evaluations[-1].metrics if record.evaluations else {}
+    metrics = result.get("metrics")
+    found = {name: result.get(name) for name in ("weights_sha256", "chain", "root")}
+    found |= {
+        f"metrics.{name}": _finite(value) for name, value in (metrics if isinstance(metrics, dict) else {}).items()
+    }
+    stated: dict[str, Any] = {"weights_sha256": record.weights_sha256, "chain": record.chain, "root": record.root}
+    stated |= {f"metrics.{name}": value for name, value in last.items()}
+    for name in sorted(stated.keys() | found.keys()) if result else ():
+        if found.get(name) != stated.get(name):
+            files.mismatches.append(f"result.json: {name} is {found.get(name)}, recorded {stated.get(name)}")
+    if evaluations_of(folder) != record.evaluations:
+        files.mismatches.append("metrics.jsonl: its evaluations are not the recorded ones")
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,101 @@
+"""Replay of segments of a run on the ranks of a world, and the comparison of each step with the run's record.
+
+    for each segment
+      restore      initial weights from the seed, or the checkpoint at its start
+      step         run_step as in training -> a record -> compared with `steps.bin` on rank 0
+                   evaluation where training had one -> metrics compared
+      end          weights and optimizer state compared with the next checkpoint, or the final weights
+
+Nothing is written into the run folder. The first difference of a segment ends it. Rank 0 alone compares, and tells the
+others through the flag that travels with the next step's gradients, as a stop of training does.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
+from lockstep.cluster.world import World
+from lockstep.config.schema import RunConfig
+from lockstep.engine.assemble import init_weights, make_job
+from lockstep.engine.dataset_info import build_from
+from lockstep.engine.restoring import restore_job
+from lockstep.errors import CheckpointError
+from lockstep.inference.trained_model import TrainedModel
+from lockstep.launch.start import join_world
+from lockstep.provenance.run_identity import identity
+from lockstep.provenance.step_log import FILE_NAME as STEPS
+from lockstep.provenance.step_log import StepLog, read_steps
+from lockstep.recipes.catalog import RecipeSpec
+from lockstep.storage import checkpoint
+from lockstep.storage.manifest import WEIGHTS
+from lockstep.storage.weights import read, weights_sha256
+from lockstep.verify.compare import Difference
+from lockstep.verify.plan import Plan, Replay
+from lockstep.verify.replayer import Replayer
+from lockstep.verify.segments import Segment
+
+
+def replay(plan: Plan, answer: Path, here: RankAssignment | None = None) -> int:
+    """Replay a plan as one process of a world; rank 0 writes the verdict to `answer`.
+
+    Args:
+        plan: The plan.
+        answer: Path of the JSON file.
+        here: This process's rank; None: read from the environment.
+
+    Raises:
+        LockstepError: The run cannot be replayed: recipe, data, settings or a checkpoint are missing or were altered.
+    """
+    model = TrainedModel(plan.run, plan.overrides)
+    recipe, config = model.settings()
+    with join_world(here or read_assignment(os.environ) or ALONE, config) as world:
+        verdict = replay_on(plan, model, recipe, config, world)
+        if world.is_main:
+            answer.write_text(verdict.to_json(), encoding="utf-8")
+    return 0
+
+
+def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunConfig, world: World) -> Replay:
+    """Replay a plan on a world that this process has joined.
+
+    Args:
+        plan: The plan.
+        model: The run, as a trained model.
+        recipe: Its recipe.
+        config: Its settings, with the overrides.
+        world: The processes.
+
+    Returns:
+        The verdict; complete on rank 0.
+    """
+    dataset_info = model.dataset_info(recipe, config, world)
+    job = make_job(config, lambda: build_from(recipe, config, dataset_info, plan.run), world)
+    job.identity = identity(config, dataset_info)
+    log = read_steps(plan.run / STEPS) if plan.uses_log and world.is_main else StepLog()
+    replayer = Replayer(plan, job, log)
+    fingerprint = job.fingerprint
+    verdict = Replay(environment=fingerprint.environment, code=fingerprint.code, data=fingerprint.data)
+    if world.is_main and plan.weights_sha256:
+        found = weights_sha256(read(plan.run / WEIGHTS, job.model))
+        if found != plan.weights_sha256:
+            verdict.differences.append(Difference(plan.num_steps, WEIGHTS, plan.weights_sha256, found))
+    for start, stop in plan.segments:
+        if start == 0:
+            # Only possible on a fresh job: step 0 is the first of the sorted segments.
+            init_weights(job, lambda: recipe.build(config, dataset_info))
+        else:
+            restore_job(
+                job, plan.run / "checkpoints", str(plan.run / "checkpoints" / checkpoint.name_of(start)), _raise
+            )
+        difference = replayer.replay(Segment(start, stop))
+        verdict.replayed.append((start, job.progress.step))
+        verdict.differences += [] if difference is None else [difference]
+    verdict.seconds = job.world.activity.work_s + job.world.activity.wait_s
+    replayer.console.close()
+    return verdict
+
+
+def _raise(error: CheckpointError) -> None:
+    raise error

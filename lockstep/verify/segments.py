@@ -1,0 +1,135 @@
+"""Which steps a verification replays: pure arithmetic, equal for everyone who has the root.
+
+A run is cut into segments at its starting points: step 0 and the checkpoints that were kept.
+
+    step      0          100         200         300       345
+    segment   |----------|-----------|-----------|---------|
+              replayed from the seed; the others from the checkpoint at their start
+
+A segment is replayed whole or not at all: its start is a checkpoint, and its end is the next one, so equal steps and
+equal weights there show that nothing between was changed. A change within one segment shows in no other, since the next
+one starts from the changed checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import comb
+
+
+@dataclass(frozen=True, order=True)
+class Segment:
+    """The steps [start, stop) of a run, replayed from the run's state before `start`.
+
+    Attributes:
+        start: First step: 0, or the step of a checkpoint.
+        stop: The step after the last one.
+    """
+
+    start: int
+    stop: int
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return self.stop - self.start
+
+
+def cut(starts: Iterable[int], num_steps: int) -> list[Segment]:
+    """Cut a run at its starting points.
+
+    Args:
+        starts: Steps of the checkpoints that were kept; step 0 is always a start.
+        num_steps: Number of steps that the run has done.
+    """
+    bounds = sorted({0, *(step for step in starts if 0 < step < num_steps), num_steps})
+    return [Segment(start, stop) for start, stop in pairwise(bounds)]
+
+
+def choose(segments: Sequence[Segment], share: float, seed: str) -> list[Segment]:
+    """Choose segments at random until they cover a share of all steps.
+
+    The order is that of SHA-256(seed, start), so everyone who knows the seed chooses the same ones, and the run's
+    publisher, whose root is the seed, cannot choose them freely.
+
+    Args:
+        segments: All segments.
+        share: Fraction of the steps to cover, above 0.
+        seed: The root, with the verifier's own number if there is one.
+
+    Returns:
+        The chosen segments, by step.
+    """
+    total, covered = sum(segment.num_steps for segment in segments), 0
+    chosen = []
+    for segment in sorted(segments, key=lambda each: hashlib.sha256(f"{seed} {each.start}".encode()).digest()):
+        if covered >= share * total:
+            break
+        chosen.append(segment)
+        covered += segment.num_steps
+    return sorted(chosen)
+
+
+def covering(segments: Sequence[Segment], first: int, stop: int) -> list[Segment]:
+    """Return the part of each segment up to `stop` that has steps of [first, stop).
+
+    Args:
+        segments: All segments.
+        first: First step to cover.
+        stop: The step after the last one to cover.
+    """
+    return [
+        Segment(segment.start, min(segment.stop, stop))
+        for segment in segments
+        if segment.start < stop and segment.stop > first
+    ]
+
+
+def share_of(segments: Sequence[Segment], part: int, num_parts: int) -> list[Segment]:
+    """Return one verifier's segments; the longest segments are dealt first, each to the one with the least steps.
+
+    Args:
+        segments: All chosen segments.
+        part: The verifier, from 1.
+        num_parts: Number of verifiers.
+    """
+    loads = [0] * num_parts
+    mine = []
+    for segment in sorted(segments, key=lambda each: (-each.num_steps, each.start)):
+        lightest = loads.index(min(loads))
+        loads[lightest] += segment.num_steps
+        if lightest == part - 1:
+            mine.append(segment)
+    return sorted(mine)
+
+
+def escape_probability(num_segments: int, num_replayed: int, num_changed: int) -> float:
+    """Return the probability that changes in some segments escape a random choice of segments.
+
+    Args:
+        num_segments: Number of segments of the run.
+        num_replayed: Number of segments that are replayed.
+        num_changed: Number of segments with a change.
+    """
+    num_changed = min(num_changed, num_segments)
+    return comb(num_segments - num_changed, num_replayed) / comb(num_segments, num_replayed)
+
+
+def describe(segments: Iterable[Segment], limit: int = 5) -> str:
+    """Describe segments as ranges of steps, neighbours joined: "steps 0-99, 300-399 and 4 more".
+
+    Args:
+        segments: The segments, by step.
+        limit: Number of ranges to name.
+    """
+    ranges: list[Segment] = []
+    for segment in segments:
+        if ranges and ranges[-1].stop == segment.start:
+            ranges[-1] = Segment(ranges[-1].start, segment.stop)
+        else:
+            ranges.append(segment)
+    named = ", ".join(f"{each.start:,}-{each.stop - 1:,}" for each in ranges[:limit])
+    return f"steps {named}" + (f" and {len(ranges) - limit} more ranges" if len(ranges) > limit else "")

@@ -1,0 +1,147 @@
+"""The result of a verification: what was replayed, what differs, and what can have escaped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from lockstep.config.plain_file import read_plain
+from lockstep.errors import ConfigError
+from lockstep.verify.compare import Difference
+from lockstep.verify.segments import Segment, describe, escape_probability
+
+_MAX_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a verification, of one verifier or merged.
+
+    Attributes:
+        root: The run's root; empty for a run that is not complete.
+        num_steps: Number of steps of the run.
+        segments: All segments that the run was cut into.
+        chosen: The segments that were to be replayed, over all verifiers.
+        replayed: The segments that were replayed without a difference.
+        differences: The first difference of each segment that has one.
+        mismatches: Files of the run that contradict each other.
+        changes: Code, data or versions that differ from the run's.
+        notes: What could not be checked.
+        seconds: Time of the replayed steps, seconds.
+    """
+
+    root: str
+    num_steps: int
+    segments: list[Segment] = field(default_factory=list)
+    chosen: list[Segment] = field(default_factory=list)
+    replayed: list[Segment] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether everything that was chosen was replayed, and nothing differs."""
+        return not self.differences and not self.mismatches and set(self.chosen) <= set(self.replayed)
+
+    @property
+    def share(self) -> float:
+        """Fraction of the run's steps that were replayed without a difference."""
+        return sum(segment.num_steps for segment in self.replayed) / max(1, self.num_steps)
+
+    def escapes(self, num_changed: int) -> float:
+        """Return the probability that changes in `num_changed` segments escape such a choice of segments."""
+        count = len({segment.start for segment in self.replayed})
+        return escape_probability(len(self.segments), min(count, len(self.segments)), num_changed)
+
+    def to_json(self) -> str:
+        """Encode the verdict, for other programs and for `merge`."""
+        return json.dumps({**asdict(self), "is_verified": self.is_verified, "share": self.share}, indent=1)
+
+
+def read_verdict(path: Path) -> Verdict:
+    """Read the verdict of another verifier.
+
+    Raises:
+        ConfigError: The file is no verdict.
+    """
+    fix = "Give a file that lockstep verify --json has written."
+    try:
+        plain: Any = json.loads(read_plain(path, _MAX_BYTES))
+        plain = {name: value for name, value in plain.items() if name not in ("is_verified", "share")}
+        return TypeAdapter(Verdict).validate_python(plain)
+    except OSError as error:
+        raise ConfigError(f"--merge {path} can't be read: {error.strerror}", fix=fix) from None
+    except (ValueError, ValidationError, AttributeError, RecursionError):
+        raise ConfigError(f"--merge {path} is not a verdict", fix=fix) from None
+
+
+def merge(verdicts: Sequence[Verdict]) -> Verdict:
+    """Merge the verdicts of several verifiers of one run.
+
+    Raises:
+        ConfigError: They are of different runs.
+    """
+    first = verdicts[0]
+    for other in verdicts[1:]:
+        if (other.root, other.num_steps) != (first.root, first.num_steps):
+            raise ConfigError(
+                "the verdicts are of different runs",
+                given=f"roots {first.root[:16] or 'none'} and {other.root[:16] or 'none'}",
+                fix="Merge verdicts of one run.",
+            )
+
+    def joined(name: str) -> list[Any]:
+        return list(dict.fromkeys(each for verdict in verdicts for each in getattr(verdict, name)))
+
+    return Verdict(
+        root=first.root,
+        num_steps=first.num_steps,
+        segments=sorted(joined("segments")),
+        chosen=sorted(joined("chosen")),
+        replayed=sorted(joined("replayed")),
+        differences=sorted(joined("differences"), key=lambda each: each.step),
+        mismatches=joined("mismatches"),
+        changes=joined("changes"),
+        notes=joined("notes"),
+        seconds=sum(verdict.seconds for verdict in verdicts),
+    )
+
+
+def lines(verdict: Verdict) -> list[str]:
+    """Return the lines that report a verdict to the user."""
+    failed = [f"  FAIL     {text}" for text in verdict.mismatches]
+    for each in verdict.differences:
+        what = f"step {each.step:,}: {each.name}"
+        failed.append(f"  FAIL     {what} recorded {each.recorded}, replayed {each.replayed}")
+    num_steps = sum(segment.num_steps for segment in verdict.replayed)
+    passed = f"  ok       {num_steps:,} of {verdict.num_steps:,} steps: equal samples, loss, gradient norm and weights"
+    changed = [f"  differs  {text}" for text in verdict.changes]
+    notes = [f"  note     {text}" for text in verdict.notes]
+    return [*([passed] if num_steps else []), *failed, *changed, *notes, *_conclusion(verdict)]
+
+
+def _conclusion(verdict: Verdict) -> list[str]:
+    if verdict.mismatches or verdict.differences:
+        text = "NOT verified: the run's files, or its replay, differ from its record"
+        if verdict.differences and verdict.changes:
+            text += "\n           code, data or hardware differ from the run's, which may be the cause"
+        return [f"result     {text}"]
+    missing = set(verdict.chosen) - set(verdict.replayed)
+    if missing:
+        return [f"result     incomplete: {describe(sorted(missing))} were not replayed"]
+    if len(verdict.replayed) >= len(verdict.segments):
+        return ["verified   every step of the run"]
+    few = max(2, len(verdict.segments) // 10)
+    return [
+        f"verified   {verdict.share:.1%} of the steps, {len(verdict.replayed)} of {len(verdict.segments)} segments",
+        f"           a change in 1 segment escapes with probability {verdict.escapes(1):.2f}, "
+        f"in {few} segments {verdict.escapes(few):.2f}",
+    ]

@@ -1,0 +1,194 @@
+"""Verification of a run: compare its files, choose segments, replay them in a world, and give a verdict."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.cluster.env import ALONE
+from lockstep.config.process_range import ProcessRange
+from lockstep.config.schema import RunConfig
+from lockstep.errors import ConfigError, LaunchError
+from lockstep.inference.trained_model import TrainedModel
+from lockstep.launch import forkserver
+from lockstep.launch.kernels import pin_kernels
+from lockstep.launch.start import PRELOAD, launch_here
+from lockstep.launch.stopped import raise_if_stopped
+from lockstep.provenance.same_run import differing, settings_of
+from lockstep.report.console import Console
+from lockstep.storage.run_folder import RunFolder
+from lockstep.verify.files import RunFiles, open_run
+from lockstep.verify.plan import Plan, Replay
+from lockstep.verify.replay import replay
+from lockstep.verify.segments import Segment, choose, covering, cut, describe, share_of
+from lockstep.verify.verdict import Verdict
+
+ENTRY = "lockstep.verify.replay"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user wants to have verified.
+
+    Attributes:
+        run: The run folder.
+        overrides: Settings that do not change the result, such as data.root.
+        share: Fraction of the steps to replay, chosen by the root.
+        steps: (start, stop): replay these steps instead.
+        from_scratch: Replay the whole run from its settings, without its checkpoints.
+        challenge: The verifier's own number, mixed into the choice; empty: the root alone.
+        part: (part, number of parts): replay one verifier's part, counted from 1.
+        procs: Processes.
+    """
+
+    run: Path
+    overrides: tuple[str, ...] = ()
+    share: float = 1.0
+    steps: tuple[int, int] | None = None
+    from_scratch: bool = False
+    challenge: str = ""
+    part: tuple[int, int] = (1, 1)
+    procs: int = 1
+
+
+def verify(request: Request, console: Console | None = None) -> Verdict:
+    """Verify a run. Nothing is written into its folder.
+
+    Args:
+        request: What to verify.
+        console: Receives a line before the replay starts; None: nothing is printed.
+
+    Raises:
+        ConfigError: The run is not exact, has no steps, or a setting that changes the result was given.
+        LockstepError: The run cannot be opened or replayed.
+    """
+    model = TrainedModel(request.run, request.overrides)
+    _, config = model.settings()
+    _check(request, config)
+    files = open_run(request.run, config)
+    if files.num_steps == 0:
+        raise ConfigError(
+            f"{request.run} has no record of steps, so there is nothing to verify",
+            cause="\n".join([*files.mismatches, *files.notes]),
+            fix="Train it with this version of Lockstep and record.steps=true.",
+        )
+    starts = [] if request.from_scratch else files.checkpoints
+    segments = cut(starts, files.num_steps)
+    chosen = _choose(request, segments, files)
+    mine = share_of(chosen, *request.part)
+    if console is not None:
+        root = files.record.root[:8] + "…" if files.record is not None else "none: not complete"
+        console.say(f"run        {request.run}, {files.num_steps:,} steps in {len(segments)} segments, root {root}")
+        console.say(f"replaying  {describe(mine)} on {request.procs} process{'es' if request.procs > 1 else ''}")
+    plan = Plan(
+        run=request.run.absolute(),
+        overrides=request.overrides,
+        segments=tuple((segment.start, segment.stop) for segment in mine),
+        num_steps=files.num_steps,
+        uses_log=bool(len(files.log)),
+        has_content=bool(len(files.log)) and _has_content(files),
+        evaluations=files.evaluations,
+        weights_sha256="" if files.record is None else files.record.weights_sha256,
+    )
+    done = _replay(plan, config, request.procs)
+    return _judge(files, segments, chosen, mine, done)
+
+
+def _check(request: Request, config: RunConfig) -> None:
+    if config.mode != "exact":
+        raise ConfigError(
+            f"{request.run} was trained with mode={config.mode}, whose bits no replay has to repeat",
+            fix="Train with mode=exact to verify a run.",
+        )
+    if other := differing(settings_of(RunFolder(request.run)), config):
+        raise ConfigError(
+            "a verification can't change settings that determine the result",
+            given="\n".join(other),
+            fix="Give settings such as data.root only.",
+        )
+
+
+def _choose(request: Request, segments: list[Segment], files: RunFiles) -> list[Segment]:
+    if request.steps is not None:
+        first, stop = request.steps
+        if not 0 <= first < stop <= files.num_steps:
+            raise ConfigError(
+                f"--steps is {first}:{stop}",
+                allowed=f"A:B with 0 <= A < B <= {files.num_steps}",
+                fix=f"Give steps of this run, such as --steps 0:{files.num_steps}.",
+            )
+        return covering(segments, first, stop)
+    root = "" if files.record is None else files.record.root
+    return choose(segments, request.share, f"{root} {request.challenge}".rstrip())
+
+
+def _has_content(files: RunFiles) -> bool:
+    first = files.log.get(files.log.first_step)
+    return first is not None and any(first.content)
+
+
+def _replay(plan: Plan, config: RunConfig, procs: int) -> Replay:
+    with forkserver.temp_folder() as folder:
+        answer = folder / "replay.json"
+        if not plan.segments:  # more verifiers than segments
+            return Replay()
+        pin_kernels(config.kernels, only_children=True)
+        if procs == 1 and config.kernels == "auto":  # otherwise too late here: this process has imported torch
+            replay(plan, answer, ALONE)
+        else:
+            forkserver.prepare([*PRELOAD, ENTRY], config.num_threads)
+            code = launch_here(ProcessRange(procs, procs), config, replay, (plan, answer))
+            raise_if_stopped(code)
+            if code:
+                raise LaunchError(
+                    f"the replay ended with exit code {code}", fix="Read the output above; repeat with --procs 1."
+                )
+        return Replay.from_json(answer.read_text(encoding="utf-8"))
+
+
+def _judge(
+    files: RunFiles, segments: list[Segment], chosen: list[Segment], mine: list[Segment], done: Replay
+) -> Verdict:
+    # A segment with a difference ends before its last step, or in other weights.
+    failed = {each.step for each in done.differences}
+    replayed = [
+        segment
+        for segment, (_, stop) in zip(mine, done.replayed, strict=False)
+        if stop == segment.stop and not any(segment.start <= step <= segment.stop for step in failed)
+    ]
+    changes = []
+    if files.record is not None:
+        before = files.record
+        changes += _changes(before.environment[-1] if before.environment else {}, done.environment)
+        changes += _changes(before.code[-1] if before.code else {}, done.code)
+        changes += _changes(before.data, done.data)
+    notes = list(files.notes)
+    if files.log.first_step:
+        notes.append(f"steps before {files.log.first_step:,} were replayed without a record to compare with")
+    return Verdict(
+        root="" if files.record is None else files.record.root,
+        num_steps=files.num_steps,
+        segments=segments,
+        chosen=chosen,
+        replayed=replayed,
+        differences=done.differences,
+        mismatches=files.mismatches,
+        changes=changes,
+        notes=notes,
+        seconds=done.seconds,
+    )
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name}: {before[name]} in the run, {now[name]} now"
+        for name in before
+        if name in now and before[name] != now[name]
+    ]
+
+
+def console_for(as_json: bool) -> Console:
+    """Return the console for progress: standard error if standard output receives JSON."""
+    return Console(sys.stderr if as_json else sys.stdout)
