@@ -18,7 +18,7 @@ from lockstep.config.process_range import ProcessRange, parse_range
 from lockstep.errors import ConfigError, DataError, LaunchError
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch import forkserver
-from lockstep.launch.kernels import pin_kernels
+from lockstep.launch.kernels import has_effect, pin_kernels
 from lockstep.launch.start import PRELOAD, join_world, launch_here, rank_assignment
 from lockstep.launch.stopped import raise_if_stopped
 from lockstep.report.console import Console
@@ -53,9 +53,8 @@ def evaluate(
     size = _size(procs)
     config = subject.settings()[1]
     here = rank_assignment(procs)
-    # A program that has imported torch can't pin its kernels any more, so another process evaluates.
-    is_late = config.kernels != "auto" and "torch" in sys.modules
-    pin_kernels(config.kernels, only_children=is_late or size.most > 1)
+    pin_kernels(config.kernels, only_children=True)
+    is_late = not has_effect(config.kernels)  # torch has computed here before, so another process evaluates
     if here is not None or (size.most == 1 and not is_late):
         return _evaluate(subject, None, here or ALONE)
     forkserver.prepare(PRELOAD, config.num_threads)

@@ -1,6 +1,7 @@
 """Pins the CPU kernels of a run (`kernels`): the variables by which ATen, oneDNN and MKL choose among instruction sets.
 
-The libraries read them when they are first used, so they are set before torch is imported. Nothing here imports torch.
+The libraries read them at their first computation, so they are set before it. Importing torch computes nothing, so a
+recipe file that imports torch may be loaded before. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ PINNED: Mapping[str, Mapping[str, str]] = {
         "MKL_CBWR": "COMPATIBLE",
     },
 }
+# What torch then says that it uses.
+CAPABILITY = {"avx2": "AVX2", "portable": "DEFAULT"}
 # Instruction sets by which libraries choose kernels, as /proc/cpuinfo names them: those of x86-64, then those of ARM.
 INSTRUCTIONS = (
     "sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni",
@@ -42,14 +45,14 @@ _pinned: str | None = None  # by this process
 
 
 def pin_kernels(kernels: str, *, only_children: bool = False) -> None:
-    """Set the variables of `kernels` for this process and those that it starts. Call it before torch is imported.
+    """Set the variables of `kernels` for this process and those that it starts. Call it before torch computes.
 
     Args:
         kernels: The setting.
-        only_children: Whether this process computes nothing itself, so that it may have imported torch.
+        only_children: Whether this process computes nothing itself, so that torch may have computed in it before.
 
     Raises:
-        ConfigError: The processor has no such kernels, a variable has another value, or torch is already imported.
+        ConfigError: The processor has no such kernels, a variable has another value, or torch has computed before.
     """
     global _pinned
     wanted = PINNED[kernels]
@@ -67,18 +70,27 @@ def pin_kernels(kernels: str, *, only_children: bool = False) -> None:
             )
     if kernels != "auto":
         _check_processor(kernels)
-    if (
-        not only_children
-        and "torch" in sys.modules
-        and any(os.environ.get(name) != value for name, value in wanted.items())
-    ):
-        raise ConfigError(
-            f"kernels={kernels} has no effect in this process, because torch was imported before",
-            fix="Train with the command or lockstep.train, which start processes of their own, or set kernels=auto.",
-        )
     os.environ.update(wanted)
     if kernels != "auto":
         _pinned = kernels
+    if not only_children and not has_effect(kernels):
+        raise too_late(kernels)
+
+
+def has_effect(kernels: str) -> bool:
+    """Return whether this process computes with the pinned kernels. torch then chooses them, if it has not before."""
+    torch = sys.modules.get("torch")
+    wanted = CAPABILITY.get(kernels)
+    return wanted is None or torch is None or torch.backends.cpu.get_cpu_capability() == wanted
+
+
+def too_late(kernels: str) -> ConfigError:
+    """Return the error for a process in which torch has chosen other kernels."""
+    return ConfigError(
+        f"kernels={kernels} has no effect in this process, because torch has computed before",
+        cause="A recipe file computes with torch when it is imported, or the program has used torch.",
+        fix="Compute in functions of the recipe only; train with the command or lockstep.train; or set kernels=auto.",
+    )
 
 
 def _check_processor(kernels: str) -> None:

@@ -7,7 +7,7 @@ import os
 import torch
 
 from lockstep.config.schema import RunConfig
-from lockstep.errors import ConfigError
+from lockstep.launch.kernels import has_effect, too_late
 
 
 def use_deterministic_algorithms(config: RunConfig, device: torch.device) -> None:
@@ -29,16 +29,10 @@ def use_deterministic_algorithms(config: RunConfig, device: torch.device) -> Non
 
 
 def check_kernels(config: RunConfig) -> None:
-    """Check that torch uses the kernels of `kernels`, which it chooses when it is imported.
+    """Check that torch uses the kernels of `kernels`, which it chooses at its first computation.
 
     Raises:
-        ConfigError: It was imported before the settings were known.
+        ConfigError: It has computed before the settings were known.
     """
-    wanted = {"avx2": "AVX2", "portable": "DEFAULT"}.get(config.kernels)
-    found = torch.backends.cpu.get_cpu_capability()
-    if wanted not in (None, found):
-        raise ConfigError(
-            f"kernels={config.kernels} has no effect in this process, which uses {found} kernels",
-            cause="torch was imported, or Lockstep's processes were started, before the setting was known.",
-            fix="Train with the command or lockstep.train, which start processes of their own, or set kernels=auto.",
-        )
+    if not has_effect(config.kernels):
+        raise too_late(config.kernels)
