@@ -13,6 +13,7 @@ from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError, LaunchError
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch import forkserver
+from lockstep.launch.kernels import has_effect, pin_kernels
 from lockstep.launch.start import PRELOAD, launch_here
 from lockstep.launch.stopped import raise_if_stopped
 from lockstep.provenance.same_run import differing, settings_of
@@ -133,7 +134,8 @@ def _replay(plan: Plan, config: RunConfig, procs: int) -> Replay:
         answer = folder / "replay.json"
         if not plan.segments:  # more verifiers than segments
             return Replay()
-        if procs == 1:
+        pin_kernels(config.kernels, only_children=True)
+        if procs == 1 and has_effect(config.kernels):  # otherwise torch has computed here before
             replay(plan, answer, ALONE)
         else:
             forkserver.prepare([*PRELOAD, ENTRY], config.num_threads)
