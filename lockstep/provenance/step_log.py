@@ -26,6 +26,7 @@ import numpy as np
 from lockstep.config.plain_file import read_plain
 from lockstep.data.keyed import IntArray
 from lockstep.errors import CheckpointError, cannot_write
+from lockstep.storage.run_folder import write_atomically
 
 FILE_NAME = "steps.bin"
 APPLIED, SKIPPED, OVERFLOW = 0, 1, 2  # outcomes of a step
@@ -115,6 +116,11 @@ class StepLog:
             link = extend(link, self.body[start : start + _RECORD.size])
         return link
 
+    def skipped(self) -> list[int]:
+        """Return the numbers of the steps that were skipped because loss or gradient was not finite."""
+        columns = np.frombuffer(self.body, dtype="<u8").reshape(len(self), _RECORD.size // 8)
+        return [int(step) for step in columns[columns[:, -1] == SKIPPED, 0]]
+
     def get(self, step: int) -> StepRecord | None:
         """Return the record of a step, if there is one."""
         if not self.first_step <= step < self.stop:
@@ -156,17 +162,32 @@ def write_steps(path: Path, log: StepLog) -> None:
     Raises:
         CheckpointError: It cannot be written.
     """
-    part = path.with_suffix(".part")
+    write_atomically(path, _HEADER.pack(_FORMAT, log.first_step, log.start_link) + log.body)
+
+
+def copy_steps(source: Path, target: Path, step: int, link: bytes) -> bool:
+    """Copy the records before a step from another run's folder, so that a run resumed from there has a whole chain.
+
+    Args:
+        source: The other run's `steps.bin`.
+        target: The file to write.
+        step: The step that the run resumes at.
+        link: The link before that step, 32 bytes.
+
+    Returns:
+        Whether the records lead to that link. If not, nothing is written.
+
+    Raises:
+        CheckpointError: The target cannot be written.
+    """
     try:
-        part.unlink(missing_ok=True)  # it may be a link or a FIFO
-        with part.open("xb") as file:
-            file.write(_HEADER.pack(_FORMAT, log.first_step, log.start_link))
-            file.write(log.body)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise cannot_write(path, error) from None
+        log = read_steps(source).head(step)
+    except CheckpointError:
+        return False
+    if log.stop != step or log.link() != link:
+        return False
+    write_steps(target, log)
+    return True
 
 
 class StepWriter:

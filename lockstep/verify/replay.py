@@ -13,17 +13,13 @@ others through the flag that travels with the next step's gradients, as a stop o
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from lockstep.cluster import collectives
 from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
@@ -40,15 +36,18 @@ from lockstep.engine.validation import validate
 from lockstep.errors import CheckpointError
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch.start import join_world
-from lockstep.provenance.run_identity import identity
+from lockstep.provenance.run_identity import FACTS, identity
 from lockstep.provenance.step_log import FILE_NAME as STEPS
-from lockstep.provenance.step_log import NO_DIGEST, StepLog, StepRecord, read_steps
+from lockstep.provenance.step_log import NO_DIGEST, StepLog, read_steps
 from lockstep.recipes.catalog import RecipeSpec
 from lockstep.report.console import Console
 from lockstep.storage import checkpoint
 from lockstep.storage.manifest import WEIGHTS
 from lockstep.storage.weights import file_limits, read, weights_sha256
+from lockstep.verify.compare import Difference, compare_metrics, compare_plain, compare_steps, compare_tensors
 from lockstep.verify.segments import Segment
+
+SCALE = ("loss_scale", "scale_age")  # of a checkpoint's progress: what the following steps depend on, beside tensors
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,7 @@ class Plan:
         has_content: Whether the log has digests of the samples' values.
         evaluations: Step -> metrics of the run's evaluations.
         weights_sha256: Hash of the final weights; empty if the run is not complete.
+        dataset_info_sha256: Digest of what the recipe read from its data; empty if it was not recorded.
     """
 
     run: Path
@@ -74,23 +74,7 @@ class Plan:
     has_content: bool = False
     evaluations: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     weights_sha256: str = ""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first difference of a segment.
-
-    Attributes:
-        step: The step, from 0; for weights and metrics, the number of steps done.
-        name: What differs: loss, gradient norm, learning rate, samples, content, outcome, a metric, or a tensor.
-        recorded: The value in the run's record.
-        replayed: The value of the replay.
-    """
-
-    step: int
-    name: str
-    recorded: str
-    replayed: str
+    dataset_info_sha256: str = ""
 
 
 @dataclass
@@ -98,12 +82,12 @@ class Replay:
     """The result of a replay.
 
     Attributes:
-        replayed: (start, stop) of each segment that was replayed, up to its first difference.
-        differences: The first difference of each segment that has one.
+        replayed: (start, stop) of each segment that was replayed without a difference.
+        differences: The first difference of each other segment, and what the run states wrongly as a whole.
         environment: The replay's environment: versions, processor and kernels.
         code: Digests of the replay's code.
         data: Digests of the replay's samples.
-        seconds: Time of the steps, without start and restore, in seconds.
+        seconds: Time of restoring, replaying and comparing, without the start of the processes, in seconds.
     """
 
     replayed: list[tuple[int, int]] = field(default_factory=list)
@@ -166,11 +150,12 @@ def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunCo
     replayer = _Replayer(plan, job, log)
     fingerprint = job.fingerprint
     verdict = Replay(environment=fingerprint.environment, code=fingerprint.code, data=fingerprint.data)
-    if world.is_main and plan.weights_sha256:
-        found = weights_sha256(read(plan.run / WEIGHTS, job.model))
-        if found != plan.weights_sha256:
-            verdict.differences.append(Difference(plan.num_steps, WEIGHTS, plan.weights_sha256, found))
-    for start, stop in plan.segments:
+    if world.is_main:
+        verdict.differences += _compare_whole(plan, job)
+    started = time.perf_counter()
+    for start, stop in ((start, min(stop, job.num_steps)) for start, stop in plan.segments):
+        if start >= stop:
+            continue  # the record has more steps than the settings: a difference by itself
         if start == 0:
             # Only possible on a fresh job: step 0 is the first of the sorted segments.
             init_weights(job, lambda: recipe.build(config, dataset_info))
@@ -179,11 +164,30 @@ def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunCo
                 job, plan.run / "checkpoints", str(plan.run / "checkpoints" / checkpoint.name_of(start)), _raise
             )
         difference = replayer.replay(Segment(start, stop))
-        verdict.replayed.append((start, job.progress.step))
-        verdict.differences += [] if difference is None else [difference]
-    verdict.seconds = job.world.activity.work_s + job.world.activity.wait_s
+        if difference is None:
+            verdict.replayed.append((start, stop))
+        else:
+            verdict.differences.append(difference)
+    verdict.seconds = time.perf_counter() - started
     replayer.console.close()
     return verdict
+
+
+def _compare_whole(plan: Plan, job: Job) -> list[Difference]:
+    """Compare what the run states about itself as a whole: its length, its dataset info and its final weights."""
+    found = []
+    is_complete = bool(plan.weights_sha256)
+    if plan.num_steps > job.num_steps or (is_complete and plan.num_steps < job.num_steps):
+        # Fewer steps than the settings have, stated as a complete run, would be another run.
+        found.append(Difference(plan.num_steps, "number of steps", str(plan.num_steps), str(job.num_steps)))
+    stated, now = plan.dataset_info_sha256, str(job.identity[FACTS])
+    if stated and stated != now:
+        found.append(Difference(0, "dataset info", stated, now))
+    if is_complete:
+        final = weights_sha256(read(plan.run / WEIGHTS, job.model))
+        if final != plan.weights_sha256:
+            found.append(Difference(plan.num_steps, WEIGHTS, plan.weights_sha256, final))
+    return found
 
 
 def _raise(error: CheckpointError) -> None:
@@ -222,97 +226,33 @@ class _Replayer:
                 job.progress.step = step.number + 1
                 content = digest_content(job) if self._plan.has_content else NO_DIGEST
                 if job.world.is_main:
-                    difference = self._compare_step(record_of(step, result, next(ids), content))
+                    difference = compare_steps(self._log.get(step.number), record_of(step, result, next(ids), content))
                     self._done += 1
                     self.console.share_done("replaying", self._done, self._total)
-                if job.is_evaluation_due() and job.progress.step in self._plan.evaluations:
-                    evaluated = self._evaluate()
-                    difference = evaluated if difference is None else difference
+                # Not only where the settings have one: eval_every is not part of the root.
+                if (recorded := self._plan.evaluations.get(job.progress.step)) is not None:
+                    metrics, _, _ = validate(job)
+                    difference = difference or compare_metrics(job.progress.step, recorded, metrics)
         finally:
             loader.close()
         plain = collectives.broadcast_object(job.world, None if difference is None else asdict(difference))
         return self._compare_state(segment.stop) if plain is None else Difference(**plain)
 
-    def _compare_step(self, replayed: StepRecord) -> Difference | None:
-        """Compare a step with the log. Values are compared by their bits."""
-        recorded = self._log.get(replayed.step)
-        if recorded is None or recorded.to_bytes() == replayed.to_bytes():
-            return None
-        # In this order: what a step reads comes before what follows from it.
-        for name, attribute in NAMES.items():
-            before, now = getattr(recorded, attribute), getattr(replayed, attribute)
-            if _text(before) != _text(now):
-                return Difference(replayed.step, name, _text(before), _text(now))
-        return None
-
-    def _evaluate(self) -> Difference | None:
-        """Evaluate the current weights and compare the metrics."""
-        step = self._job.progress.step
-        metrics, _, _ = validate(self._job)
-        recorded = self._plan.evaluations[step]
-        for name in sorted(recorded.keys() | metrics.keys()):
-            value = metrics.get(name)
-            now = value if value is not None and math.isfinite(value) else None  # as in metrics.jsonl
-            if recorded.get(name) != now:
-                return Difference(step, f"metric {name}", repr(recorded.get(name)), repr(now))
-        return None
-
     def _compare_state(self, step: int) -> Difference | None:
         """Compare weights and optimizer state after a segment with the checkpoint or the final weights there."""
         job = self._job
-        mine, _ = pack_job(job)
+        mine, plain_state = pack_job(job)
         final = job.final_weights() if self._plan.weights_sha256 and step == self._plan.num_steps else None
         difference: Difference | None = None
         if job.world.is_main:
             path = self._plan.run / "checkpoints" / checkpoint.name_of(step)
             if path.is_dir():
-                tensors, _ = checkpoint.pack(checkpoint.load_checkpoint(path, file_limits(job.model)))
-                difference = _first_difference(step, tensors, mine)
+                tensors, recorded = checkpoint.pack(checkpoint.load_checkpoint(path, file_limits(job.model)))
+                difference = compare_tensors(step, tensors, mine)
+                # The rest of `state.json` has no influence on the following steps.
+                difference = difference or compare_plain(step, recorded["state"], plain_state["state"], SCALE)
             if final is not None and difference is None:
                 weights = self._plan.run / WEIGHTS
-                difference = _first_difference(step, read(weights, job.model), final)
+                difference = compare_tensors(step, read(weights, job.model), final)
         plain = collectives.broadcast_object(job.world, None if difference is None else asdict(difference))
         return None if plain is None else Difference(**plain)
-
-
-# What is compared, and the attribute of `StepRecord`.
-NAMES = {
-    "samples": "samples",
-    "samples' values": "content",
-    "learning rate": "lr",
-    "loss": "loss",
-    "gradient norm": "norm",
-    "outcome": "outcome",
-}
-
-
-def _text(value: float | bytes) -> str:
-    return value.hex() if isinstance(value, bytes) else repr(value)
-
-
-def _first_difference(step: int, recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> Difference | None:
-    """Return the first tensor, in the order of the replay's names, that differs in a bit."""
-    for name in [*replayed, *(name for name in recorded if name not in replayed)]:
-        before, now = recorded.get(name), replayed.get(name)
-        if before is None or now is None:
-            return Difference(
-                step, f"tensor {name}", "none" if before is None else "present", "none" if now is None else "present"
-            )
-        now = now.detach().cpu()
-        if before.dtype != now.dtype or before.shape != now.shape:
-            return Difference(step, f"tensor {name}", _kind(before), _kind(now))
-        # In bytes: NaN would differ from itself, and 0.0 equals -0.0.
-        unequal = _bytes(before) != _bytes(now)
-        if bool(unequal.any()):
-            element = int(unequal.nonzero()[0]) // now.element_size()
-            index = tuple(int(axis) for axis in np.unravel_index(element, now.shape)) if now.dim() else ()
-            return Difference(step, f"tensor {name}{list(index)}", repr(before[index].item()), repr(now[index].item()))
-    return None
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)}"
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
