@@ -47,6 +47,11 @@ class Evaluation:
     step: int
     metrics: dict[str, float | None]
 
+    @classmethod
+    def of(cls, step: int, metrics: Mapping[str, Any]) -> Evaluation:
+        """Make an evaluation from JSON, where a whole number may have no decimal point: the root depends on it."""
+        return cls(step, {name: _as_float(value) for name, value in metrics.items()})
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -171,6 +176,13 @@ def read_statement_and_files(path: Path) -> tuple[RunRecord, dict[str, str]]:
     if not is_consistent:
         raise CheckpointError(f"{path} was altered: its subjects or dependencies are not those of its record", fix=fix)
     return record, files
+
+
+def _as_float(value: Any) -> Any:
+    try:
+        return float(value) if isinstance(value, int) else value
+    except OverflowError:  # no metric: it was altered
+        return value
 
 
 def _dependencies(record: RunRecord) -> tuple[list[dict[str, Any]], set[str]]:

@@ -36,6 +36,7 @@ _FORMAT = b"lockstep steps 1"
 _HEADER = struct.Struct("<16sQ32s")
 _RECORD = struct.Struct("<Qddd16s16sQ")
 _MAX_BYTES = 512 * 1024**2  # 7 million steps
+_MAX_STEP = 1 << 53
 FIRST_LINK = hashlib.sha256(_FORMAT).digest()
 
 
@@ -147,8 +148,10 @@ def read_steps(path: Path) -> StepLog:
     count = (len(content) - _HEADER.size) // _RECORD.size
     body = content[_HEADER.size : _HEADER.size + count * _RECORD.size]
     numbers = np.frombuffer(body, dtype="<u8").reshape(count, _RECORD.size // 8)[:, 0]
-    # Unsigned numbers wrap around, as the expected ones of a forged header do.
+    # Unsigned numbers would wrap around, so a first step beyond all runs is refused.
     wrong = np.flatnonzero(numbers != np.uint64(first) + np.arange(count, dtype=np.uint64))
+    if first + count > _MAX_STEP:
+        raise CheckpointError(f"{path} was altered: it starts at step {first:,}", fix=fix)
     if len(wrong):
         raise CheckpointError(
             f"{path} was altered: record {wrong[0]:,} has the number of step {numbers[wrong[0]]:,}", fix=fix

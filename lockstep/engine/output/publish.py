@@ -73,6 +73,6 @@ def kept_checkpoints(folder: RunFolder) -> dict[str, dict[str, str]]:
 def evaluations_of(folder: RunFolder) -> list[Evaluation]:
     """Return step and metrics of each evaluation in `metrics.jsonl`."""
     return [
-        Evaluation(record["step"], {name: record[name] for name in record if name not in _NO_METRICS})
+        Evaluation.of(record["step"], {name: record[name] for name in record if name not in _NO_METRICS})
         for record in read_records(folder.path, "eval")
     ]
