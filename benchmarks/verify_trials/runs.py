@@ -1,4 +1,4 @@
-"""Runs for the trials of `lockstep verify`: trained, resumed and verified within this process or the ranks of a pool."""
+"""Runs for the trials of `lockstep verify`: trained, resumed and verified in this process or the ranks of a pool."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch.start import join_world
 from lockstep.recipes.catalog import RecipeSpec, find
 from lockstep.recipes.trust import trust
-from lockstep.verify.replay import Plan, Replay, replay_on
+from lockstep.verify.plan import Plan, Replay
+from lockstep.verify.replay import replay_on
 from lockstep.verify.verdict import Verdict
 from lockstep.verify.verify import Request, verify
 

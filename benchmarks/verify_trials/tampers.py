@@ -30,7 +30,6 @@ from benchmarks.verify_trials.forgery import (
 )
 from benchmarks.verify_trials.runs import KEPT, NUM_STEPS, PER_EPOCH, Cheat, settings, train
 from lockstep.data.order import Order
-from lockstep.engine.build import build_parts
 from lockstep.storage.manifest import OPTIMIZER, WEIGHTS
 
 ANY = -1  # files that contradict each other: there is no step
@@ -167,10 +166,12 @@ def _weights() -> Iterator[Tamper]:
         return edited(both)
 
     for name in ("0.weight", "5.bias"):
-        yield Tamper("final weights", f"a bit of {name}", NUM_STEPS, on_final(lambda each, name=name: _flip(each, name)))
+        make = on_final(lambda each, name=name: _flip(each, name))
+        yield Tamper("final weights", f"a bit of {name}", NUM_STEPS, make)
     yield Tamper("final weights", "a buffer", NUM_STEPS, on_final(lambda each: _flip(each, "1.running_var")))
     yield Tamper("final weights", "all replaced", NUM_STEPS, on_final(_replace))
-    yield Tamper("final weights", "a bit, last checkpoint too", NUM_STEPS, on_last_too(lambda each: _flip(each, "5.weight")))
+    make = on_last_too(lambda each: _flip(each, "5.weight"))
+    yield Tamper("final weights", "a bit, last checkpoint too", NUM_STEPS, make)
     yield Tamper("final weights", "all, last checkpoint too", NUM_STEPS, on_last_too(_replace))
     for at in (4, 8, 12, 16):
         path = Path("checkpoints") / f"step-{at:06}" / WEIGHTS

@@ -33,7 +33,11 @@ Merge = Annotated[
     typer.Option(parser=path_of("--merge"), metavar="FILE", help="Merge a part's --json output; repeat for each part."),
 ]
 Challenge = Annotated[
-    str, typer.Option(metavar="TEXT", help="Your own random text, so that nobody can foresee which steps you replay.")
+    str,
+    typer.Option(
+        metavar="TEXT",
+        help="Your own random text, mixed into the choice of steps.",
+    ),
 ]
 Code = Annotated[
     Path | None,

@@ -1,7 +1,7 @@
-"""YAML in and out: values with the line of each key, and a mapping as text.
+"""Reads YAML with the line of each key, and writes mappings as YAML.
 
-Plain words are read by the rules of YAML 1.2: `1e-3` is a number, `no` and `on` are text, `010` is ten. A key that is
-given twice, a tag, an alias within itself or a value that is not of its tag is refused.
+Plain words follow YAML 1.2: `1e-3` is a number, `no` and `on` are text, `010` is ten. Duplicate keys, tags, aliases
+within themselves and values that do not match their tag are refused.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _INT = "tag:yaml.org,2002:int"
 _FLOAT = "tag:yaml.org,2002:float"
 _TEXT = "tag:yaml.org,2002:str"
 _KINDS = {_NULL: "null", _BOOL: "true or false", _INT: "a whole number", _FLOAT: "a number"}
-_MAX_DIGITS = 4300  # Python reads no more
+_MAX_DIGITS = 4300  # the limit of Python's int()
 _MAX_BYTES = 1 << 20
-_MAX_VALUES = 50_000  # a few hundred bytes of aliases can stand for any number of values
-_MAX_DEPTH = 100  # of lists and maps: Python and pydantic have limits too, at which they give up without a line
+_MAX_VALUES = 50_000  # a few hundred bytes of aliases can expand to any number of values
+_MAX_DEPTH = 100  # of lists and maps: Python and pydantic have limits too, but their errors have no line
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _HAS_KEY = re.compile(r":(?:\s|$)|^\s*(?:#|-|$)")
 _NO_COLON, _SECOND_KEY = "could not find expected ':'", "mapping values are not allowed here"
-# Part of what PyYAML says -> the problem, and what to do about it. The first that fits.
+# Part of PyYAML's message -> the problem and its fix. The first match is used.
 _IN_OUR_WORDS = {
     "'\\t' that cannot start": ("a tab (→) stands where YAML allows only spaces", "Replace the tab with spaces."),
     "that cannot start any token": ("a value cannot begin with this character", "Put quotes around the value."),
@@ -80,13 +80,13 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that either YAML 1.1 or 1.2 would read as something else."""
+    """Quotes every text that YAML 1.1 or 1.2 would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        # Without this, some line ends (U+0085) would be read back as a space.
+        # Otherwise some line ends (U+0085) would be read back as a space.
         return self.represent_scalar(_TEXT, data, style=None if data.isprintable() else '"')
 
 
@@ -110,7 +110,7 @@ class Document:
 
 
 def read(path: Path, name: str) -> Document:
-    """Read a YAML file that holds a mapping (or nothing); `name` is what errors call it.
+    """Read a YAML file that is a mapping or empty; `name` is its name in errors.
 
     Raises:
         ConfigError: The file can't be read, or is not such YAML.
@@ -127,7 +127,7 @@ def read(path: Path, name: str) -> Document:
 
 
 def parse(text: str, name: str) -> Document:
-    """Read YAML that holds a mapping (or nothing); `name` is the file's name in errors.
+    """Read YAML that is a mapping or empty; `name` is the file's name in errors.
 
     Raises:
         ConfigError: It is not YAML, not a mapping, or a key is given twice.
@@ -160,7 +160,7 @@ def parse_value(text: str) -> Any:
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
-    """A mapping of plain values as YAML, keys in their own order; `parse` reads the same values back."""
+    """Write a mapping of plain values as YAML, in the order of its keys; `parse` reads the same values."""
     # `default_flow_style=None`: a list or map of plain values stays on one line.
     return yaml.dump(
         dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
@@ -175,7 +175,7 @@ def _compose(text: str, name: str) -> yaml.Node | None:
 
 
 def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
-    """PyYAML's error without its grammar's terms, and with the line that has to change."""
+    """Return PyYAML's error without terms of its grammar, with the line that must be changed."""
     problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error)
     mark, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     place = getattr(error, "position", 0) if mark is None else mark.index
@@ -185,7 +185,7 @@ def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
     if context is not None:
         before = 1 + len(_NEWLINE.findall(text[: context.index]))
     lines = _NEWLINE.split(text)
-    # The parser stops where it can't go on: for a missing colon a line too late, for an open quote at the file's end.
+    # PyYAML reports a missing colon one line too late, and an open quote at the end of the file.
     if problem == _SECOND_KEY and line > 1 and not _HAS_KEY.search(lines[line - 2]):
         problem, line = _NO_COLON, line - 1
     elif before and (problem == _NO_COLON or not text[place:].strip("\0 \t\r\n")):
@@ -202,12 +202,12 @@ def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
 
 
 def _check_size(root: yaml.Node | None, name: str) -> None:
-    """Refuse YAML whose aliases stand for too many values, before any of them is made."""
+    """Refuse YAML whose aliases expand to too many values, before any value is made."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node) -> int:
         if id(node) not in sizes:
-            sizes[id(node)] = 0  # an alias within itself, which has an error of its own
+            sizes[id(node)] = 0  # an alias within itself, which has a separate error
             inner = node.value if isinstance(node, yaml.CollectionNode) else []
             parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
             sizes[id(node)] = min(1 + sum(map(size, parts)), _MAX_VALUES + 1)

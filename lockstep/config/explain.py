@@ -198,7 +198,7 @@ class _Reader:
     def _better_value(self, setting: Setting, value: Any) -> str:
         """Return a sentence with a value that is allowed: the nearest of several names, or the default."""
         if setting.is_section:
-            return f"Set what is in the section, such as {setting.key}.KEY=VALUE."
+            return f"Set a key of the section, such as {setting.key}.KEY=VALUE."
         near = difflib.get_close_matches(str(value), setting.type.split(" | "), n=1) if isinstance(value, str) else []
         if near:
             return f"Use {setting.key}={near[0]}."

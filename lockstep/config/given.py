@@ -68,7 +68,7 @@ def check_exists(setting: str, path: Path | None) -> None:
 
 
 def given_path(text: str | Path, name: str) -> Path:
-    """The path that an option or argument names; ~ is the person's own folder, also where no shell has seen to it.
+    """Return the path of an option or argument, with ~ replaced by the home folder even if no shell did so.
 
     Args:
         text: What was given.

@@ -16,7 +16,7 @@ _BYTES_OF = ((b",", 64), (b"[", 64), (b"{", 256))
 
 
 def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """The bytes of a regular file.
+    """Read the bytes of a regular file.
 
     A FIFO, a device or a folder is refused before anything is read from it, so that no read waits or never ends.
 
@@ -40,7 +40,7 @@ def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def parse_json(content: bytes, max_memory_bytes: int | None = None) -> Any:
-    """A JSON value.
+    """Parse a JSON value.
 
     Args:
         content: The text.

@@ -1,7 +1,6 @@
-"""Which part of a picture is taken, and how it becomes a square of a fixed size.
+"""Random and center crops of images, and resizing.
 
-Legend: N pictures, H and W their height and width, S the side of the square. Boxes are in whole pixels of the upright
-picture, from its left and top.
+N images of height H and width W. Boxes are in whole pixels of the upright image, from its left and top.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from lockstep.data.keyed import KeyArray, uniforms
 from lockstep.data.opencv import cv2
 
 _NUM_TRIES = 10
-# Of a picture that is longer than so many times its shorter side, the middle alone is resized: all of a picture of one
-# pixel by millions, brought to 256 by what follows, would take terabytes.
+# Limit on longer / shorter side. Only the middle of a longer image is resized: an image of 1 by millions of pixels,
+# with its shorter side resized to 256, would take terabytes.
 _LONGEST = 16
 
 
 class Box(NamedTuple):
-    """A part of a picture, in pixels."""
+    """A part of an image, in pixels."""
 
     left: int
     top: int
@@ -34,18 +33,18 @@ class Box(NamedTuple):
     height: int
 
     def at(self, scale: int) -> Box:
-        """The same part of the picture read at 1/scale of its size; left, top and sides rounded down."""
+        """Return the same part of the image decoded at 1 / scale of its size; all values are rounded down."""
         return Box(self.left // scale, self.top // scale, self.width // scale, self.height // scale)
 
 
 class RandomBoxes:
-    """A part of random area and shape for each picture, distributed as torchvision's RandomResizedCrop has it.
+    """A box of random area and shape for each image, distributed as in torchvision's RandomResizedCrop.
 
     Args:
-        keys: (N,) the samples' keys.
-        area: Least and largest share of the picture's area, drawn evenly.
-        ratio: Least and largest width / height, drawn evenly in its logarithm.
-        first_column: Of the keys' random numbers, from here on up to 40 are used.
+        keys: (N,) keys of the samples.
+        area: Minimum and maximum fraction of the image's area, uniform.
+        ratio: Minimum and maximum width / height, uniform in its logarithm.
+        first_column: First of up to 40 random numbers per key.
     """
 
     def __init__(
@@ -53,11 +52,11 @@ class RandomBoxes:
     ) -> None:
         self._area, self._ratio = area, ratio
         self._shape = (math.log(ratio[0]), math.log(ratio[1]))
-        # All tries of all pictures at once: numpy's cost for a call is high.
+        # All tries of all images at once, because each call of numpy is expensive.
         self._numbers = uniforms(keys, range(first_column, first_column + 4 * _NUM_TRIES)).tolist()
 
     def box(self, place: int, size: tuple[int, int]) -> Box:
-        """The part of the picture at one place among the N, given its (width, height)."""
+        """Return the box of one of the N images, given its (width, height)."""
         numbers = self._numbers[place]
         for start in range(0, 4 * _NUM_TRIES, 4):
             box = _try_box(size, numbers[start : start + 4], self._area, self._shape)
@@ -80,7 +79,7 @@ def _try_box(
 
 
 def _widest_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
-    """The largest centred part whose shape is allowed: for pictures so long that no try fitted."""
+    """Return the largest center box of an allowed shape, for images so long that no try fits."""
     width, height = size
     if width < ratio[0] * height:
         box_width, box_height = width, max(1, min(height, round(width / ratio[0])))
@@ -92,24 +91,24 @@ def _widest_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
 
 
 def fitting_scale(shorter_px: int, target_px: int, *, margin: float) -> int:
-    """How much smaller a JPEG file may be read for a part of it to be brought to a size.
+    """Return the largest scale at which a JPEG file can be decoded before a part of it is resized.
 
     Args:
-        shorter_px: The part's shorter side.
-        target_px: The size that it will get.
-        margin: At least how many pixels are to be left for each of the target's, along a side.
+        shorter_px: Shorter side of the part.
+        target_px: Its size after resizing.
+        margin: Minimum number of decoded pixels per target pixel, along a side.
     """
     return next(scale for scale in SCALES if scale == 1 or shorter_px >= scale * target_px * margin)
 
 
 def resized(pixels: ByteArray, box: Box | None, height: int, width: int) -> Tensor:
-    """A part of a picture, or all of it, at another size: bilinear, antialiased, in whole numbers.
+    """Resize a part of an image: bilinear, antialiased, in integers.
 
     Args:
         pixels: (H, W, 3) bytes.
-        box: The part; None for all.
-        height: Of the result.
-        width: Of the result.
+        box: The part. None: all.
+        height: Height of the result.
+        width: Width of the result.
 
     Returns:
         (height, width, 3) bytes.
@@ -119,19 +118,19 @@ def resized(pixels: ByteArray, box: Box | None, height: int, width: int) -> Tens
 
 
 def resize_into(out: Tensor, pixels: ByteArray, box: Box, *, mirrored: bool) -> None:
-    """What `resized` gives, put where it is to lie: no copy of it is made.
+    """Write the result of `resized` into a tensor, without a copy.
 
     Args:
         out: (height, width, 3) bytes.
         pixels: (H, W, 3) bytes.
-        box: The part of them.
-        mirrored: Whether to turn left and right about. Done with the part, which is copied in any case.
+        box: The part.
+        mirrored: Whether to flip the image horizontally. This is done on the part, which is copied in any case.
     """
     part = _part(pixels, box)
     if mirrored:
         part = cv2.flip(part, 1).view(np.uint8)
     size = out.shape[:2]
-    # The operator behind F.interpolate, which itself has no way to say where the result is to lie.
+    # The operator behind F.interpolate, which itself has no `out` argument.
     torch.ops.aten._upsample_bilinear2d_aa.out(_as_image(part), size, False, None, None, out=_with_colours_first(out))
 
 
@@ -140,22 +139,22 @@ def _part(pixels: ByteArray, box: Box | None) -> ByteArray:
 
 
 def _as_image(pixels: ByteArray) -> Tensor:
-    # torch would copy a part too, and takes longer.
+    # torch would copy a part too, more slowly.
     return _with_colours_first(torch.from_numpy(np.ascontiguousarray(pixels)))
 
 
 def _with_colours_first(image: Tensor) -> Tensor:
-    # The batch dimension first: with channels last known to torch, it takes its quick kernel for bytes.
+    # The batch dimension first: torch then sees channels-last memory and uses its fast kernel for bytes.
     return image.unsqueeze(0).permute(0, 3, 1, 2)
 
 
 def resized_shorter(pixels: ByteArray, shorter_px: int, middle_px: int = 0) -> Tensor:
-    """A picture with its shorter side at a length, as torchvision's Resize: (H, W, 3) bytes.
+    """Resize the shorter side of an image to a length, as torchvision's Resize: (H, W, 3) bytes.
 
     Args:
         pixels: (H, W, 3) bytes.
-        shorter_px: The length.
-        middle_px: How much of the middle is needed of the longer side. Of very long pictures the rest is left out.
+        shorter_px: Length of the shorter side of the result.
+        middle_px: Length of the middle of the longer side that is needed. The rest of very long images is cut off.
     """
     height, width = pixels.shape[:2]
     shorter = min(height, width)
@@ -167,7 +166,7 @@ def resized_shorter(pixels: ByteArray, shorter_px: int, middle_px: int = 0) -> T
 
 
 def centre_square(image: Tensor, side_px: int) -> Tensor:
-    """The middle of (H, W, 3) bytes as (side, side, 3), as torchvision's CenterCrop; black where it reaches beyond."""
+    """Crop the center of (H, W, 3) bytes to (side, side, 3), as torchvision's CenterCrop, padded with black."""
     height, width = image.shape[:2]
     if height < side_px or width < side_px:
         down, right = max(0, side_px - height), max(0, side_px - width)

@@ -1,8 +1,8 @@
-"""Picture files of any kind, read as RGB: what a person sees when they open the file.
+"""Reads image files of any kind as RGB, as an image viewer shows them.
 
-Turned as their EXIF says; grey, CMYK, palette and 16-bit pictures brought to 8-bit RGB; transparent parts over white;
-of an animation the first picture. JPEG files can be read at a half, a quarter or an eighth of their size, and only down
-to the last row that is needed: both skip a part of the work.
+The EXIF orientation is applied. Grey, CMYK, palette and 16-bit images are converted to 8-bit RGB, transparency is
+blended with white, and of an animation the first frame is used. JPEG files can be decoded at 1/2, 1/4 or 1/8 of their
+size, and only down to the last row that is needed. Both save time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageFile, ImageOps
 
-from lockstep.data.picture_file import (
+from lockstep.data.image_file import (
     BASELINE_BYTES_PER_PIXEL,
     MAX_PIXELS,
     MAX_SEGMENTS,
@@ -33,40 +33,40 @@ from lockstep.errors import LockstepError
 
 ByteArray = npt.NDArray[np.uint8]
 
-SCALES = (8, 4, 2, 1)  # by which a JPEG file can be read smaller
+SCALES = (8, 4, 2, 1)  # a JPEG file can be decoded at 1 / scale of its size
 
 _ORIENTATION = 0x0112
-# Rows below those that are needed that are decoded too: where colours are stored for two rows at a time, they are
-# blended with those of the next two.
+# Extra rows that are decoded below the needed ones. With chroma subsampling, two rows share their colours, which are
+# blended with those of the next two rows.
 _MORE_ROWS = 2
-_STRIP_PIXELS = 1 << 22  # larger pictures are converted in strips: each conversion is a copy or more
+_STRIP_PIXELS = 1 << 22  # larger images are converted in strips: each conversion is a copy or more
 
 
 def read_rgb(path: Path) -> ByteArray:
-    """Read a picture file: (H, W, 3) bytes, upright.
+    """Read an image file as (H, W, 3) bytes, upright.
 
     Raises:
-        DataError: The file can't be read, is no picture, is damaged, or claims to be enormous.
+        DataError: The file can't be read, is not an image, is damaged, or has too many pixels.
     """
-    return Picture(path).pixels()
+    return EncodedImage(path).pixels()
 
 
-class Picture:
-    """A picture file; of a JPEG file so far only the head was looked at.
+class EncodedImage:
+    """An image file that is not decoded yet. Of a JPEG file, only the header was read.
 
     Args:
-        path: The file; or, where its content is given, what errors call it.
+        path: The file; or its name in errors, if `content` is given.
         content: The file's content.
-        max_pixels: A lower limit than the one for all pictures.
-        upright: Whether the picture is turned as its EXIF says.
+        max_pixels: A lower limit than the one for all images.
+        upright: Whether to apply the EXIF orientation.
 
     Attributes:
-        path: The file; or, where its content was given, what it is called.
-        size: (width, height) as it is shown, pixels.
-        is_scalable: Whether it can be read at a part of its size.
+        path: The file; or its name in errors.
+        size: (width, height) of the upright image, pixels.
+        is_scalable: Whether it can be decoded at a fraction of its size.
 
     Raises:
-        DataError: The file can't be read, is no picture, is damaged, or claims to be enormous.
+        DataError: The file can't be read, is not an image, is damaged, or has too many pixels.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class Picture:
         self._image: Image.Image | None = None
         head = JpegHead.find(self._content)
         self._height_at = None if head is None else head.height_at
-        # A file that was cut off has no end marker. What to make of one is left to Pillow, which then reads all of it:
-        # so it is found out even where its lower part isn't needed.
+        # A truncated file has no end marker. Pillow reads all of such a file, so the damage is noticed even if the
+        # lower part is not needed.
         self._has_end = b"\xff\xd9" in self._content[-1024:]
         self._is_baseline = head is not None and not head.is_progressive
         if head is not None and head.is_plain and self._has_end:
@@ -91,11 +91,11 @@ class Picture:
             self._look_closer()
 
     def pixels(self, scale: int = 1, *, bottom_px: int | None = None) -> ByteArray:
-        """Decode, once.
+        """Decode the image.
 
         Args:
-            scale: 1, 2, 4 or 8: how much smaller the picture is read. For 1 only, if it is not scalable.
-            bottom_px: The first row that is not needed, at this scale; what lies below may be missing.
+            scale: 1, 2, 4 or 8: decode at 1 / scale of the size. Only 1 if the image is not scalable.
+            bottom_px: The first row that is not needed, at this scale. Rows below it may be missing.
 
         Returns:
             (H, W, 3) bytes, upright; H and W are the size over the scale, rounded up.
@@ -111,11 +111,11 @@ class Picture:
             return _to_rgb(self._loaded(content, scale))
         except LockstepError:
             raise
-        except Exception as error:  # decoders raise whatever comes up
+        except Exception as error:  # decoders raise errors of any class
             raise damaged(self.path, error) from error
 
     def image(self) -> Image.Image:
-        """Decode for Pillow: upright, in the mode that the file has.
+        """Decode to an upright Pillow image in the mode of the file.
 
         Raises:
             DataError: The file is damaged.
@@ -129,7 +129,7 @@ class Picture:
 
     def _loaded(self, content: bytes | bytearray, scale: int) -> Image.Image:
         image = self._open(content)
-        self._image = None  # so that it does not stay in memory beside its copy
+        self._image = None  # so that it does not stay in memory next to its copy
         if scale > 1:
             assert isinstance(image, ImageFile.ImageFile)
             if not self._is_baseline:  # keeps its coefficients at full size
@@ -159,7 +159,7 @@ class Picture:
         try:
             if not is_jpeg:
                 check_memory(self.path, len(self._content), image)
-                image.load()  # a PNG's EXIF can stand behind its pixels; what is damaged comes out here
+                image.load()  # the EXIF of a PNG file can follow its pixels; damage is noticed here
         except LockstepError:
             raise
         except Exception as error:
@@ -178,7 +178,7 @@ class Picture:
         return open_image(content, self.path)
 
     def _cut(self, num_rows: int) -> bytes | bytearray:
-        """The file, where possible as that of a picture of so many rows: decoders then leave out what is below."""
+        """Return the file with a smaller height in its header where possible, so that decoders skip the rows below."""
         can_cut = self.is_scalable and not self._is_turned and self._has_end
         if self._height_at is None or not can_cut or num_rows >= self.size[1]:
             return self._content
@@ -188,14 +188,14 @@ class Picture:
 
 
 class JpegHead(NamedTuple):
-    """What stands before the pixels in a JPEG file.
+    """The header of a JPEG file.
 
     Attributes:
-        size: (width, height) as it is stored.
-        height_at: Where in the file the height stands, two bytes.
-        is_plain: Whether nothing needs a closer look: 8 bits, three colours, no EXIF (which may say how to turn it) and
-            nothing of Adobe's (which may say that the colours are others).
-        is_progressive: Whether the decoder keeps the coefficients of the whole picture, and goes over them many times.
+        size: (width, height) as stored, before the EXIF orientation.
+        height_at: Offset of the height in the file, two bytes.
+        is_plain: Whether it has 8 bits, three colours, no EXIF segment (possible orientation) and no Adobe segment
+            (possible other colour space).
+        is_progressive: Whether the decoder keeps the coefficients of the whole image and refines them many times.
     """
 
     size: tuple[int, int]
@@ -205,7 +205,7 @@ class JpegHead(NamedTuple):
 
     @classmethod
     def find(cls, content: bytes) -> JpegHead | None:
-        """Look for it, in a fifth of the time that Pillow takes; None where it isn't found."""
+        """Find the header, in a fifth of the time that Pillow takes. None if there is none."""
         if content[:2] != b"\xff\xd8":
             return None
         place, end, is_plain = 2, len(content) - 9, True
@@ -225,7 +225,7 @@ class JpegHead(NamedTuple):
 
 
 def decode_plain_jpeg(content: bytes | bytearray, scale: int = 1) -> ByteArray:
-    """(H, W, 3) bytes, those of Pillow, which would write four bytes a pixel first.
+    """Decode to (H, W, 3) bytes, equal to Pillow's, which would write four bytes a pixel first.
 
     Raises:
         ValueError: The file is damaged.
@@ -234,7 +234,7 @@ def decode_plain_jpeg(content: bytes | bytearray, scale: int = 1) -> ByteArray:
     if scale > 1:
         height, width, _, _ = simplejpeg.decode_jpeg_header(content)
         least_height, least_width = -(-height // scale), -(-width // scale)
-    # Not strict, as Pillow isn't: a warning is given for what lies below the rows that are asked for too.
+    # Not strict, as in Pillow: the decoder also warns about rows below the requested ones.
     pixels: ByteArray = simplejpeg.decode_jpeg(
         content, "RGB", min_height=least_height, min_width=least_width, min_factor=1, strict=False
     )
@@ -246,16 +246,16 @@ def _orientation(image: Image.Image, is_jpeg: bool) -> int:
         return 1
     try:
         value = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # a broken EXIF block is no reason to lose the picture; it can fail in many ways
+    except Exception:  # a broken EXIF block does not make the image unusable; it can fail in many ways
         return 1
     return value if value in range(1, 9) else 1
 
 
 def _to_rgb(image: Image.Image) -> ByteArray:
-    """Bring a picture in any mode to 8-bit colours: wide greys scaled down, transparent parts over white.
+    """Convert an image in any mode to 8-bit RGB: 16-bit greys are scaled, transparency is blended with white.
 
     Args:
-        image: Loaded, and turned as it is to be seen.
+        image: Loaded and upright.
 
     Returns:
         (H, W, 3) bytes.
@@ -273,7 +273,7 @@ def _to_rgb(image: Image.Image) -> ByteArray:
 
 
 def _white(image: Image.Image) -> float:
-    """The value that stands for white in a grey picture of 16 or 32 bits; of floats, the brightest pixel's."""
+    """Return the value of white in a grey image of 16 or 32 bits; for floats, that of the brightest pixel."""
     if not image.mode.startswith("F"):
         return 65535.0
     return max(1.0, float(np.asarray(image).max(initial=0.0)))

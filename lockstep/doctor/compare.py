@@ -19,7 +19,7 @@ from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import keys
 from lockstep.data.samples import Batch, SampleSource
-from lockstep.doctor.finding import Finding
+from lockstep.doctor.check_result import CheckResult
 from lockstep.provenance.environment import cpu_name, device_name
 from lockstep.version import __version__
 
@@ -60,7 +60,7 @@ def summary(world: World, config: RunConfig | None, data: Sequence[SampleSource]
     return found
 
 
-def examine(world: World, mine: Mapping[str, str]) -> list[Finding]:
+def examine(world: World, mine: Mapping[str, str]) -> list[CheckResult]:
     """Compare this rank's summary with all others'. The same list on every rank."""
     every = collectives.all_gather_object(world, (world.host, dict(mine)))
     hosts = [host for host, _ in every]
@@ -69,8 +69,8 @@ def examine(world: World, mine: Mapping[str, str]) -> list[Finding]:
     return [*found, _clock(world)]
 
 
-def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> Finding:
-    """One fact over all ranks; where it differs, the odd ranks are named.
+def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> CheckResult:
+    """Compare one value over all ranks, and name the ranks that differ.
 
     Args:
         name: Of the fact.
@@ -79,7 +79,7 @@ def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> Finding:
     """
     (usual, _), *others = Counter(values).most_common()
     if not others:
-        return Finding(name, f"{usual} on all {len(values)}")
+        return CheckResult(name, f"{usual} on all {len(values)}")
     odd = [rank for rank, value in enumerate(values) if value != usual]
     places = [f"{values[rank]} on rank {rank} ({hosts[rank]})" for rank in odd[:4]]
     more = f" and {len(odd) - 4} more" if len(odd) > 4 else ""
@@ -88,11 +88,11 @@ def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> Finding:
     fix = FIXES.get(name) or f"pip install {name}=={usual} on {', '.join(sorted({hosts[rank] for rank in odd}))}"
     if name == "python":
         fix = f"Use Python {usual} on all machines."
-    return Finding(name, text, "warning" if name in ("processor", "device", "python", "pillow") else "problem", fix)
+    return CheckResult(name, text, "warning" if name in ("processor", "device", "python", "pillow") else "problem", fix)
 
 
 def fingerprint(samples: SampleSource) -> str:
-    """How many samples there are, and a hash over the first, the middle and the last as training would read them."""
+    """Return the number of samples, and a hash over the first, middle and last as training would read them."""
     count = len(samples)
     if count == 0:
         return "0 samples"
@@ -102,7 +102,7 @@ def fingerprint(samples: SampleSource) -> str:
 
 
 def code_hash() -> str:
-    """A hash over this package's own source files."""
+    """Compute a hash over this package's source files."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -130,15 +130,17 @@ def _hash(batch: Batch) -> str:
     return digest.hexdigest()
 
 
-def _clock(world: World) -> Finding:
+def _clock(world: World) -> CheckResult:
     collectives.barrier(world, 60)
     times = collectives.all_gather_object(world, time.time())
     apart = max(times) - min(times)
     text = f"at most {apart:.2f} s apart"
     if apart > CLOCK_S:
         late = times.index(max(times))
-        return Finding("clocks", f"{text}: rank {late} is ahead", "warning", "Set the time: timedatectl set-ntp true")
-    return Finding("clocks", text)
+        return CheckResult(
+            "clocks", f"{text}: rank {late} is ahead", "warning", "Set the time: timedatectl set-ntp true"
+        )
+    return CheckResult("clocks", text)
 
 
 def _version(name: str) -> str:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from lockstep.config.schema import RunConfig
-from lockstep.doctor.finding import table
+from lockstep.doctor.check_result import table
 from lockstep.report.console import Console
 
 
@@ -15,8 +15,8 @@ def warn_before(folder: Path, config: RunConfig) -> None:
     from lockstep.doctor.machine import short  # late: it imports torch
 
     needs_shared_memory = isinstance(config.loader.num_workers, int) and config.loader.num_workers > 0
-    findings = short(folder, needs_shared_memory=needs_shared_memory)
-    if found := [finding for finding in findings if finding.verdict in ("warning", "problem")]:
+    results = short(folder, needs_shared_memory=needs_shared_memory)
+    if found := [result for result in results if result.verdict in ("warning", "problem")]:
         console = Console(sys.stderr)
         console.table(table(found))
         console.say("For all checks: lockstep doctor")

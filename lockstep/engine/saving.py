@@ -66,7 +66,6 @@ class CheckpointManager:
         self.folder, self._config, self._is_main, self._pulse = folder, config, world.is_main, world.activity
         self._every = parse_interval(config.every)
         self._kept = parse_interval(config.keep_every) if config.keep_every is not None else None
-        self._steps_per_epoch = 0  # known once a job is saved
         self._saved_at = time.monotonic()
         self._saved_step: int | None = None
         self.rolled_back: set[int] = set()
@@ -85,17 +84,20 @@ class CheckpointManager:
             CheckpointError: The previous checkpoint could not be written.
         """
         self._background.check()
-        self._steps_per_epoch = job.order.steps_per_epoch
-        is_kept = self._is_kept(job.progress.step)
+        is_kept = self._kept is not None and self._kept.is_due(job.progress.step, job.order.steps_per_epoch, 0.0)
         is_due = self._every.is_due(job.progress.step, job.order.steps_per_epoch, time.monotonic() - self._saved_at)
         if self._every.seconds is None or is_kept:
             return is_due or is_kept
         is_due = is_due and self._is_main and not self._background.is_busy
         return collectives.broadcast_object(job.world, is_due) if job.replica.is_sharded else is_due
 
-    def _is_kept(self, step: int) -> bool:
-        """Whether the checkpoint of a step is kept for good (`checkpoint.keep_every`)."""
-        return self._kept is not None and step > 0 and self._kept.is_due(step, self._steps_per_epoch, 0.0)
+    def _keeper(self, job: Job) -> Callable[[int], bool]:
+        """Return a function of a step: whether its checkpoint is the best one, or kept by `checkpoint.keep_every`."""
+        kept, best = self._kept, job.progress.best and job.progress.best["step"]
+        if kept is None:
+            return lambda step: step == best
+        steps_per_epoch = job.order.steps_per_epoch
+        return lambda step: step == best or kept.is_due(step, steps_per_epoch, 0.0)
 
     def save(self, job: Job) -> None:
         """Start writing a checkpoint of the current state, and remove surplus ones.
@@ -107,15 +109,15 @@ class CheckpointManager:
         if not self._is_main and not job.replica.is_sharded:
             return
         step, best = job.progress.step, job.progress.best
-        self._steps_per_epoch = job.order.steps_per_epoch
         # A save before a validation is repeated after it, under the same name. That replaces the folder, so the
         # checkpoint before must still exist: prune only with the save that is final for its step.
         is_final = job.is_evaluated() or not job.is_evaluation_due()
+        is_kept = self._keeper(job)
         tensors, plain = pack_job(job)
         if job.replica.is_sharded:
             whole, fetch = gathering(cast("Shards", job.replica), job.optimizer, tensors)
             if self._is_main:
-                self._write(step, whole, plain, best, is_final, fetch)
+                self._write(step, whole, plain, best, is_kept if is_final else None, fetch)
             else:
                 # Gathering is collective: all ranks fetch in the order in which rank 0 writes.
                 for name in order_of(whole):
@@ -126,7 +128,7 @@ class CheckpointManager:
             self.wait()
             self._copied = (step, self._copies.take(tensors))
         copies = self._copied[1]
-        self._background.start(lambda: self._write(step, copies, plain, best, is_final))
+        self._background.start(lambda: self._write(step, copies, plain, best, is_kept if is_final else None))
 
     def _write(
         self,
@@ -134,7 +136,7 @@ class CheckpointManager:
         tensors: dict[str, Tensor],
         plain: dict[str, Any],
         best: dict[str, Any] | None,
-        prune: bool,
+        is_kept: Callable[[int], bool] | None,  # None: a later save of this step prunes
         fetch: Callable[[str], Tensor] | None = None,
     ) -> None:
         self._copies.wait()
@@ -145,8 +147,8 @@ class CheckpointManager:
         # the last whole one.
         if best is not None and best["step"] == step:
             checkpoint.mark_best(target, best)
-        if prune:
-            checkpoint.prune(target, step, self._config.keep, best["step"] if best else None, self._is_kept)
+        if is_kept is not None:
+            checkpoint.prune(target, step, self._config.keep, is_kept)
 
     def wait(self) -> None:
         """Wait until all checkpoints are on disk.

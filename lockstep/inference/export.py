@@ -1,6 +1,6 @@
-"""A trained model as one file for others: safetensors, ONNX, or torch's own exported program.
+"""Export of a trained model to one file: safetensors, ONNX, or a program of torch.export.
 
-What is written is read back and run before the file gets its name: a file that is there gives the model's own outputs.
+The file is read back and run before it is renamed to its target, so an existing file always gives the model's outputs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 ENDINGS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
-# The largest difference, as a share of the largest output: other kernels add up in another order.
+# Largest allowed difference, relative to the largest output: other kernels sum in another order.
 TOLERANCE = {"safetensors": 0.0, "onnx": 1e-4, "torch-export": 1e-4}
-BATCHES = (2, 1, 5)  # the first is what the model is traced with
+BATCHES = (2, 1, 5)  # the model is traced with the first
 FIELD = "lockstep.json"  # in a torch-export file
 INPUT = "input"
 OUTPUT = "output"
@@ -43,10 +43,10 @@ class Exported:
     Attributes:
         path: The file.
         num_bytes: Its size.
-        difference: The largest between its outputs and the model's own, as a share of the largest output.
-        allowed: What it may be.
-        input_shape: Of one sample, without the batch dimension.
-        metadata: What travels along: the recipe, and what its inputs and outputs mean.
+        difference: Largest difference between its outputs and the model's, relative to the largest output.
+        allowed: Largest allowed difference.
+        input_shape: Shape of one sample, without the batch dimension.
+        metadata: Stored in the file: the recipe, and the meaning of inputs and outputs.
     """
 
     path: Path
@@ -69,15 +69,15 @@ def export(
     """Write a trained model into one file, and check that the file gives the same outputs. It computes in fp32.
 
     Args:
-        run: The run folder, or with `preset` a file of weights from elsewhere.
+        run: The run folder, or with `preset` a file of weights.
         to: "safetensors", "onnx" or "torch-export".
         out: The file; if left out, `model` with the format's ending, in the run folder.
         overrides: Settings that differ from the run's.
         checkpoint: "last" for the final weights, "best", or a checkpoint's name.
-        preset: Which model a file of weights is of: a recipe, a preset or a YAML file.
+        preset: The model of a file of weights: a recipe, a preset or a YAML file.
 
     Raises:
-        LockstepError: Anything that a person can do something about; there is no file then, or the one from before.
+        LockstepError: Any error that the user can fix. The target is then missing or unchanged.
     """
     if to not in ENDINGS:
         raise ConfigError(
@@ -118,7 +118,7 @@ def _write(to: str, model: nn.Module, shape: tuple[int, ...], metadata: Mapping[
     }[to]
     partial = partial_path(out)
     try:
-        # What torch's exporters warn of is for those who maintain them; what matters here is checked below.
+        # Warnings of torch's exporters are for their maintainers; the outputs are checked below.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             content = write(model, samples[0], metadata)
@@ -154,7 +154,7 @@ def _from_safetensors(path: Path, model: nn.Module) -> Run:
 
     other = copy.deepcopy(model)
     for tensor in other.state_dict().values():
-        tensor.zero_()  # so that nothing but the file can have brought the weights
+        tensor.zero_()  # so that only the file can provide the weights
     load_into(other, read(path), path)
     return _run_of(other)
 
@@ -196,7 +196,7 @@ def _to_onnx(model: nn.Module, inputs: Tensor, metadata: Mapping[str, Any]) -> b
             (),
             input_names=[INPUT],
             output_names=names,
-            dynamic_shapes=({0: BATCH},),  # gives the dimension its name, which a traced program has lost
+            dynamic_shapes=({0: BATCH},),  # names the dimension, since tracing drops the name
             dynamo=True,
             verbose=False,
         )
@@ -221,7 +221,7 @@ def _from_onnx(path: Path, model: nn.Module) -> Run:
 
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's kinds have no common base
+    except Exception as error:  # onnxruntime's exceptions have no common base
         raise failed(error) from error
 
     def run(batch: Tensor) -> list[Tensor]:
@@ -234,7 +234,7 @@ def _from_onnx(path: Path, model: nn.Module) -> Run:
 
 
 def _traced(model: nn.Module, inputs: Tensor) -> Any:
-    """The model as one program for any number of samples.
+    """Trace the model as one program for any batch size.
 
     Raises:
         ConfigError: It can't be traced.
@@ -244,7 +244,7 @@ def _traced(model: nn.Module, inputs: Tensor) -> Any:
     batch = torch.export.Dim(BATCH, min=1)
     try:
         return torch.export.export(model, (inputs.contiguous(),), dynamic_shapes=({0: batch},))
-    except Exception as error:  # torch raises very many kinds
+    except Exception as error:  # torch raises exceptions of many classes
         raise _no_way("export", "--to safetensors", error) from error
 
 
@@ -269,7 +269,7 @@ def _flat(outputs: Any) -> list[Tensor]:
 
 
 def _difference(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
-    """The largest, as a share of the largest output; infinite where their numbers or shapes differ."""
+    """Return the largest difference relative to the largest output; infinite if number or shapes differ."""
     if [tensor.shape for tensor in mine] != [tensor.shape for tensor in theirs]:
         return float("inf")
     largest = max((float(tensor.abs().max()) for tensor in mine), default=0.0) or 1.0
@@ -278,12 +278,12 @@ def _difference(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
 
 
 def _largest(values: Iterable[float]) -> float:
-    """Not a number, if one of them is none: Python's `max` would pass over it."""
+    """Return the maximum, or NaN if there is one: Python's `max` would skip it."""
     return max(values, key=lambda value: (math.isnan(value), value), default=0.0)
 
 
 def _as_text(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Text by name, as these formats have it: what is no text is written as JSON."""
+    """Return metadata as text, as these formats require; other values are written as JSON."""
     return {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for name, value in metadata.items()

@@ -1,4 +1,4 @@
-"""What can be asked of a trained model: how good it is, and what it says of a person's files."""
+"""Evaluation of a trained model, and its predictions for files."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def evaluate(
     *,
     preset: str | None = None,
 ) -> dict[str, float]:
-    """Measure a model on its held-out samples, each once.
+    """Evaluate a model on its validation samples, each once.
 
     Args:
-        run: The run folder, or with `preset` a file of weights from elsewhere.
+        run: The run folder, or with `preset` a file of weights.
         overrides: Settings that differ from the run's: `{"data.root": "/other/place"}`, or as on the command line:
             `["data.root=/other/place"]`.
         procs: Processes on this machine.
         checkpoint: "last" for the final weights, "best", or a checkpoint's name.
-        preset: Which model a file of weights is of: a recipe, a preset or a YAML file.
+        preset: The model of a file of weights: a recipe, a preset or a YAML file.
 
     Returns:
-        The figures by name; none on ranks other than 0 of a world that somebody else started.
+        The metrics by name; empty on ranks other than 0 of a world that another launcher started.
 
     Raises:
-        LockstepError: Anything that a person can do something about.
-        Stopped: Ctrl-C while several processes work; a kind of KeyboardInterrupt.
+        LockstepError: Any error that the user can fix.
+        Stopped: Ctrl-C while several processes run; a subclass of KeyboardInterrupt.
     """
     subject = TrainedModel(Path(run), tuple(as_overrides(overrides)), checkpoint, preset)
     size = _size(procs)
@@ -56,7 +56,7 @@ def evaluate(
         return _evaluate(subject, None, here or ALONE)
     forkserver.prepare(PRELOAD, config.num_threads)
     with forkserver.temp_folder() as place:
-        answer = place / "figures.json"
+        answer = place / "metrics.json"
         code = launch_here(size, config, _evaluate, (subject, answer))
         raise_if_stopped(code)
         if code:
@@ -64,8 +64,8 @@ def evaluate(
                 f"evaluation ended with exit code {code}",
                 fix="Read the output above, which has the error of the process that failed.",
             )
-        figures: dict[str, float] = json.loads(answer.read_text(encoding="utf-8"))
-    return figures
+        metrics: dict[str, float] = json.loads(answer.read_text(encoding="utf-8"))
+    return metrics
 
 
 def _size(procs: int | str | None) -> ProcessRange:
@@ -89,10 +89,10 @@ def _evaluate(subject: TrainedModel, answer: Path | None, here: RankAssignment |
     with join_world(here or read_assignment(os.environ) or ALONE, config) as world:
         parts, model = subject.open(found, config, world)
         samples = open_data(config, parts, train=False)
-        # Alone it may be a person's own program, which is not ours to end.
+        # A single process may be the user's own program, which must not be ended.
         watch = HangDetector(world, config.watch.hang_timeout_s, subject.log_dir) if world.size > 1 else nullcontext()
         with watch:
-            figures, _ = evaluate_model(
+            metrics, _ = evaluate_model(
                 model,
                 samples,
                 world,
@@ -108,18 +108,18 @@ def _evaluate(subject: TrainedModel, answer: Path | None, here: RankAssignment |
         if world.is_main:
             console.say(f"{len(samples):,} samples, each once")
         if answer is not None and world.is_main:
-            answer.write_text(json.dumps(figures), encoding="utf-8")
-        return figures if world.is_main else {}
+            answer.write_text(json.dumps(metrics), encoding="utf-8")
+        return metrics if world.is_main else {}
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a model says of one file.
+class Prediction:
+    """The prediction for one file.
 
     Attributes:
         file: The file.
-        prediction: What the recipe's `answer` says; `{"error": text}` if the file can't be read.
-        error: Why it can't be read.
+        prediction: The result of the recipe's `postprocess`; `{"error": text}` if the file can't be read.
+        error: The error if the file can't be read.
     """
 
     file: Path
@@ -136,18 +136,18 @@ def predict(
     preset: str | None = None,
     keep_errors: bool = False,
 ) -> list[dict[str, Any]]:
-    """Ask a trained model about files.
+    """Predict on files with a trained model.
 
     Args:
-        run: The run folder, and nothing else is needed; or with `preset` a file of weights from elsewhere.
-        files: What to look at, in the recipe's form: pictures. A folder stands for all files in it.
+        run: The run folder, which is all that is needed; or with `preset` a file of weights.
+        files: Input files of the recipe, such as images. A folder stands for all files in it.
         overrides: Settings that differ from the run's, as for `evaluate`.
         checkpoint: As for `evaluate`.
         preset: As for `evaluate`.
-        keep_errors: Give `{"error": text}` for a file that can't be read, instead of raising.
+        keep_errors: Return `{"error": text}` for a file that can't be read, instead of raising.
 
     Returns:
-        For each file, in order, what the recipe's `answer` says.
+        For each file, in order, the result of the recipe's `postprocess`.
 
     Raises:
         ConfigError: The recipe can't predict.
@@ -165,13 +165,13 @@ def predictions(
     subject: TrainedModel,
     files: Sequence[str | Path],
     draw: Path | None = None,
-) -> Iterator[Answer]:
-    """As `predict`, one answer after another.
+) -> Iterator[Prediction]:
+    """Yield the predictions of `predict` one by one.
 
     Args:
         subject: The model.
         files: Files, and folders of them.
-        draw: Where a picture of each answer goes: a file if one file was asked about, a folder for several.
+        draw: Target for the drawn predictions: a file for one input, a folder for several.
 
     Raises:
         ConfigError: The recipe can't predict, or can't draw.
@@ -200,7 +200,7 @@ def predictions(
     device = next(model.parameters()).device
     for path in paths:
         try:
-            # One file at a time: an answer then does not depend on what else was asked.
+            # One file at a time, so that a prediction does not depend on the other files.
             inputs = one_sample(read(path), device, channels_last=config.channels_last)
             with torch.inference_mode():
                 outputs = model(inputs) if parts.infer is None else parts.infer(model, inputs)
@@ -213,14 +213,13 @@ def predictions(
                 if isinstance(error, DataError)
                 else DataError(f"{path} can't be read: {error}", fix="Name a file that you can read.")
             )
-            yield Answer(path, {"error": fault.line}, fault)
+            yield Prediction(path, {"error": fault.line}, fault)
         else:
-            yield Answer(path, prediction)
+            yield Prediction(path, prediction)
 
 
 def expand(files: Sequence[str | Path]) -> list[Path]:
-    """Files, with each folder replaced by the files in it and below, in the order of their names; hidden ones are not
-    meant.
+    """Replace each folder by the files in it and below, sorted by name, without hidden files.
 
     Raises:
         DataError: A folder is empty.
@@ -228,7 +227,7 @@ def expand(files: Sequence[str | Path]) -> list[Path]:
     paths: list[Path] = []
     for file in map(Path, files):
         if not file.is_dir():
-            paths.append(file)  # if it is not there, its own answer says so
+            paths.append(file)  # a missing file is reported when it is read
             continue
         inside = (path for path in file.rglob("*") if path.is_file())
         found = sorted(path for path in inside if not any(part[0] == "." for part in path.relative_to(file).parts))

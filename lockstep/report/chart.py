@@ -115,7 +115,7 @@ def _plot(axes: Axes, points: Line, label: str, colour: str) -> None:
 
 @contextmanager
 def _figure(path: Path, inches: tuple[float, float], text: str) -> Iterator[Figure]:
-    """An empty figure that is written to a file at the end; it has fonts for all characters of a text."""
+    """Yield an empty figure, and write it to a file at the end. It has fonts for all characters of a text."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # such as a warning that its font cache cannot be written
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg

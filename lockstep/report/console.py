@@ -140,15 +140,15 @@ class Console:
                 return
             self._drawn_at, self._drawn_step = now, step
             head = f"epoch {epoch}/{num_epochs}"
-            figure = metric_value("loss", loss)
+            loss_text = metric_value("loss", loss)
             rate, left = f"{samples_per_s:,.0f} samples/s", f"{clock(left_s)} left"
-            if not self._interactive:  # the figures of all lines are aligned
-                figure = f"{figure:<{metric_width('loss')}}"
-                self._print(Text(f"{head}  step {step:,}/{num_steps:,}  loss {figure}  {rate}  {left}"))
+            if not self._interactive:  # the values of all lines are aligned
+                loss_text = f"{loss_text:<{metric_width('loss')}}"
+                self._print(Text(f"{head}  step {step:,}/{num_steps:,}  loss {loss_text}  {rate}  {left}"))
                 return
             if self.width >= _WIDE:
                 head += f" {step * num_epochs / num_steps - (epoch - 1):.0%}"
-            parts = [(1, f"{step:,}/{num_steps:,}"), (2, f"loss {figure}"), (0, rate), (3, left)]
+            parts = [(1, f"{step:,}/{num_steps:,}"), (2, f"loss {loss_text}"), (0, rate), (3, left)]
             self._draw(head, parts, step / num_steps)
 
     def share_done(self, activity: str, done: int, total: int) -> None:
@@ -187,14 +187,14 @@ class Console:
         loss = metric_value("loss", train_loss) if train_loss is not None else "-"
         # A slash marks a detail, such as the accuracy of one class: those are in the files.
         shown = {name: value for name, value in values.items() if "/" not in name}
-        figures = {printable(metric_name(name)): metric_value(name, value) for name, value in shown.items()}
+        texts = {printable(metric_name(name)): metric_value(name, value) for name, value in shown.items()}
         widths = {printable(metric_name(name)): metric_width(name) for name in shown}
         mark = "best" if is_best else ""
-        columns = {name: max(len(name), len(figures[name]), widths[name]) for name in figures}
+        columns = {name: max(len(name), len(texts[name]), widths[name]) for name in texts}
         first = {"epoch": 5, "train loss": len("train loss")}
         if not self._interactive or sum(columns.values()) + 2 * len(columns) + 25 > self._rich.width:
-            # Each row names its figures: in a log file, progress lines stand between the rows.
-            named = "  ".join(f"{name} {figure:<{widths[name]}}" for name, figure in figures.items())
+            # Each row names its values: in a log file, progress lines stand between the rows.
+            named = "  ".join(f"{name} {text:<{widths[name]}}" for name, text in texts.items())
             loss = f"{loss:<{metric_width('loss')}}"
             self.say(f"epoch {when}  train loss {loss}  validation {named}  {mark}".rstrip())
             return
@@ -208,7 +208,7 @@ class Console:
             start = sum(width + 2 for width in first.values())
             self._print(Text(f"{' ' * start}validation ({num_samples:,} samples)", "dim"))
             rows.add_row(*first, *self._columns, style="dim")
-        rows.add_row(when, loss, *figures.values(), mark)
+        rows.add_row(when, loss, *texts.values(), mark)
         self._print(rows)
 
     def close(self) -> None:

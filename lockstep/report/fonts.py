@@ -24,12 +24,12 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def font_places() -> list[Path]:
-    """Where systems keep fonts."""
+    """Return the font folders of common systems."""
     return [Path(place).expanduser() for place in _PLACES]
 
 
 def font_files(places: Iterable[Path]) -> set[Path]:
-    """The font files in some folders and below."""
+    """Find the font files in folders and their subfolders."""
     return {file for place in places for file in place.rglob("*") if file.suffix.lower() in _ENDINGS and file.is_file()}
 
 
@@ -41,7 +41,7 @@ def load_font(path: str, size_px: int) -> ImageFont.FreeTypeFont:
 
 @functools.lru_cache(maxsize=512)
 def covered(path: str, characters: str) -> str:
-    """Those of some characters that a font can draw, blank ones left out."""
+    """Return the characters that a font can draw, without blank ones."""
     try:
         font = load_font(path, _LOOK_PX)
         nothing = _ink(font, _NOTHING)
@@ -52,13 +52,13 @@ def covered(path: str, characters: str) -> str:
 
 
 def font_for(text: str, size_px: int) -> Font:
-    """A font that has all characters of a text, or the one that comes with Pillow if none has."""
+    """Return a font with all characters of a text, or Pillow's own if there is none."""
     path = font_path_for(text)
     return ImageFont.load_default(size_px) if path is None else load_font(path, size_px)
 
 
 def font_path_for(text: str) -> str | None:
-    """The font of the machine that has the most of a text's characters; None where the text is plain ASCII."""
+    """Return the machine's font with the most characters of a text; None if the text is ASCII."""
     wanted = "".join(sorted(set(text) - set(" ")))
     best, most = None, 0
     for path in _system_files() if not wanted.isascii() else []:

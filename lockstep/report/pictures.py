@@ -18,7 +18,7 @@ Colour = tuple[int, int, int]
 
 _PAPER, _INK, _FAINT = (255, 255, 255), (34, 34, 34), (118, 118, 118)
 _EMPTY, _CORRECT, _WRONG = (245, 245, 245), (33, 102, 172), (178, 24, 43)
-_SOFTWARE = "lockstep"  # in the pictures themselves: those may be drawn anew
+_SOFTWARE = "lockstep"  # written into each picture: only such files are overwritten
 _MARGIN_PX, _CELL_PX, _TEXT_PX = 24, 48, 18
 _MAX_NAME_PX = 240
 
@@ -129,7 +129,7 @@ def _fonts(texts: Sequence[str]) -> tuple[Font, Font]:
 
 
 def _cut(text: str, font: Font, most_px: float) -> str:
-    """A text that is no wider than that; … stands for what does not fit."""
+    """Shorten a text to a width, with … for the rest."""
     if font.getlength(text) <= most_px:
         return text
     while len(text) > 1 and font.getlength(f"{text}…") > most_px:
@@ -138,7 +138,7 @@ def _cut(text: str, font: Font, most_px: float) -> str:
 
 
 def _in_lines(text: str, font: Font, most_px: float) -> list[str]:
-    """A text in one line, or in two, broken at a space."""
+    """Break a text at a space into two lines if needed."""
     if font.getlength(text) <= most_px:
         return [text]
     words = text.split(" ")

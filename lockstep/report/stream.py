@@ -46,7 +46,7 @@ class SafeStream:
 
 
 def encodable(text: str, stream: TextIO) -> str:
-    """A text that a stream can write: characters that its encoding does not have are written as escapes."""
+    """Return a text that a stream can write: characters outside of its encoding become escapes."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 

@@ -108,14 +108,14 @@ def measure(
 
 def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
     """Time each full step after the warm-up; steps of fewer micro-batches, at the end of an epoch, do not count."""
-    loader = job.open_loader()
+    loader, steps = job.open_loader()
     timed = TimedLoader(loader)
     timings: list[Timing] = []
     # Of samples in groups, such as text lines of several widths, few steps may be full.
     full = -(-min(job.config.global_batch, job.order.num_samples) // job.config.micro_batch)
     pulse = job.world.activity
     try:
-        for step in job.order.steps(job.world, start=0, stop=job.num_steps):
+        for step in steps:
             reading, waiting, began = timed.seconds, pulse.wait_s, time.perf_counter()
             run(job, step, timed)
             if job.world.device.type == "cuda":

@@ -204,13 +204,13 @@ def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, pa
 
 
 def num_held(config: RunConfig, num_procs: int) -> int:
-    """Micro-batches that a process holds in memory at once: with synchronised batch norm, all of its own."""
+    """Return how many micro-batches are in memory at the same time: with synchronized batch norm, all of a process."""
     num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
     return -(-num_leaves // num_procs) if config.batch_norm == "sync" else 1
 
 
 def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
-    """Copies of the gradients that rank 0 holds at once, and receive buffers that it allocates."""
+    """Return the number of gradient copies that rank 0 holds at the same time, and of its receive buffers."""
     num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
     shares = [part(0, num_leaves, num_procs, rank) for rank in range(num_procs)]
     stack: list[tuple[tuple[int, int], None]] = []

@@ -1,4 +1,4 @@
-"""The figures of `lockstep plan`, and their table."""
+"""The values of `lockstep plan`, and their table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from lockstep.scaling.plan import Sizes, bytes_sent, memory, pass_through
 GB = 1e9
 
 
-def figures(config: RunConfig, build: Callable[[], Parts], num_procs: int, memory_gb: float | None) -> dict[str, Any]:
+def plan_values(
+    config: RunConfig, build: Callable[[], Parts], num_procs: int, memory_gb: float | None
+) -> dict[str, Any]:
     """Compute what a run would take, as plain JSON; sizes in bytes.
 
     Args:
@@ -72,7 +74,7 @@ def _never_with_fsdp(config: RunConfig) -> str | None:
 def _largest(
     config: RunConfig, sizes: Sizes, activations: int, num_procs: int, way: Mapping[str, Any], limit: float
 ) -> int:
-    """The largest micro-batch that fits, 0 if none does: only activations grow with it."""
+    """Return the largest micro-batch that fits, 0 if none does: only activations grow with it."""
     fixed = way["total_bytes"] - way["memory"]["activations"]
     if config.batch_norm == "sync":  # a process holds all of its samples at once
         return config.micro_batch if way["total_bytes"] <= limit else 0
@@ -85,7 +87,7 @@ def show(console: Console, name: str, planned: Mapping[str, Any]) -> None:
     Args:
         console: Where to print it.
         name: The recipe or preset.
-        planned: What `figures` returned.
+        planned: The result of `plan_values`.
     """
     ways, procs = planned["ways"], planned["procs"]
     names = list(ways) if procs > 1 else ["ddp"]

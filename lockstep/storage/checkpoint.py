@@ -172,21 +172,18 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
-def prune(
-    folder: Path, step: int, keep: int, best: int | None, is_kept: Callable[[int], bool] = lambda _: False
-) -> None:
-    """Remove all but the newest `keep` checkpoints up to a step, the best one, and those that are kept for good.
+def prune(folder: Path, step: int, keep: int, is_kept: Callable[[int], bool]) -> None:
+    """Remove all but the newest `keep` checkpoints up to a step, and those that are kept for another reason.
 
     Args:
         folder: The run's checkpoint folder.
         step: The step that was just saved. Later checkpoints are kept and not counted: the run was resumed from before
             them, perhaps because they are damaged.
         keep: Number of checkpoints to keep.
-        best: The step of the best checkpoint, which is kept too.
-        is_kept: Whether the checkpoint of a step is kept for good.
+        is_kept: Whether the checkpoint of a step is kept anyway, such as the best one.
     """
     for older in [number for number in steps(folder) if number <= step][:-keep]:
-        if older != best and not is_kept(older):
+        if not is_kept(older):
             discard(folder / name_of(older))
 
 

@@ -1,4 +1,4 @@
-"""Comparison of recorded with replayed values, by their bits."""
+"""Comparison of a replay with the record: of a step's values, of metrics, and of tensors, each by its bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.provenance.step_log import StepRecord
 
-# What is compared of a step, and the attribute of `StepRecord`. What a step reads comes before what follows from it.
+# What is compared, and the attribute of `StepRecord`. What a step reads comes before what follows from it.
 NAMES = {
     "samples": "samples",
     "samples' values": "content",
@@ -41,33 +41,36 @@ class Difference:
     replayed: str
 
 
-def compare_steps(recorded: StepRecord | None, replayed: StepRecord) -> Difference | None:
-    """Return the first value of a step that differs; None if the step has no record."""
+def compare_step(recorded: StepRecord | None, replayed: StepRecord) -> Difference | None:
+    """Return the first value of a step that differs; None if all are equal, or nothing is recorded."""
     if recorded is None or recorded.to_bytes() == replayed.to_bytes():
         return None
     for name, attribute in NAMES.items():
-        before, now = _text(getattr(recorded, attribute)), _text(getattr(replayed, attribute))
-        if before != now:
-            return Difference(replayed.step, name, before, now)
+        before, now = getattr(recorded, attribute), getattr(replayed, attribute)
+        if _text(before) != _text(now):
+            return Difference(replayed.step, name, _text(before), _text(now))
     return None
 
 
 def compare_metrics(
     step: int, recorded: Mapping[str, float | None], replayed: Mapping[str, float]
 ) -> Difference | None:
-    """Return the first metric, by name, that differs.
+    """Return the first metric that differs.
 
     Args:
         step: Number of steps done.
-        recorded: Metrics as in `metrics.jsonl`, where one that is not finite is None.
-        replayed: Metrics of the replay.
+        recorded: Metrics by name; None for a value that is not finite, as in `metrics.jsonl`.
+        replayed: Metrics by name.
     """
-    for name in sorted(recorded.keys() | replayed.keys()):
-        value = replayed.get(name)
-        before, now = recorded.get(name), value if value is not None and math.isfinite(value) else None
-        if before != now:
-            return Difference(step, f"metric {name}", repr(before), repr(now))
+    now = {name: value if math.isfinite(value) else None for name, value in replayed.items()}
+    for name in sorted(recorded.keys() | now.keys()):
+        if recorded.get(name) != now.get(name):
+            return Difference(step, f"metric {name}", repr(recorded.get(name)), repr(now.get(name)))
     return None
+
+
+def _text(value: float | bytes) -> str:
+    return value.hex() if isinstance(value, bytes) else repr(value)
 
 
 def compare_tensors(step: int, recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> Difference | None:
@@ -75,8 +78,8 @@ def compare_tensors(step: int, recorded: Mapping[str, Tensor], replayed: Mapping
 
     Args:
         step: Number of steps done.
-        recorded: Tensors of any shape on the CPU, by name.
-        replayed: Those of the replay, on any device.
+        recorded: Tensors of any shape by name, on the CPU.
+        replayed: Tensors of any shape by name.
     """
     for name in [*replayed, *(name for name in recorded if name not in replayed)]:
         before, now = recorded.get(name), replayed.get(name)
@@ -112,10 +115,6 @@ def compare_plain(
         if before != now:
             return Difference(step, name.replace("_", " "), repr(before), repr(now))
     return None
-
-
-def _text(value: float | bytes) -> str:
-    return value.hex() if isinstance(value, bytes) else repr(value)
 
 
 def _kind(tensor: Tensor) -> str:

@@ -74,7 +74,13 @@ def choose(segments: Sequence[Segment], share: float, seed: str) -> list[Segment
 
 
 def covering(segments: Sequence[Segment], first: int, stop: int) -> list[Segment]:
-    """Return the segments that have steps of [first, stop), each from its start; the last one ends at `stop`."""
+    """Return the segments that have steps of [first, stop), each from its start; the last one ends at `stop`.
+
+    Args:
+        segments: All segments.
+        first: First step to cover.
+        stop: The step after the last one to cover.
+    """
     return [
         Segment(segment.start, min(segment.stop, stop))
         for segment in segments

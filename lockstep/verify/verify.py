@@ -19,7 +19,8 @@ from lockstep.provenance.same_run import differing, settings_of
 from lockstep.report.console import Console
 from lockstep.storage.run_folder import RunFolder
 from lockstep.verify.files import RunFiles, open_run
-from lockstep.verify.replay import Plan, Replay, replay
+from lockstep.verify.plan import Plan, Replay
+from lockstep.verify.replay import replay
 from lockstep.verify.segments import Segment, choose, covering, cut, describe, share_of
 from lockstep.verify.verdict import Verdict
 

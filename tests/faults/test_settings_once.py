@@ -41,6 +41,7 @@ def test_the_arguments_of_a_run_give_its_settings_without_the_yaml_file(tmp_path
     assert load(again.config_class, again.layers, overrides) == loaded
 
 
+@pytest.mark.full
 def test_an_edited_yaml_file_does_not_change_a_run_that_restarts(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text(f"recipe: {TINY}\n")

@@ -1,4 +1,4 @@
-"""Launchers that meet at one address: others than those of one run are refused, and disturb nobody."""
+"""Launchers at one address: those of another run are refused, and do not affect the first run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _listens(port: int) -> bool:
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_run_of_another_folder_is_refused_and_the_first_one_goes_on(
+def test_a_run_of_another_folder_is_refused_and_the_first_one_continues(
     launch: Callable[..., Launcher], tmp_path: Path
 ) -> None:
     words = ("--nodes", 2, "--run-dir")
@@ -129,7 +129,10 @@ def test_a_store_of_torchrun_is_recognised_and_left_alone(launch: Callable[..., 
     assert sorted(store.list_keys()) == before
 
 
-@pytest.mark.parametrize(("size", "shift_s"), [("2", 3600), pytest.param("1:2", -60, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("size", "shift_s"),
+    [pytest.param("2", 3600, marks=pytest.mark.full), pytest.param("1:2", -60, marks=pytest.mark.full)],
+)
 def test_a_node_whose_clock_is_wrong_is_refused_with_the_difference(
     launch: Callable[..., Launcher], tmp_path: Path, size: str, shift_s: int
 ) -> None:

@@ -120,7 +120,7 @@ _ACCEPTED = _FAULT | {"id": "PYSEC-2025-1", "aliases": ["CVE-2025-3000"]}
     ],
     ids=["none", "one", "an accepted one", "no answer"],
 )
-def test_the_audit_tells_a_clean_answer_from_none(
+def test_the_audit_distinguishes_a_clean_answer_from_none(
     repo: Path, copied: Path, answer: dict[str, object], code: int, says: str
 ) -> None:
     done = _audit(repo, copied, answer)

@@ -15,7 +15,7 @@ RETIRED = {
     r"gangs?": "pool of processes",
     r"deeds?": "scenario",
     r"made[- ]up": "synthetic",
-    r"goes? on|went on|going on": "continue, resume",
+    r"go(?:es)? on|went on|going on": "continue, resume",
     r"somebody|someone|nobody|whoever|everybody|anybody": "the user, a process, rank 0",
     r"held[- ]out": "validation",
     r"by itself": "automatically",
@@ -26,7 +26,7 @@ RETIRED = {
     r"wants?": "needs",
     r"that can't be": "is not allowed",
 }
-PAGES = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "docs/*.md", "lockstep/recipes/*/README.md")
+PAGES = ("*.md", "docs/*.md", "docs/adr/*.md", "lockstep/recipes/*/README.md")
 _PATTERN = {re.compile(rf"\b(?:{word})\b", re.IGNORECASE): instead for word, instead in RETIRED.items()}
 
 
@@ -57,8 +57,6 @@ def found(root: Path) -> list[str]:
             ]
     for pages in PAGES:
         for path in sorted(root.glob(pages)):
-            if path.name == "log.md":
-                continue
             for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
                 places += [
                     f"{path.relative_to(root)}:{number}: {match[0]!r}; write {instead}"

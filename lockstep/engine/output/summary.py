@@ -16,6 +16,7 @@ from lockstep.engine.output.reports import Reports
 from lockstep.engine.run_spec import RunSpec
 from lockstep.module.precision import describe_precision
 from lockstep.parallel.reduce import Reducer
+from lockstep.provenance.statement import FILE_NAME as PROVENANCE
 from lockstep.report.format import duration, metric_name, metric_value
 from lockstep.report.idle import idle_row
 from lockstep.storage.run_folder import RunFolder
@@ -95,6 +96,7 @@ def finish(
     write_weights(folder.weights, state)
     root = write_provenance(spec, job, folder, sha256)
     seconds = time.time() - spec.started_at
+    first_step = reports.first_step_at and reports.first_step_at - spec.started_at
     result: dict[str, Any] = {
         "name": spec.name,
         "metrics": progress.metrics,
@@ -109,14 +111,7 @@ def finish(
         "worlds": progress.worlds,
         "samples_per_s": progress.num_samples / progress.seconds if progress.seconds else None,
         "first_step_at": reports.first_step_at,
-        "seconds": {
-            "first_step": reports.first_step_at and reports.first_step_at - spec.started_at,
-            "training": progress.seconds,
-            "data_wait": progress.data_s,
-            **_summing(waits),
-            **({"compiling": job.compiled.seconds} if job.compiled is not None else {}),
-            "all": seconds,
-        },
+        "seconds": {"first_step": first_step, **_seconds(job, waits), "all": seconds},
     }
     folder.write_json("result.json", result)
     share = min(progress.data_s / progress.seconds, 1.0) if progress.seconds else None
@@ -126,15 +121,16 @@ def finish(
         f"done in {duration(seconds)}: validation {metric_name(name)} {metric_value(name, progress.metrics[name])} "
         f"({len(job.eval_data):,} samples, each once)",
         {
-            "first step": _first_step(job, result["seconds"]["first_step"]),
+            "first step": _first_step(job, first_step),
             "best": _best(job),
             "all-reduce": _waits_row(waits),
             "data": f"{share:.1%} of training time waiting for data" if share is not None else "",
             "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
-            "root": f"{root[:8]}…{root[-4:]}  of settings, code, data and steps: lockstep verify {quoted}",
+            "root": f"sha256 {root[:8]}…{root[-4:]}  {folder.path / PROVENANCE}",
             "next": "\n".join(
                 [
                     f"lockstep eval {quoted}",
+                    *([f"lockstep verify {quoted}"] if job.config.mode == "exact" else []),
                     *([f"lockstep predict {quoted} FILE"] if job.parts.preprocess is not None else []),
                     *([f"tensorboard --logdir {quoted}"] if job.config.report.tensorboard else []),
                 ]
@@ -142,6 +138,12 @@ def finish(
         },
         whole=("weights", "root", "next"),
     )
+
+
+def _seconds(job: Job, waits: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Return how long the parts of training took, seconds."""
+    compiling = {"compiling": job.compiled.seconds} if job.compiled is not None else {}
+    return {"training": job.progress.seconds, "data_wait": job.progress.data_s, **_summing(waits), **compiling}
 
 
 def _best(job: Job) -> str:

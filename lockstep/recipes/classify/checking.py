@@ -9,7 +9,8 @@ from pathlib import Path
 from lockstep.cores import num_cores
 from lockstep.data.images import read_rgb
 from lockstep.errors import DataError
-from lockstep.recipes.classify.listing import Files, folder_of
+from lockstep.recipes.classify.folders import Files
+from lockstep.recipes.classify.listing import folder_of
 
 
 def drop_unreadable(

@@ -15,7 +15,8 @@ from lockstep.recipes.classify.checking import drop_unreadable, skipped_row
 from lockstep.recipes.classify.config import Config
 from lockstep.recipes.classify.data import ImageFiles, open_files, preprocess
 from lockstep.recipes.classify.drawing import draw_evaluation, draw_prediction, draw_samples
-from lockstep.recipes.classify.listing import Files, count_shared, find_images, list_validation, take_all
+from lockstep.recipes.classify.folders import Files
+from lockstep.recipes.classify.listing import count_shared, find_images, list_validation, take_all
 from lockstep.recipes.classify.loss import cross_entropy
 from lockstep.recipes.classify.model import build_model, frozen_row
 from lockstep.storage.pretrained import load_pretrained

@@ -176,7 +176,7 @@ def test_settings_nested_deeply_are_refused_without_a_traceback(path: Path, dept
         read_statement(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"3", b"null", b"\xff\xfe", b"{", b'{"predicate": NaN}', b"[[],[]]" * 9])
+@pytest.mark.parametrize("content", [b"", b"[]", b"3", b"null", b"\xff\xfe", b"{", b'{"predicate": NaN}', b"[[]]" * 9])
 def test_what_is_no_json_object_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="is not a statement"):

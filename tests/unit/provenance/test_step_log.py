@@ -249,4 +249,4 @@ def test_the_digest_of_samples_depends_on_their_order_and_not_on_their_type() ->
 def test_no_partial_file_stays_after_a_write(path: Path) -> None:
     written(path)
     assert os.listdir(path.parent) == [path.name]
-    assert step_log.FILE_NAME == path.name
+    assert path.name == step_log.FILE_NAME

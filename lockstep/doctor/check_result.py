@@ -1,4 +1,4 @@
-"""Findings of `lockstep doctor`: one per check, with a fix where something is wrong."""
+"""Results of the checks of `lockstep doctor`, each with a fix where something is wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STYLES: Mapping[Verdict, str] = {"ok": "green", "note": "cyan", "warning": "bol
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The result of one check.
 
     Attributes:
@@ -33,61 +33,61 @@ class Finding:
     fix: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the finding as plain JSON."""
+        """Return the result as plain JSON."""
         return asdict(self)
 
 
-def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[Finding]:
-    """Merge the findings of all machines: once where they are equal, by machine where they differ.
+def merged(by_rank: Sequence[Sequence[CheckResult]], hosts: Sequence[str]) -> list[CheckResult]:
+    """Merge the results of all machines: once where they are equal, by machine where they differ.
 
     Args:
-        by_rank: Each rank's findings, in the order of the checks.
+        by_rank: Each rank's results, in the order of the checks.
         hosts: Each rank's machine.
     """
-    by_host: dict[str, Mapping[str, Finding]] = {}
-    for host, findings in zip(hosts, by_rank, strict=True):
-        by_host.setdefault(host, {finding.check: finding for finding in findings})
+    by_host: dict[str, Mapping[str, CheckResult]] = {}
+    for host, results in zip(hosts, by_rank, strict=True):
+        by_host.setdefault(host, {result.check: result for result in results})
     checks = dict.fromkeys(check for found in by_host.values() for check in found)
-    joined: list[Finding] = []
+    joined: list[CheckResult] = []
     for check in checks:
-        groups: dict[Finding, list[str]] = {}
+        groups: dict[CheckResult, list[str]] = {}
         for host, found in by_host.items():
             if check in found:
                 groups.setdefault(found[check], []).append(host)
-        verdicts = {(finding.verdict, finding.fix) for finding in groups}
+        verdicts = {(result.verdict, result.fix) for result in groups}
         if len(groups) == 1:
             joined.extend(groups)
         elif len(verdicts) == 1:
-            text = "; ".join(f"{finding.value} ({', '.join(where)})" for finding, where in [*groups.items()][:4])
+            text = "; ".join(f"{result.value} ({', '.join(where)})" for result, where in [*groups.items()][:4])
             more = f"; {len(groups) - 4} more" if len(groups) > 4 else ""
             joined.append(replace(next(iter(groups)), value=text + more))
         else:
-            for finding, where in groups.items():
-                joined.append(Finding(check, f"{finding.value} ({', '.join(where)})", finding.verdict, finding.fix))
+            for result, where in groups.items():
+                joined.append(CheckResult(check, f"{result.value} ({', '.join(where)})", result.verdict, result.fix))
     return joined
 
 
-def table(findings: Sequence[Finding]) -> Table:
-    """Lay findings out for the console: verdict, check and value, with the fix below them."""
+def table(results: Sequence[CheckResult]) -> Table:
+    """Lay results out for the console: verdict, check and value, with the fix below them."""
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(no_wrap=True)
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
-    for finding in findings:
-        verdict = finding.verdict if finding.verdict in ("ok", "note") else finding.verdict.upper()
-        value: RenderableType = Text(printable(finding.value))
-        if finding.fix:
+    for result in results:
+        verdict = result.verdict if result.verdict in ("ok", "note") else result.verdict.upper()
+        value: RenderableType = Text(printable(result.value))
+        if result.fix:
             fix = Table.grid(padding=(0, 2, 0, 0))
-            fix.add_row(Text("fix"), Text(printable(finding.fix), overflow="fold"))
+            fix.add_row(Text("fix"), Text(printable(result.fix), overflow="fold"))
             value = Group(value, fix)
-        rows.add_row(Text(verdict, _STYLES[finding.verdict]), printable(finding.check), value)
+        rows.add_row(Text(verdict, _STYLES[result.verdict]), printable(result.check), value)
     return rows
 
 
-def verdict_line(findings: Sequence[Finding]) -> str:
-    """Summarise the findings in one line."""
-    problems = sum(finding.verdict == "problem" for finding in findings)
-    warnings = sum(finding.verdict == "warning" for finding in findings)
+def verdict_line(results: Sequence[CheckResult]) -> str:
+    """Summarise the results in one line."""
+    problems = sum(result.verdict == "problem" for result in results)
+    warnings = sum(result.verdict == "warning" for result in results)
     if not problems and not warnings:
         return "no problems found"
     return f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}"
