@@ -168,6 +168,24 @@ def write_steps(path: Path, log: StepLog) -> None:
     write_atomically(path, _HEADER.pack(_FORMAT, log.first_step, log.start_link) + log.body)
 
 
+def flush_steps(path: Path) -> None:
+    """Flush a `steps.bin` to the disk, if there is one.
+
+    Raises:
+        CheckpointError: It cannot be flushed.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return  # steps are not recorded
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    finally:
+        os.close(descriptor)
+
+
 def copy_steps(source: Path, target: Path, step: int, link: bytes) -> bool:
     """Copy the records before a step from another run's folder, so that a run resumed from there has a whole chain.
 

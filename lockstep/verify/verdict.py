@@ -141,7 +141,7 @@ def lines(verdict: Verdict) -> list[str]:
     changed = [f"  differs  {text}" for text in verdict.changes]
     notes = [f"  note     {text}" for text in verdict.notes]
     # Texts from a stranger's files.
-    return [printable(text)[:500] for text in ([passed] if num_steps else []) + failed + changed + notes] + _conclusion(
+    return [printable(text).replace("\n", " ")[:500] for text in ([passed] if num_steps else []) + failed + changed + notes] + _conclusion(
         verdict
     )
 
