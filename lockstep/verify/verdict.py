@@ -140,10 +140,9 @@ def lines(verdict: Verdict) -> list[str]:
     passed = f"  ok       {num_steps:,} of {verdict.num_steps:,} steps: equal samples, loss, gradient norm and weights"
     changed = [f"  differs  {text}" for text in verdict.changes]
     notes = [f"  note     {text}" for text in verdict.notes]
-    # Texts from a stranger's files.
-    return [printable(text).replace("\n", " ")[:500] for text in ([passed] if num_steps else []) + failed + changed + notes] + _conclusion(
-        verdict
-    )
+    texts = [*([passed] if num_steps else []), *failed, *changed, *notes]
+    # Values from a stranger's files are among them.
+    return [printable(text).replace("\n", " ")[:500] for text in texts] + _conclusion(verdict)
 
 
 def _conclusion(verdict: Verdict) -> list[str]:
