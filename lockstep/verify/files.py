@@ -133,7 +133,7 @@ def _compare_record(files: RunFiles, record: RunRecord, config: RunConfig) -> No
     for name, sha256 in files.subjects.items():
         checkpoint, _, file = name.removeprefix("checkpoints/").partition("/")
         if name in (WEIGHTS, step_log.FILE_NAME):
-            found = sha256_of_file(files.path / name) if (files.path / name).is_file() else sha256
+            found = _sha256(files.path / name) if os.path.lexists(files.path / name) else sha256
         else:
             found = record.checkpoints.get(checkpoint, {}).get(file, "none")
         if found != sha256:
@@ -159,6 +159,13 @@ def _compare_result(files: RunFiles, record: RunRecord, result: Mapping[str, Any
     for name in sorted(stated.keys() | found.keys()):
         if found.get(name) != stated.get(name):
             files.mismatches.append(f"result.json: {name} is {found.get(name)}, recorded {stated.get(name)}")
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return sha256_of_file(path) if path.is_file() else "none"
+    except OSError:
+        return "none"
 
 
 def _plain(value: Any) -> Any:

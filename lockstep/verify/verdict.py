@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from lockstep.config.plain_file import read_plain
 from lockstep.errors import ConfigError, printable
+from lockstep.provenance import statement
 from lockstep.verify.compare import Difference
 from lockstep.verify.segments import Segment, describe, escape_probability
 
@@ -128,6 +130,25 @@ def merge(verdicts: Sequence[Verdict]) -> Verdict:
         notes=joined("notes"),
         seconds=sum(verdict.seconds for verdict in verdicts),
     )
+
+
+def check_is_of(verdict: Verdict, run: Path) -> None:
+    """Check that a verdict is of the run in a folder.
+
+    Raises:
+        ConfigError: It is of another run.
+        CheckpointError: The run's statement is damaged.
+    """
+    if not os.path.lexists(run / statement.FILE_NAME):
+        return  # not complete: it has no root
+    root = statement.read_statement(run / statement.FILE_NAME).root
+    if root != verdict.root:
+        raise ConfigError(
+            f"the verdicts are not of {run}",
+            given=f"root {verdict.root or 'none'}",
+            allowed=f"root {root}",
+            fix="Name the run that they are of.",
+        )
 
 
 def lines(verdict: Verdict) -> list[str]:
