@@ -87,7 +87,7 @@ def test_an_earlier_checkpoint_repeats_the_records_after_it(pool: RankPool, tmp_
 
 
 def test_lost_records_are_noted_and_the_weights_are_still_verified(pool: RankPool, tmp_path: Path) -> None:
-    run = trained(pool, 1, tmp_path / "run", stop_at=10)
+    run = trained(pool, 1, tmp_path / "run", stop_at=9)
     os.unlink(run / "steps.bin")
     trained(pool, 2, run)
     assert log_of(run).first_step == 8
