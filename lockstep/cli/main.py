@@ -15,7 +15,21 @@ from typing import Annotated, TextIO
 
 import typer
 
-from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train, trust, verify
+from lockstep.cli import (
+    config,
+    data,
+    diff,
+    doctor,
+    evaluate,
+    export,
+    plan,
+    predict,
+    scale,
+    submit,
+    train,
+    trust,
+    verify,
+)
 from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
 from lockstep.cluster import abort
 from lockstep.errors import ConfigError, LaunchError, LockstepError, to_json
@@ -63,6 +77,7 @@ app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("verify")(verify.verify)
+app.command("diff")(diff.diff)
 app.command("export")(export.export)
 app.command("config")(config.config)
 app.command("doctor")(doctor.doctor)
