@@ -1,11 +1,11 @@
-"""What a checkpoint costs training: a ResNet-101 with SGD's momentum, saved by Lockstep and by a plain torch.save.
+"""Cost of checkpoints: a ResNet-101 with SGD momentum, saved by Lockstep and by torch.save.
 
     python benchmarks/checkpoints.py
     python benchmarks/checkpoints.py --rounds 5 --block-s 10 --every 5s --folder ../slow-disk
 
-First, how long a save holds training up: `CheckpointManager.save` (it copies; a thread writes and flushes) beside
-torch.save with fsync, in turn. Then, what saving every so often costs in samples a second: blocks of
-training without saving, with Lockstep's and with the plain one, in turn. One process, one thread, CPU; medians.
+First, how long a save blocks training: `CheckpointManager.save` (it copies; a thread writes and flushes) against
+torch.save with fsync, in turn. Then the throughput with a save at a fixed interval: blocks of training without saves,
+with Lockstep's saves and with torch.save, in turn. One process, one thread, CPU; medians.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def job_of(batch: int) -> Job:
 
 
 def steps_of(job: Job) -> Callable[[], None]:
-    loader, steps = job.open_loader(), job.order.steps(job.world, stop=job.num_steps)
+    loader, steps = job.open_loader()
 
     def step() -> None:
         run_step(job, next(steps), loader, 0.0)
@@ -61,7 +61,7 @@ def steps_of(job: Job) -> Callable[[], None]:
 
 
 def plain_save(job: Job, file: Path) -> None:
-    """What a hand-written job does."""
+    """Save as a hand-written job does."""
     partial = file.with_suffix(".partial")
     with partial.open("wb") as stream:
         torch.save({"model": job.model.state_dict(), "optimizer": job.optimizer.state_dict()}, stream)
@@ -90,11 +90,11 @@ def compare_holdups(job: Job, saver: CheckpointManager, step: Callable[[], None]
     ratio = statistics.median(row[1] / row[0] for row in times)
     num_bytes = sum(path.stat().st_size for path in saver.folder.checkpoints.glob("step-*/*.safetensors"))
     print(f"a checkpoint has {num_bytes / len(list(saver.folder.checkpoints.glob('step-*'))) / 2**20:.0f} MiB")
-    print(f"{'':24}  held up ms   on disk after ms")
+    print(f"{'':24}  blocked ms   on disk after ms")
     print(f"{'torch.save and fsync':24}  {plain_s * 1e3:10.0f}   {plain_s * 1e3:10.0f}")
     print(f"{'Lockstep':24}  {ours_s * 1e3:10.0f}   {written_s * 1e3:10.0f}     ratio {ratio:.3f} = 1/{1 / ratio:.0f}")
-    print(f"{'Lockstep, the first one':24}  {first * 1e3:10.0f}     (memory for the copies is new)")
-    print(f"the next step: {beside_s * 1e3:.0f} ms beside the writing, {step_s * 1e3:.0f} ms without", flush=True)
+    print(f"{'Lockstep, first save':24}  {first * 1e3:10.0f}     (allocates memory for the copies)")
+    print(f"the next step: {beside_s * 1e3:.0f} ms during the write, {step_s * 1e3:.0f} ms without", flush=True)
 
 
 def compare_throughput(
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--block-s", type=float, default=12.0)
     parser.add_argument("--every", default="2s")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--folder", type=Path, help="where to save; a temporary folder if left out")
+    parser.add_argument("--folder", type=Path, help="folder for checkpoints; default: a temporary folder")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as place:
@@ -142,7 +142,7 @@ def main() -> None:
         step = steps_of(job)
         step()  # the optimizer has its state from here on
         saver = CheckpointManager(folder, CheckpointConfig(every=arguments.every, keep=2), job.world)
-        print(f"torch {torch.__version__}, ResNet-101 with momentum, steps of {arguments.batch} pictures, 1 thread")
+        print(f"torch {torch.__version__}, ResNet-101 with momentum, steps of {arguments.batch} images, 1 thread")
         compare_holdups(job, saver, step, Path(place) / "plain.pt", arguments.rounds)
         compare_throughput(job, saver, step, Path(place) / "plain.pt", arguments)
         folder.close()

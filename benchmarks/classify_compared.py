@@ -1,11 +1,12 @@
-"""What differs between the ways to train the classify recipe: batch norm, frozen parts, processes.
+"""Variants of training with the classify recipe: batch norm, frozen parts, processes.
 
     python benchmarks/classify_compared.py
     python benchmarks/classify_compared.py --num-per-class 100 --epochs 12
 
-ResNet-18 at 48 px on made-up shapes. First from scratch with batch norm's statistics over the micro-batch and over the
-global batch, by 1 and by 2 processes; then on other shapes, from scratch, from the first run's weights, and from these
-with all but the head frozen. Printed: held-out top-1, the first digits of the weights' hash, pictures a second.
+ResNet-18 at 48 px on synthetic shapes. First from scratch, with batch norm's statistics over the micro-batch and over
+the global batch, on 1 and 2 processes. Then on other shapes: from scratch, from the first run's weights, and from
+these with all but the head frozen. Prints validation top-1, the first digits of the weights' hash, and images per
+second.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main() -> None:
         root = Path(place)
         make(MakeConfig(num_per_class=arguments.num_per_class, size_px=64), root / "a")
         make(MakeConfig(num_per_class=arguments.num_per_class // 3, size_px=64, seed=1), root / "b")
-        print("| run | processes | top-1 | weights | pictures/s |")
+        print("| run | processes | top-1 | weights | images/s |")
         print("|---|---|---|---|---|")
         weights = train("batch_norm=micro", root / "1", root / "a", epochs, 1)
         train("batch_norm=micro", root / "2", root / "a", epochs, 2)

@@ -1,11 +1,11 @@
-"""What the same bits cost: the step time of exact reduction against torch's DistributedDataParallel.
+"""Cost of exact mode: step time of the exact reduction against torch's DistributedDataParallel.
 
     python benchmarks/exact_cost.py                 # CNN, ResNet-18 at 64 and 128 px, 2 and 4 processes
     python benchmarks/exact_cost.py --procs 2 --models resnet18-64 --rounds 15
 
-Both train the same network on the same random pictures, micro-batch 16 a process, one thread a process, CPU and gloo.
-They take turns, a few steps each, inside the same processes, so that a machine that grows slower slows both. Printed:
-the median over the rounds, and the median of the rounds' ratios.
+Both train the same network on the same random images, micro-batch 16 and one thread per process, CPU and gloo. They
+take turns of a few steps in the same processes, so that a slower machine slows both. Prints the median over the
+rounds, and the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=11)
     arguments = parser.parse_args()
-    print(f"torch {torch.__version__}, {MICRO_BATCH} samples a process a step, 1 thread each")
+    print(f"torch {torch.__version__}, {MICRO_BATCH} samples per process and step, 1 thread each")
     print("procs  model            DDP ms  exact ms   ratio")
     for num_procs in arguments.procs:
         with socket.socket() as listener:

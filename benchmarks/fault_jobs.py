@@ -1,4 +1,4 @@
-"""Jobs for benchmarks/faults.py: how each tool starts one, and what is seen of it from outside."""
+"""Jobs for benchmarks/faults.py: how each tool is started, and what an observer sees of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEWS = re.compile(
 
 @dataclass(frozen=True)
 class Setting:
-    """What all jobs have in common."""
+    """Common settings of all jobs."""
 
     peers_python: str
     limit_s: float
@@ -39,7 +39,7 @@ class Setting:
 
 @dataclass
 class Outcome:
-    """What came of a fault. Times in seconds after it; None: did not come."""
+    """The outcome of a fault. Times are in seconds after it. None: did not happen."""
 
     noticed_s: float | None = None
     said: str = ""
@@ -51,7 +51,7 @@ class Outcome:
     remark: str = ""
 
     def cells(self) -> list[str]:
-        """For the table."""
+        """Return a cell of the table."""
         return [
             "not" if self.noticed_s is None else f"{self.noticed_s:.1f} s",
             self.said.replace("|", "/")[:150] or "nothing",
@@ -64,7 +64,7 @@ class Outcome:
 
 
 def commands(tool: str, job: Job, form: str) -> list[list[str]]:
-    """What a person types; `form` is one of: one, two (a command for each rank), first (rank 0's alone)."""
+    """Return the commands of a user. `form`: one, two (a command per rank) or first (rank 0's only)."""
     python = sys.executable if tool in ("Lockstep", "DDP by hand") else job.setting.peers_python
     if tool == "Lockstep":
         base = [sys.executable, "-m", "lockstep", "train", str(PEERS / "fault_recipe.py")]
@@ -92,7 +92,7 @@ def commands(tool: str, job: Job, form: str) -> list[list[str]]:
 
 @dataclass
 class Job:
-    """A job of one tool: its commands, its steps as they are noted, what it says."""
+    """A job of one tool: its commands, recorded steps and output."""
 
     tool: str
     folder: Path
@@ -116,7 +116,7 @@ class Job:
     def start(
         self, form: str = "one", fault: str = "", wrap: Callable[[int, list[str]], list[str]] | None = None
     ) -> None:
-        """Begin it."""
+        """Start the job."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -139,7 +139,7 @@ class Job:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def step(self) -> int:
-        """The last step that is noted."""
+        """Return the last recorded step."""
         if self.tool == "Lockstep":
             place = self.data / "run" / "metrics.jsonl"
             lines = place.read_text().splitlines() if place.exists() else []
@@ -150,7 +150,7 @@ class Job:
         return int(lines[-1].split()[0]) if lines and len(lines[-1].split()) == 3 else 0
 
     def rank_pid(self, rank: int) -> int:
-        """A rank's process."""
+        """Return the process id of a rank."""
         if self.tool != "Lockstep":
             return int((self.folder / f"steps-{rank}").read_text().splitlines()[-1].split()[2])
         log = str(self.data / "run" / "logs" / f"rank-{rank}.log")
@@ -161,7 +161,7 @@ class Job:
         raise RuntimeError(f"no process has {log} open")
 
     def until_step(self, step: int, limit_s: float = 90) -> None:
-        """Wait for it."""
+        """Wait until a step is recorded."""
         end = time.monotonic() + limit_s
         while self.step() < step:
             if time.monotonic() > end or self.is_over():
@@ -169,15 +169,15 @@ class Job:
             time.sleep(0.01)
 
     def is_over(self) -> bool:
-        """Whether all of its commands have ended."""
+        """Return whether all commands have ended."""
         return all(process.poll() is not None for process in self.processes)
 
     def mark(self) -> None:
-        """The fault comes now."""
+        """Record the time of the fault."""
         self.fault_at, self.said_before = time.time(), len(self.text())
 
     def follow(self, expects_steps: bool = True, limit_s: float | None = None) -> Outcome:
-        """Look on from the fault to the end."""
+        """Observe the job from the fault to its end."""
         outcome, before = Outcome(), self.step()
         low: int | None = None
         end = self.fault_at + (limit_s or self.setting.limit_s)
@@ -209,7 +209,7 @@ class Job:
                 return
 
     def num_left(self) -> int:
-        """Processes of this job that are still there."""
+        """Return the processes of this job that still exist."""
         wanted, found = str(self.data).encode(), 0
         for place in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -218,7 +218,7 @@ class Job:
         return found
 
     def final(self) -> str:
-        """The hash of the final weights, rank 0's; empty where there are none."""
+        """Return the hash of rank 0's final weights, or an empty text."""
         if self.tool == "Lockstep":
             place = self.data / "run" / "result.json"
             return str(json.loads(place.read_text())["weights_sha256"]) if place.exists() else ""
@@ -226,12 +226,12 @@ class Job:
         return str(json.loads(place.read_text())["sha256"]) if place.exists() else ""
 
     def ranks_differ(self) -> bool:
-        """Whether ranks have ended with other parameters."""
+        """Return whether ranks ended with different parameters."""
         found = {json.loads(place.read_text())["parameters"] for place in self.folder.glob("final-*.json")}
         return len(found) > 1
 
     def go_on(self, outcome: Outcome, wanted: str, before: int | None = None) -> Outcome:
-        """Start it once more, to its end, and compare."""
+        """Start the job again, wait for its end, and compare."""
         if not self.final():
             self.start()
             end = time.monotonic() + 120
@@ -245,7 +245,7 @@ class Job:
         return self.compare(outcome, wanted)
 
     def compare(self, outcome: Outcome, wanted: str) -> Outcome:
-        """Say whether the final weights are those of an undisturbed run."""
+        """Return whether the final weights are those of a run without a fault."""
         if not self.final():
             outcome.remark = "no result"
         elif self.ranks_differ():
@@ -255,7 +255,7 @@ class Job:
         return outcome
 
     def end(self) -> None:
-        """End what is still there."""
+        """Kill all remaining processes."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self.processes:
                 with contextlib.suppress(ProcessLookupError):
@@ -272,7 +272,7 @@ class Job:
 
 
 def undisturbed(tool: str, work: Path, setting: Setting) -> str:
-    """The hash that the tool gives where nothing happens."""
+    """Return the tool's hash of a run without a fault."""
     job = Job(tool, work / f"undisturbed-{tool.replace(' ', '-')}", setting, commands)
     job.start()
     job.mark()
@@ -283,5 +283,5 @@ def undisturbed(tool: str, work: Path, setting: Setting) -> str:
         job.end()
     if not job.final():
         raise SystemExit(f"{tool} has no result undisturbed: {job.text()[-2000:]}")
-    print(f"{tool}: undisturbed {job.final()[:8]}", flush=True)
+    print(f"{tool}: hash without a fault {job.final()[:8]}", flush=True)
     return job.final()

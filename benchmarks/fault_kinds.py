@@ -1,4 +1,4 @@
-"""The faults of benchmarks/faults.py, one function each: make it, look on, go on where that is possible, compare."""
+"""The faults of benchmarks/faults.py, one function each: cause it, observe, resume if possible, compare."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def hang(job: Job, wanted: str) -> Outcome:
 
 
 def nan(job: Job, wanted: str) -> Outcome:
-    """Rank 1's pictures of one step are not numbers."""
+    """Rank 1's images of one step are NaN."""
     job.start(fault="nan")
     job.until_step(STEP)
     job.mark()
@@ -88,7 +88,7 @@ def missing(job: Job, wanted: str) -> Outcome:
 
 
 def torn(job: Job, wanted: str) -> Outcome:
-    """All is killed, and the newest checkpoint's largest file has lost its second half; then the same command again."""
+    """Kill everything, cut the largest file of the newest checkpoint in half, and run the same command again."""
     job.start()
     job.until_step(STEP + 25)
     job.end()
@@ -109,7 +109,7 @@ def torn(job: Job, wanted: str) -> Outcome:
 
 
 def disk(job: Job, wanted: str) -> Outcome:
-    """The disk of the run is full; then there is room again, and the same command."""
+    """Fill the disk of the run; then free it, and run the same command again."""
     if os.geteuid() != 0:
         raise RuntimeError("needs root")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(job.data)], check=True)
@@ -133,7 +133,7 @@ def disk(job: Job, wanted: str) -> Outcome:
 
 
 def cut(job: Job, wanted: str) -> Outcome:
-    """The link between two hosts is cut, for good; then restored, and the same command again."""
+    """Cut the link between two hosts; after the end, restore it and run the same command again."""
     import sys
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

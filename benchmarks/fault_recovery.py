@@ -1,4 +1,4 @@
-"""How long it takes from kill -9 of a rank to the next step, for benchmarks/faults.py --recovery."""
+"""Time from kill -9 of a rank to the next step, for benchmarks/faults.py --recovery."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fault_jobs import Job, Setting, commands
 
 
 def recovery(work: Path, times: int, setting: Setting) -> list[str]:
-    """From kill -9 of a rank to the next step, and what the time is made of."""
+    """Measure the time from kill -9 of a rank to the next step, by part."""
     names = ("said by the launcher", "new processes begun", "run folder opened", "next step done")
     rows: list[list[float]] = []
     for number in range(times):
@@ -27,7 +27,7 @@ def recovery(work: Path, times: int, setting: Setting) -> list[str]:
             job.mark()
             os.kill(job.rank_pid(number % 2), signal.SIGKILL)
             rows.append(_stages(job, old, before))
-            print(f"processor time of rank 0 until then: {_cpu_s(_pid(job)):.2f} s", flush=True)
+            print(f"CPU time of rank 0 until then: {_cpu_s(_pid(job)):.2f} s", flush=True)
             print("  ".join(f"{name} {at:.2f} s" for name, at in zip(names, rows[-1], strict=True)), flush=True)
         finally:
             job.end()

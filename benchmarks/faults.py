@@ -1,15 +1,15 @@
-"""Faults on purpose: what Lockstep, hand-written DDP under torchrun, Lightning and Accelerate do about them.
+"""Injected faults: how Lockstep, hand-written DDP under torchrun, Lightning and Accelerate handle them.
 
     python benchmarks/faults.py --peers-python .venv/bench/bin/python
     python benchmarks/faults.py --only kill nan --tools Lockstep
     python benchmarks/faults.py --recovery 5
 
-One job for all: a small network on UCI digits, 2 processes on CPU, 6 epochs of 22 or 23 steps, a checkpoint an epoch,
-each step drawn out by 40 ms. All are started with restarts allowed (torchrun and Lockstep: --max-restarts 3).
-Lockstep's watch.hang_timeout_s is 15 s here, 300 s if nobody says so. A command that has not ended --limit-s after the
-fault is ended. `the same` compares the final weights with those of the tool's own undisturbed run, after one more start
-of the same command where it had ended early. All of it takes about half an hour on 2 cores that do nothing else.
-`disk` needs root, for a disk that can be filled; `cut` too, for two hosts with a link between them.
+One job for all: a small network on UCI digits, 2 processes on CPU, 6 epochs of 22 or 23 steps, a checkpoint per
+epoch, 40 ms of sleep in each step. All are started with restarts allowed (torchrun and Lockstep: --max-restarts 3).
+Lockstep's watch.hang_timeout_s is 15 s here; its default is 300 s. A command that has not ended --limit-s after the
+fault is killed. `the same` compares the final weights with those of the tool's own run without a fault, after one
+more start of the same command if it ended early. The whole benchmark takes about half an hour on 2 idle cores. `disk`
+needs root, for a disk that can be filled; `cut` too, for two hosts with a link between them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,15 @@ TOOLS = ("Lockstep", "DDP by hand", "Lightning", "Accelerate")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers-python", default=sys.executable, help="interpreter that has lightning and accelerate")
-    parser.add_argument("--only", nargs="*", choices=list(FAULTS), help="these faults; all if left out")
+    parser.add_argument(
+        "--peers-python", default=sys.executable, help="Python interpreter with lightning and accelerate"
+    )
+    parser.add_argument("--only", nargs="*", choices=list(FAULTS), help="faults to try; default: all")
     parser.add_argument("--tools", nargs="*", choices=TOOLS, default=TOOLS)
-    parser.add_argument("--limit-s", type=float, default=60.0, help="how long to wait for a fault to be noticed")
-    parser.add_argument("--recovery", type=int, metavar="N", help="only: N times from kill -9 to the next step")
+    parser.add_argument("--limit-s", type=float, default=60.0, help="seconds to wait until a fault is detected")
+    parser.add_argument(
+        "--recovery", type=int, metavar="N", help="measure only the time from kill -9 to the next step, N times"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     peers_python = options.peers_python

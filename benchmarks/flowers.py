@@ -1,14 +1,14 @@
-"""Accuracy on flower_photos from scratch within some minutes on CPUs: Lockstep's preset, and the hand-written DDP job.
+"""Accuracy on flower_photos from scratch within minutes on CPUs: Lockstep's preset and a hand-written DDP job.
 
     python benchmarks/flowers.py --data ../shared/data/flower_photos                      # 10 minutes each
     python benchmarks/flowers.py --data FOLDER --minutes 10 --picture docs/pictures/classify-scratch.png
 
-Both train ResNet-18 from scratch at 128 px on the same pictures (a fifth of each class held out, by seed) with 2
-processes of 1 thread, and are measured on all held-out pictures after each epoch. An epoch of Lockstep's is timed
-first, to choose how many fit; its clock runs from the command to its end. The hand-written job then gets the time that
-Lockstep took. It is the flower tutorials' multi-process job: DistributedSampler with set_epoch, RandomResizedCrop and
-mirroring, ImageFolder and Pillow, batch 16 a process, SGD with learning rate 0.001 a process, momentum 0.9, weight
-decay 0.005, cosine to a tenth over 30 epochs.
+Both train ResNet-18 from scratch at 128 px on the same images (a fifth of each class for validation, by seed) with 2
+processes of 1 thread, and are evaluated on all validation images after each epoch. One epoch of Lockstep is timed
+first to compute how many fit; its time is that of the whole command. The hand-written job then gets the same time. It
+is the multi-process job of flower tutorials: DistributedSampler with set_epoch, RandomResizedCrop and horizontal
+flips, ImageFolder and Pillow, batch 16 and learning rate 0.001 per process, SGD with momentum 0.9, weight decay
+0.005, cosine schedule to a tenth over 30 epochs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from torch.utils.data.distributed import DistributedSampler
 from torchvision import transforms
 from torchvision.models import resnet18
 
-from lockstep.recipes.classify.listing import list_folder, split
+from lockstep.recipes.classify.folders import list_folder
+from lockstep.recipes.classify.listing import split
 
 SIZE_PX, BATCH, EPOCHS = 128, 16, 30
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -43,7 +44,7 @@ Curve = list[tuple[float, float]]  # (minutes since the start, top-1 in percent)
 
 
 class Files(Dataset[tuple[torch.Tensor, int]]):
-    """Pictures as the tutorials read them."""
+    """Images as the tutorials read them."""
 
     def __init__(self, folder: Path, files: dict[str, list[str]], train: bool) -> None:
         self.items = [(folder / name, label) for label, names in enumerate(files.values()) for name in names]
@@ -116,7 +117,7 @@ def run_hand_written(folder: Path, seed: int, minutes: float) -> tuple[Curve, fl
 
 
 def run_lockstep(folder: Path, seed: int, epochs: int, settings: list[str]) -> tuple[Curve, float, float]:
-    """The curve, samples a second, and seconds to the first step."""
+    """Return the curve, samples per second, and seconds to the first step."""
     with tempfile.TemporaryDirectory() as place:
         run = Path(place) / "run"
         command = [sys.executable, "-m", "lockstep", "train", "classify/flowers_scratch", f"data.root={folder}"]
@@ -131,7 +132,7 @@ def run_lockstep(folder: Path, seed: int, epochs: int, settings: list[str]) -> t
 
 
 def draw(curves: dict[str, Curve], path: Path) -> None:
-    """Accuracy over minutes as a PNG."""
+    """Draw accuracy over minutes as a PNG file."""
     width, height, left, top, right, bottom = 720, 400, 60, 30, 20, 50
     image = Image.new("RGB", (width, height), "white")
     pen, font, small = ImageDraw.Draw(image), ImageFont.load_default(14), ImageFont.load_default(12)
@@ -166,8 +167,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, help="Lockstep's, instead of timing one first")
-    parser.add_argument("--picture", type=Path, help="where to draw the curves")
+    parser.add_argument("--epochs", type=int, help="epochs of Lockstep; default: measured to fit --minutes")
+    parser.add_argument("--picture", type=Path, help="file for a chart of the curves")
     parser.add_argument("--only", choices=("lockstep", "hand_written"))
     parser.add_argument("settings", nargs="*", help="settings for Lockstep, such as optim.lr=0.1")
     arguments = parser.parse_args()

@@ -1,12 +1,12 @@
-"""What Lockstep's step costs beside the model: its step, less forward, backward and optimizer in plain PyTorch.
+"""Overhead of Lockstep's step: its step time minus forward, backward and optimizer in plain PyTorch.
 
     python benchmarks/framework_cost.py                          # ResNet-34, batch 16, 224 px
     python benchmarks/framework_cost.py --size-px 128 --rounds 9
 
-One process, one thread, pictures in memory as bytes. Both run the same network, channels last, with the same fused SGD;
-they take turns, a step each. Lockstep's step is the loop's own: its loader, the normalisation of the batch, its reducer
-with the gradients' norm, the checks for numbers that are not finite. The plain step gets a batch that is ready. Printed
-is CPU time of the process: the median over the rounds, and the median of the rounds' differences.
+One process, one thread, images in memory as bytes. Both run the same network, channels last, with the same fused SGD,
+and take turns of one step. Lockstep's step is that of its loop: its loader, the normalization of the batch, its
+reducer with the gradient norm, and the checks for non-finite values. The plain step gets a prepared batch. Prints CPU
+time of the process: the median over the rounds, and the median of the rounds' differences.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lockstep.recipes.classify.model import build_model
 
 
 class InMemory:
-    """Random pictures."""
+    """Random images."""
 
     def __init__(self, config: Config, count: int) -> None:
         size_px = config.data.size_px
@@ -46,11 +46,11 @@ class InMemory:
         return 10**6
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """The same pictures each time."""
+        """Return the same images for any indices."""
         return Batch(self.images, torch.arange(len(indices)) % 5, torch.from_numpy(indices))
 
     def finish(self, batch: Batch) -> Batch:
-        """As the recipe's own samples do it."""
+        """Normalize as the recipe's samples do."""
         return Batch(self.normalise(batch.inputs), batch.targets, batch.indices)
 
 
@@ -78,8 +78,7 @@ def lockstep(config: Config, batch: int) -> Callable[[], None]:
         metric=lambda: Accuracy(5),
     )
     job = make_job(config, lambda: parts, alone("cpu"))
-    loader = job.open_loader()
-    steps = job.order.steps(job.world, start=0, stop=10**6)
+    loader, steps = job.open_loader(10**6)
     return lambda: run_step(job, next(steps), loader, 0.0) and None
 
 

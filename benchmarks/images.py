@@ -1,20 +1,20 @@
-"""How many pictures a second one core brings from files to what the model sees: Lockstep against what people use.
+"""Images per second from files to normalized batches on one core: Lockstep against common loaders.
 
     python benchmarks/images.py --data flower_photos
     python benchmarks/images.py --data flower_photos --rounds 21 --batch 32
 
-Compared, each with a random part of the picture at 224 px, mirrored or not, normalised and in batches:
+All take a random crop of the image at 224 px, flip it at random, normalize it and make batches:
 
 - ImageFolder: torchvision's ImageFolder, Pillow and transforms, as in the tutorials
-- v2 on tensors: torchvision's decode_image and transforms.v2, resize on bytes, normalised per picture
+- v2 on tensors: torchvision's decode_image and transforms.v2, resize on bytes, normalized per image
 - Lockstep, from JPEG files
-- Lockstep, from decoded pictures (data.cache), filled before
-- Lockstep, without scaled decoding (large pictures)
+- Lockstep, from decoded images (data.cache), filled before
+- Lockstep, without scaled decoding (large images)
 
-They take turns on one core, a few batches each, so that a machine that grows slower slows all. Printed: the median over
-the rounds, and the median of the rounds' ratios. Large pictures are made from the small ones: 12 of them enlarged, side
-by side, 4000x3000, with the noise of a sensor. Quality: PSNR of Lockstep's bytes against the exact antialiased resize
-of the same part in float64, from the whole decoded picture; of each large picture three parts.
+They take turns of a few batches on one core, so that a slower machine slows all. Prints the median over the rounds, and
+the median of the rounds' ratios. Large images are made from small ones: 12 of them enlarged in a grid, 4000x3000, with
+the noise of a sensor. Quality: PSNR of Lockstep's bytes against the exact antialiased resize of the same crop in
+float64, from the completely decoded image; three crops of each large image.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from lockstep.data.keyed import keys
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
 from lockstep.recipes.classify.data import ImageFiles, open_files
-from lockstep.recipes.classify.listing import list_folder
+from lockstep.recipes.classify.folders import list_folder
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -116,11 +116,11 @@ def measure(ways: dict[str, Callable[[list[int]], None]], indices: list[int], ro
     for name, taken in times.items():
         ratio = statistics.median(base / own for base, own in zip(times[first], taken, strict=True))
         middle = statistics.median(taken)
-        print(f"  {name:34} {1 / middle:8.0f} pictures/s {middle * 1e3:8.2f} ms  {ratio:5.2f} times", flush=True)
+        print(f"  {name:34} {1 / middle:8.0f} images/s {middle * 1e3:8.2f} ms  {ratio:5.2f} times", flush=True)
 
 
 def exact_resize(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Bilinear with antialiasing, in float64: each output pixel is a triangle-weighted mean, by the definition."""
+    """Resize in float64, bilinear with antialiasing: each output pixel is a triangle-weighted mean."""
 
     def weights(size: int, target: int) -> np.ndarray:
         factor = size / target
@@ -136,7 +136,7 @@ def exact_resize(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def quality(folder: Path, indices: list[int], num_parts: int = 1) -> None:
-    """PSNR of what the train transform gives, by how the file was read; so many random parts of each picture."""
+    """Compute the PSNR of the training transform by scale of decoding, over random crops of each image."""
     files = samples(folder, flip=0.0)
     found: dict[int, list[float]] = {}
     for epoch, index in itertools.product(range(num_parts), indices):
@@ -154,11 +154,11 @@ def quality(folder: Path, indices: list[int], num_parts: int = 1) -> None:
     for scale in sorted(found):
         values = found[scale]
         low, middle = min(values), statistics.median(values)
-        print(f"  read at 1/{scale}: PSNR {middle:.1f} dB in the middle, {low:.1f} dB at least, {len(values)} parts")
+        print(f"  decoded at 1/{scale}: PSNR median {middle:.1f} dB, minimum {low:.1f} dB, {len(values)} crops")
 
 
 def make_large(folder: Path, out: Path, *, noise: float, jpeg_quality: int, count: int = 8) -> int:
-    """12-megapixel JPEG files; returns their mean size in bytes."""
+    """Write 12-megapixel JPEG files, and return their mean size in bytes."""
     random = np.random.default_rng(0)
     paths = sorted(folder.glob("*/*.jpg"))
     (out / "a").mkdir(parents=True)
@@ -206,10 +206,12 @@ def count(text: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="class folders of JPEG pictures")
-    parser.add_argument("--rounds", type=count, default=11, help="how often they take turns (%(default)s)")
-    parser.add_argument("--batch", type=count, default=16, help="pictures read together (%(default)s)")
-    parser.add_argument("--pictures", type=count, default=128, help="how many are read in a round (%(default)s)")
+    parser.add_argument("--data", type=Path, required=True, help="class folders of JPEG images")
+    parser.add_argument(
+        "--rounds", type=count, default=11, help="rounds; in each, all readers take turns (%(default)s)"
+    )
+    parser.add_argument("--batch", type=count, default=16, help="images per batch (%(default)s)")
+    parser.add_argument("--pictures", type=count, default=128, help="images per round (%(default)s)")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
@@ -222,7 +224,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         cached = lockstep(arguments.data, arguments.batch, cache=Path(place))
         cached(indices)
-        print(f"{arguments.data.name}, {len(indices)} pictures, batches of {arguments.batch}")
+        print(f"{arguments.data.name}, {len(indices)} images, batches of {arguments.batch}")
         ways = {
             "ImageFolder, Pillow, transforms": image_folder(arguments.data, arguments.batch),
             "v2 on tensors": v2_tensors(arguments.data, arguments.batch),

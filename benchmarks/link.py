@@ -1,10 +1,10 @@
-"""Does a step over a slow link take as long as its bytes say?
+"""Step time over a slow link, compared with the time that its bytes need.
 
     sudo python benchmarks/link.py          # Linux; makes two network namespaces
 
-Two processes, each on a host of its own, train a model that is one large matrix (`link_recipe.py`), over a link that is
-held to a rate in both directions, and over the same link unheld. Predicted: the unheld step, and `2 (W-1)/W` times the
-gradient's bytes over the rate. Measured: the median step.
+Two processes, each on a host of its own, train a model that is one large matrix (`link_recipe.py`), over a link with
+a rate limit in both directions, and over the same link without one. The prediction is the step time without a limit
+plus `2 (W-1)/W` times the gradient's bytes over the rate. Prints the median step time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECIPE = Path(__file__).resolve().parent / "link_recipe.py"
 
 
 def step_s(pair: list[Host], width: int, mode: str, folder: Path) -> float:
-    """Median seconds between the ends of two steps."""
+    """Return the median seconds between the ends of two steps."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LINK_WIDTH": str(width)}
     command = [sys.executable, "-m", "lockstep", "train", RECIPE, f"mode={mode}", "--run-dir", folder]
     join = ["--init", "tcp://n1:29530", "--world-size", 2, "--rank"]
@@ -43,13 +43,13 @@ def step_s(pair: list[Host], width: int, mode: str, folder: Path) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabits", type=int, default=100)
-    parser.add_argument("--width", type=int, default=1500, help="the model is a matrix of width x width")
+    parser.add_argument("--width", type=int, default=1500, help="width of the model, a square matrix")
     options = parser.parse_args()
     if reason := why_not():
         parser.error(reason)
     num_bytes = 4 * options.width**2
     print(f"{num_bytes / 1e6:.1f} MB of gradient, 2 processes, {options.megabits} Mbit/s\n")
-    print("| mode | unheld, s | predicted, s | measured, s | measured / predicted |\n|---|---|---|---|---|")
+    print("| mode | without limit, s | predicted, s | measured, s | measured / predicted |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as work, hosts(2, Path(work)) as pair:
         for mode in ("exact", "fast"):
             free = step_s(pair, options.width, mode, Path(work) / f"{mode}-free")

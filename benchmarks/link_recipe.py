@@ -1,4 +1,4 @@
-"""A job whose steps are nearly all exchange: one linear layer, data without work. `link.py` trains it."""
+"""A recipe whose steps are nearly all communication: one linear layer, trivial data. `link.py` trains it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Accuracy after each epoch: the hand-written MNIST job, Lockstep's repeat of it, and the better preset.
+"""Accuracy after each epoch: the hand-written MNIST job, Lockstep's preset of it, and the better preset.
 
     python benchmarks/mnist_accuracy.py --data FOLDER-WITH-MNIST-GZ
     python benchmarks/mnist_accuracy.py --data FOLDER --seeds 1 --only tutorial
 
-The hand-written job is the tutorials': DistributedDataParallel on 2 CPU processes, batch 64 each, DistributedSampler
-with set_epoch, SGD with learning rate 0.01 and momentum 0.5. All jobs are measured on the 10,000 test pictures after
-each epoch. Printed: the mean over the seeds, percent, and the seconds of training.
+The hand-written job is that of tutorials: DistributedDataParallel on 2 CPU processes, batch 64 each,
+DistributedSampler with set_epoch, SGD with learning rate 0.01 and momentum 0.5. All jobs are evaluated on the 10,000
+test images after each epoch. Prints the mean over the seeds in percent, and the seconds of training.
 """
 
 from __future__ import annotations

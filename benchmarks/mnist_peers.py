@@ -1,12 +1,10 @@
-"""Lockstep beside what people use now, on the job that many learn from.
+"""Lockstep and other tools on the MNIST job of many tutorials.
 
     python benchmarks/mnist_peers.py --data FOLDER-WITH-MNIST-GZ --peers-python .venv/bench/bin/python
 
-The same network, global batch (64 a process), pictures and number of steps for all, one thread a process, on CPU. The
-jobs take turns in every round, in an order that shifts by one, so that a busy moment of the machine does not fall on
-one of them. Samples a second count from step 20 on; seconds to the first step from the command on, torch's import
-and all. A job is one command, as its own manual has it; two rows more (`tuned`, and a loader without workers for the
-peers) give each the setting that suits few cores, and `bound` is a hand-written job with nothing to load.
+All use the same network, global batch (64 per process), images and number of steps, one thread per process, on CPU.
+The jobs take turns in every round, in an order that shifts by one. Samples per second are counted from step 20, the
+time to the first step from the start of the command. `tuned` and `no workers` suit few cores; `bound` loads nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3
 
 @dataclass(frozen=True)
 class Setting:
-    """What all jobs have in common.
+    """Common settings of all jobs.
 
     Attributes:
         data: Folder in which `MNIST/raw` holds the four plain IDX files.
@@ -55,13 +53,13 @@ class Setting:
 
     @property
     def num_train(self) -> int:
-        """Pictures in the epoch."""
+        """Number of images in the epoch."""
         return self.steps * BATCH_A_PROCESS * self.procs
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one job did in one round: speed from step 20 on, and seconds from the command to the end of step 1."""
+    """One job in one round: speed from step 20, and seconds from the command to the end of step 1."""
 
     samples_per_s: float
     first_step_s: float
@@ -83,7 +81,7 @@ def torchrun(script: str, *arguments: str, python: str = "", workers: int = 1) -
 
 
 def one_by_one(script: str, *arguments: str) -> Job:
-    """A job whose processes are started side by side, as one does by hand in two terminals."""
+    """A job whose processes are started separately, as in two terminals."""
 
     def run(setting: Setting, folder: Path) -> Result:
         commands = [[sys.executable, str(PEERS / script), *arguments]] * setting.procs
@@ -103,7 +101,7 @@ def lightning(workers: int) -> Job:
 
 
 def lockstep(mode: str) -> Job:
-    """The tutorial preset of the mnist recipe, as a person would start it."""
+    """The tutorial preset of the mnist recipe, as a user starts it."""
 
     def run(setting: Setting, folder: Path) -> Result:
         settings = {
@@ -149,7 +147,7 @@ JOBS: dict[str, Job] = {
 
 
 def _timed(commands: list[list[str]], setting: Setting, folder: Path, workers: int, ranks: bool = False) -> Result:
-    """Run a job that writes its own figures (peers/task.py), and check that it did this task."""
+    """Run a job that writes its measurements (peers/task.py), and check that it did this task."""
     result = folder / "figures.json"
     variables = {
         "BENCH_DATA": str(setting.data),
@@ -176,7 +174,7 @@ def _finish(
     figures: Path | None,
     ranks: bool = False,
 ) -> None:
-    """Start the commands side by side and wait; whatever goes wrong, none of them stays."""
+    """Start the commands and wait for all. On any error, none of them is left behind."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
     log = folder / "log.txt"
     with log.open("w") as stream:
@@ -198,15 +196,15 @@ def _finish(
             for process in running:
                 _stop(process)
     if any(codes):
-        said = f"exit codes {codes}; the end of what it said:\n{log.read_text()[-2000:]}"
+        said = f"exit codes {codes}; the end of its output:\n{log.read_text()[-2000:]}"
         # A peer may abort while its interpreter shuts down, after its last step and its figures: torch's own threads.
         if figures is None or not figures.is_file():
             raise RuntimeError(said)
-        print(f"finished its steps, then ended badly: {said}", file=sys.stderr, flush=True)
+        print(f"failed after its last step: {said}", file=sys.stderr, flush=True)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """A launcher that is killed at once can't stop what it started, so it is asked first."""
+    """End a command by SIGTERM first, because a launcher that is killed cannot stop its processes."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
             os.killpg(process.pid, number)
@@ -221,7 +219,7 @@ def _free_port() -> int:
 
 
 def lay_out(source: Path, target: Path) -> None:
-    """Unpack MNIST's .gz files to where torchvision looks for them: target/MNIST/raw."""
+    """Unpack MNIST's .gz files to target/MNIST/raw, where torchvision expects them."""
     raw = target / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for name in FILES:
@@ -232,7 +230,7 @@ def lay_out(source: Path, target: Path) -> None:
 
 
 def measure(names: list[str], rounds: int, setting: Setting, work: Path) -> dict[str, list[Result]]:
-    """Let the jobs take turns. A job that fails is said and left out from then on."""
+    """Run the jobs in turns. A job that fails is reported and left out from then on."""
     results: dict[str, list[Result]] = {name: [] for name in names}
     left = list(names)
     for turn in range(rounds):
@@ -256,7 +254,7 @@ def measure(names: list[str], rounds: int, setting: Setting, work: Path) -> dict
 
 
 def table(results: dict[str, list[Result]]) -> list[str]:
-    """Medians over the rounds, and how many times as fast as the hand-written job."""
+    """Return medians over the rounds, and the speed relative to the hand-written job."""
     speeds = {name: statistics.median(each.samples_per_s for each in found) for name, found in results.items()}
     base = speeds.get("hand-written DDP", float("nan"))
     lines = ["| job | samples/s | range | x hand-written | first step, s |", "|---|---|---|---|---|"]
@@ -271,13 +269,15 @@ def table(results: dict[str, list[Result]]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with MNIST's four .gz files")
-    parser.add_argument("--peers-python", default=sys.executable, help="interpreter that has lightning and accelerate")
+    parser.add_argument(
+        "--peers-python", default=sys.executable, help="Python interpreter with lightning and accelerate"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=400, help="at most 468 with 2 processes: one epoch")
     parser.add_argument("--procs", type=int, default=2)
-    parser.add_argument("--only", nargs="*", choices=list(JOBS), help="these jobs; all if left out")
-    parser.add_argument("--limit-s", type=float, default=300, help="the longest that one job may take")
-    parser.add_argument("--out", type=Path, help="write every round's figures to this JSON file")
+    parser.add_argument("--only", nargs="*", choices=list(JOBS), help="jobs to run; default: all")
+    parser.add_argument("--limit-s", type=float, default=300, help="maximum seconds of one job")
+    parser.add_argument("--out", type=Path, help="JSON file for the measurements of every round")
     options = parser.parse_args()
     if options.steps <= 20 or options.steps * options.procs * BATCH_A_PROCESS > 60_000:
         parser.error(f"--steps {options.steps}: more than the 20 that warm up, and no more than one epoch of 60,000")

@@ -1,11 +1,11 @@
-"""What it costs a process to know its samples: 100 million of them over 1,024 processes.
+"""Cost of the sample order for one process: 100 million samples over 1,024 processes.
 
     python benchmarks/order.py
     python benchmarks/order.py --num-samples 1000000 --world-size 8
 
-Printed: the time until a process has its indices of an arbitrary step, the time for each of the steps that follow, and
-the most memory that Python and numpy held for it. Beside it what torch's DistributedSampler does: it shuffles all
-indices in every process at the start of every epoch, and can't begin in the middle.
+Prints the time until a process has its indices of an arbitrary step, the time of each following step, and the peak
+memory of Python and numpy. For comparison: torch's DistributedSampler, which shuffles all indices in every process at
+the start of every epoch, and cannot start within an epoch.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def main() -> None:
     parser.add_argument("--world-size", type=int, default=1024)
     parser.add_argument("--global-batch", type=int, default=32_768)
     parser.add_argument("--micro-batch", type=int, default=32)
-    parser.add_argument("--torch-samples", type=int, default=10_000_000, help="for DistributedSampler: it is slow")
+    parser.add_argument(
+        "--torch-samples", type=int, default=10_000_000, help="samples for DistributedSampler, which is slow"
+    )
     arguments = parser.parse_args()
     print(f"{arguments.num_samples:,} samples, {arguments.world_size:,} processes")
     ours(arguments.num_samples, arguments.world_size, arguments.global_batch, arguments.micro_batch)

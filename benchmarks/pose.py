@@ -1,17 +1,17 @@
-"""Pose: grouping, targets, a training sample and evaluation, beside the reference's algorithms written plainly.
+"""Pose: grouping, targets, a training sample and evaluation, compared with the reference's algorithms.
 
     make bench-pose                                      # or: python benchmarks/pose.py
     python benchmarks/pose.py --only grouping --rounds 9
-    python benchmarks/pose.py --coco DIR --crowdpose FILE    # where the data sets lie
+    python benchmarks/pose.py --coco DIR --crowdpose FILE    # the datasets
 
-Both do the same work on the same data in the same process, in turns, on one thread; before it is timed, their results
-are compared. In a round each runs equally often, and its fastest run counts, as other work on the machine only ever
-adds. Printed: medians of the rounds, and the median of the rounds' ratios.
+Both do the same work on the same data in the same process, in turns, on one thread. Their results are compared before
+they are timed. In a round each runs equally often, and its fastest run counts, because other work on the machine only
+adds time. Prints medians of the rounds, and the median of the rounds' ratios.
 
-Grouping: maps of 512 x 512 pixels, 17 joints, one tag map and two (with the mirrored picture's), adjusted and refined,
-one joint of ten missing. Targets: both outputs of a 512 px input. A sample: read, warped, mirrored, normalised, targets
-drawn, laid into a batch as the reference's loader does; of a made-up picture where the data set is not there.
-Evaluation: 2,000 pictures of CrowdPose, or as many made-up ones; beside pycocotools.
+Grouping: maps of 512 x 512 pixels, 17 joints, one tag map and two (with that of the mirrored image), adjusted and
+refined, one joint of ten missing. Targets: both outputs of a 512 px input. A sample: read, warped, mirrored,
+normalized, with targets, in a batch as the reference's loader makes it; of a synthetic image without the dataset.
+Evaluation: 2,000 images of CrowdPose, or as many synthetic ones, compared with pycocotools.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data" / "pose"
 
 @dataclass(frozen=True)
 class Race:
-    """Two ways to do one thing, with the least ratio that we hold ourselves to."""
+    """Two implementations of one task, with the ratio that is the goal."""
 
     name: str
     plain: Callable[[], Any]
@@ -164,7 +164,7 @@ def evaluation_races(file: Path) -> list[Race]:
 
 
 def race(each: Race, num_rounds: int) -> None:
-    """Both in turns, in a round equally often; the fastest run of a round counts."""
+    """Time both in turns, equally often per round; the fastest run of a round counts."""
     times: dict[str, list[float]] = {"plain": [], "ours": []}
     each.ours()
     began = time.perf_counter()
@@ -195,7 +195,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print("one thread; times in ms, medians of", arguments.rounds, "rounds")
-    print(f"| {'':<34} | {'plain':>9} | {'Lockstep':>9} | {'times':>6} | {'bar':>5} |")
+    print(f"| {'':<34} | {'plain':>9} | {'Lockstep':>9} | {'ratio':>6} | {'goal':>5} |")
     print(f"|{'-' * 36}|{'-' * 10}:|{'-' * 10}:|{'-' * 7}:|{'-' * 6}:|")
     with tempfile.TemporaryDirectory() as scratch:
         makers = {

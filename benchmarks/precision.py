@@ -1,10 +1,10 @@
-"""What a recipe ends with in each precision: its figure, loss, overflows and time beside those of fp32.
+"""Final metric, loss, overflows and training time of a recipe in each precision.
 
     python benchmarks/precision.py                                        # digits, on CPU: fp32, bf16, fp16
     python benchmarks/precision.py mnist data.root=DIR epochs=2
     python benchmarks/precision.py digits device=cuda --precisions fp32 tf32 bf16 fp16
 
-Same samples, order, seeds and settings; only the numbers that the model computes in differ.
+Samples, order, seeds and settings are the same; only the precision of the model differs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
                 f"| {precision} | {figures} | {result.get('overflow_steps', 0)} of {result['steps']} "
                 f"| {result['seconds']['training']:.0f} |"
             )
-    print("| precision | held-out figures | steps left out for an overflow | training s |")
+    print("| precision | validation metrics | steps skipped (overflow) | training s |")
     print("|---|---|---|---|")
     print("\n".join(rows))
 

@@ -1,14 +1,13 @@
-"""A step of three networks beside plain PyTorch, Lightning and Accelerate: time, peak memory, time to the first one.
+"""Step time, peak memory and start time of three networks in plain PyTorch, Lightning, Accelerate and Lockstep.
 
     python benchmarks/steps.py --peers-python .venv/bench/bin/python
-    python benchmarks/steps.py --rounds 2 --networks crnn        # only to see that it works
+    python benchmarks/steps.py --rounds 2 --networks crnn        # a quick trial
 
-One process each, one thread, on the GPU if there is one; small pictures, so that it ends in minutes on a CPU. All run
-the same network and loss on the same batch, which lies in memory (peers/steps_job.py). They start one after the other,
-which gives the time to the first step, imports and all; then all stay, and take turns of `--steps` steps, in an order
-that shifts by one each round, so that a machine that grows slower slows all. Printed: the median over the rounds, and
-the median of the rounds' ratios to "tuned": plain PyTorch with channels last and the fused optimizer, which Lockstep
-has by default.
+One process each, one thread, on the GPU if there is one; small images, so that it takes minutes on a CPU. All run the
+same network and loss on the same batch in memory (peers/steps_job.py). They start one after the other, which gives
+the time to the first step, including imports. Then all take turns of `--steps` steps, in an order that shifts by one
+each round, so that a slower machine slows all. Prints the median over the rounds, and the median of the rounds'
+ratios to "tuned": plain PyTorch with channels last and the fused optimizer, which are Lockstep's defaults.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ BASE = next(iter(TOOLS))
 
 
 class Job:
-    """A process that takes a turn when told."""
+    """A process that runs steps on request."""
 
     def __init__(self, tool: str, network: str, python: str, num_steps: int, folder: Path) -> None:
         self.errors = folder / f"{tool}.txt"
@@ -62,12 +61,12 @@ class Job:
         self.first_step_s = self._fact()["first_step_s"]
 
     def turn(self) -> dict[str, float]:
-        """Seconds of a step, and the most memory so far in bytes."""
+        """Return the seconds of a step, and the peak memory in bytes."""
         os.write(self._say, b".")
         return self._fact()
 
     def end(self) -> None:
-        """Stop it."""
+        """Stop the process."""
         self._process.kill()
         self._process.wait()
         self._facts.close()
@@ -82,7 +81,7 @@ class Job:
 
 
 def compare(network: str, tools: dict[str, str], peers_python: str, num_steps: int, num_rounds: int) -> Iterable[str]:
-    """One row a tool."""
+    """Return one row per tool."""
     jobs: dict[str, Job] = {}
     turns: dict[str, list[dict[str, float]]] = {title: [] for title in tools}
     with tempfile.TemporaryDirectory() as folder:
@@ -112,10 +111,12 @@ def compare(network: str, tools: dict[str, str], peers_python: str, num_steps: i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers-python", default="", help="an interpreter that has Lightning and Accelerate")
+    parser.add_argument("--peers-python", default="", help="Python interpreter with lightning and accelerate")
     parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--tools", default="", help=f"names as in steps_job.py beside {TOOLS[BASE]}; all if left out")
-    parser.add_argument("--steps", type=int, default=1, help="of a turn; on a GPU 20 or more")
+    parser.add_argument(
+        "--tools", default="", help=f"names as in steps_job.py, in addition to {TOOLS[BASE]}; default: all"
+    )
+    parser.add_argument("--steps", type=int, default=1, help="steps per turn; 20 or more on a GPU")
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     wanted = [TOOLS[BASE], *arguments.tools.split(",")] if arguments.tools else list(TOOLS.values())

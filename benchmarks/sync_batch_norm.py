@@ -1,12 +1,12 @@
-"""What batch norm over the global batch costs: a step's time with `batch_norm=sync` beside `micro` and torch's DDP.
+"""Cost of batch norm over the global batch: step time with `batch_norm=sync`, with `micro`, and in torch's DDP.
 
     python benchmarks/sync_batch_norm.py                                  # ResNet-18 and CNN, 1, 2 and 4 processes
     python benchmarks/sync_batch_norm.py --procs 2 --models resnet18-64 --micro-batches 4
 
-All train the same network on the same random pictures, one thread a process, CPU and gloo; DDP with torch's ordinary
-batch norm, as its synchronised one refuses CPU tensors. They take turns, a few steps each, inside the same processes.
-Printed: the median time of a step over the rounds, and the medians of the rounds' ratios; the last one is of rank 0's
-CPU time, which other work on the machine changes less, and in which waiting for other ranks does not count.
+All train the same network on the same random images, one thread per process, CPU and gloo. DDP uses torch's ordinary
+batch norm, because its synchronized one refuses CPU tensors. They take turns of a few steps in the same processes.
+Prints the median step time over the rounds, and the medians of the rounds' ratios. The last ratio is of rank 0's CPU
+time, which other work on the machine affects less, and which excludes waiting for other ranks.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def lockstep_steps(name: str, here: World, num_micro: int, synchronised: bool) -
 
 
 def timed(step: Callable[[], None], num_steps: int) -> tuple[float, float]:
-    """Milliseconds of a step: on the clock, and of this process's CPU."""
+    """Return milliseconds of a step: elapsed, and CPU time of this process."""
     dist.barrier()
     start, cpu = time.perf_counter(), time.process_time()
     for _ in range(num_steps):
@@ -129,10 +129,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--procs", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["cnn", "resnet18-64"])
-    parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 2], help="of a process in a step")
+    parser.add_argument(
+        "--micro-batches", type=int, nargs="+", default=[1, 2], help="micro-batches per process and step"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
-    print(f"torch {torch.__version__}, micro-batches of {SAMPLES} samples, 1 thread a process; times of a step in ms")
+    print(f"torch {torch.__version__}, micro-batches of {SAMPLES} samples, 1 thread per process; step times in ms")
     print("| processes | micro-batches each | network | DDP | micro | sync | sync/micro | sync/DDP | CPU sync/micro |")
     print("|---|---|---|---|---|---|---|---|---|")
     for num_procs in arguments.procs:

@@ -1,9 +1,9 @@
-"""The text recipe measured: CTC and decoding beside what people use, and training from made-up lines to real plates.
+"""Benchmarks of the text recipe: CTC and decoding, and training from synthetic lines to real plates.
 
-python benchmarks/text.py ctc            # loss and gradient at 6,736 classes beside torch's own
-python benchmarks/text.py decode         # 1,000 lines of 71 steps beside the character-by-character loop
-python benchmarks/text.py lines          # from scratch on made-up lines, on 2 processes
-python benchmarks/text.py plates --data DIR    # 1,000 plates, with and without made-up lines first
+python benchmarks/text.py ctc            # loss and gradient at 6,736 classes, compared with torch's
+python benchmarks/text.py decode         # 1,000 lines of 71 steps, compared with a loop over characters
+python benchmarks/text.py lines          # from scratch on synthetic lines, on 2 processes
+python benchmarks/text.py plates --data DIR    # 1,000 plates, with and without synthetic lines first
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ def decode(num_rounds: int) -> None:
     for name in ways:
         ratio = statistics.median(times[name] / times["lockstep"] for times in rounds)
         seconds = statistics.median(times[name] for times in rounds)
-        print(f"  {name:19} {seconds * 1000:8.2f} ms   {ratio:7.1f} x lockstep's")
+        print(f"  {name:19} {seconds * 1000:8.2f} ms   {ratio:7.1f} x Lockstep's time")
 
 
 def networks(num_lines: int, num_rounds: int) -> None:
-    """CPU time, which other work on the machine changes less than the clock's."""
+    """Return CPU time, which other work on the machine affects less than elapsed time."""
     torch.set_num_threads(1)
     inputs = with_channels_last(torch.randn(num_lines, 1, 32, 160))
     classes, lengths = torch.randint(1, 60, (num_lines, 6)), torch.full((num_lines,), 6)
@@ -132,7 +132,7 @@ def networks(num_lines: int, num_rounds: int) -> None:
             seconds = step(models[name], is_bf16)
             if number:  # the first round is for warming up
                 cases[name, is_bf16].append(seconds)
-    print(f"a training step on {num_lines} lines of 160 x 32, 60 classes, 1 thread: CPU time, median of {num_rounds}")
+    print(f"CPU time of a training step on {num_lines} lines of 160 x 32, 60 classes, 1 thread; median of {num_rounds}")
     for name, model in models.items():
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         fp32, bf16 = (statistics.median(cases[name, is_bf16]) * 1000 for is_bf16 in (False, True))
@@ -146,12 +146,12 @@ def _seconds(way: Callable[[], Any]) -> float:
 
 
 def lines(out: Path, fonts: Path | None, num_train: int, settings: Sequence[str]) -> None:
-    """From scratch on made-up lines of digits and Latin letters."""
+    """From scratch on synthetic lines of digits and Latin letters."""
     given: dict[str, Any] = {"epochs": 10, "data.made.num_train": num_train // 10, "data.made.num_eval": 1000}
     if fonts is not None:
         given["data.made.fonts"] = fonts
     run = lockstep.train("text", {**given, **_parsed(settings)}, procs=2, run_dir=out / "lines")
-    _report("made-up lines from scratch", run)
+    _report("synthetic lines from scratch", run)
     kinds = ("seen_fonts_accuracy", "unseen_fonts_accuracy")
     curves = {kind.removesuffix("_accuracy").replace("_", " "): _curve(run, kind) for kind in kinds}
     draw_curves("Made-up lines read without an error, over seconds of training", curves, out / "text-lines-curve.png")
@@ -160,9 +160,9 @@ def lines(out: Path, fonts: Path | None, num_train: int, settings: Sequence[str]
 def plates(
     out: Path, data: Path, fonts: Path | None, num_made: int, weights: Path | None, settings: Sequence[str]
 ) -> None:
-    """800 of 1,000 plates to train with, 200 held out; from scratch, and after made-up lines.
+    """800 of 1,000 plates for training, 200 for validation; from scratch, and after synthetic lines.
 
-    Without weights of a run on other made-up lines, one on the plates' own characters is trained first.
+    Without weights of a run on other synthetic lines, one on the plates' own characters is trained first.
     """
     out.mkdir(parents=True, exist_ok=True)
     if weights is None:
@@ -170,14 +170,14 @@ def plates(
     given = {"data.root": data, **_parsed(settings)}
     runs = {
         "plates alone": lockstep.train("text/plates", given, procs=2, run_dir=out / "plates-alone"),
-        "made-up lines first": lockstep.train(
+        "synthetic lines first": lockstep.train(
             "text/plates", {**given, "model.weights": weights}, procs=2, run_dir=out / "plates-after"
         ),
     }
     for name, run in runs.items():
         _report(name, run)
     curves = {name: _curve(run, "line_accuracy") for name, run in runs.items()}
-    title = "200 held-out plates read without an error, over seconds of training on 800"
+    title = "200 validation plates read without an error, over seconds of training on 800"
     draw_curves(title, curves, out / "text-plates-curve.png")
 
 
@@ -189,7 +189,7 @@ def _made_first(out: Path, data: Path, fonts: Path | None, num_made: int, settin
     given |= {"data.made.num_eval": 500, "data.made.min_length": 7, "data.made.max_length": 7, **_parsed(settings)}
     if fonts is not None:
         given["data.made.fonts"] = fonts
-    _report("made-up lines", lockstep.train("text", given, procs=2, run_dir=out / "made-first"))
+    _report("synthetic lines", lockstep.train("text", given, procs=2, run_dir=out / "made-first"))
     return out / "made-first" / "weights.safetensors"
 
 
@@ -203,13 +203,13 @@ def _report(name: str, run: lockstep.Run) -> None:
     figures = ", ".join(f"{metric} {value:.4f}" for metric, value in run.metrics.items())
     best = run.result["best"]
     print(f"{name}: {figures}")
-    print(f"  best {best['metric']} {best['value']:.4f} after step {best['step']:,}; last weights count above")
+    print(f"  best {best['metric']} {best['value']:.4f} after step {best['step']:,}; above: last weights")
     told = f"{run.result['samples']:,} lines in {seconds['training']:.0f} s of training, {seconds['all']:.0f} s in all"
     print(f"  {told}, {run.result['samples_per_s']:.0f} lines/s", flush=True)
 
 
 def _curve(run: lockstep.Run, metric: str) -> Curve:
-    """(seconds of training, value) at each evaluation."""
+    """Return (seconds of training, value) at each evaluation."""
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     times = {record["step"]: record["seconds"] for record in records if record["kind"] == "train"}
     steps = sorted(times)
@@ -222,7 +222,7 @@ def _curve(run: lockstep.Run, metric: str) -> Curve:
 
 
 def draw_curves(title: str, curves: dict[str, Curve], path: Path) -> None:
-    """Accuracies from 0 to 100% over seconds, as a PNG."""
+    """Draw accuracies from 0 to 100% over seconds as a PNG file."""
     width, height, left, top, right, bottom = 760, 380, 60, 40, 20, 44
     colours = [(33, 102, 172), (178, 24, 43), (90, 90, 90)]
     image = Image.new("RGB", (width, height), "white")
@@ -258,12 +258,12 @@ def main() -> int:
     parser.add_argument("what", choices=["ctc", "decode", "networks", "lines", "plates"])
     parser.add_argument("settings", nargs="*", help="key=value for the runs")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--lines", type=int, default=32, help="lines of a batch (ctc, networks)")
+    parser.add_argument("--lines", type=int, default=32, help="lines per batch (ctc, networks)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--fonts", type=Path, help="folder with fonts; the machine's if left out")
-    parser.add_argument("--num", type=int, default=130_000, help="made-up lines to train on")
-    parser.add_argument("--weights", type=Path, help="of a run on made-up lines, to start plates from")
-    parser.add_argument("--data", type=Path, help="folder with the plates' labels_text.txt and images/")
+    parser.add_argument("--fonts", type=Path, help="folder with fonts; default: the machine's")
+    parser.add_argument("--num", type=int, default=130_000, help="synthetic training lines")
+    parser.add_argument("--weights", type=Path, help="weights of a run on synthetic lines, from which plates start")
+    parser.add_argument("--data", type=Path, help="folder with labels_text.txt and images/ of the plates")
     parser.add_argument("--out", type=Path, default=Path("runs/bench-text"), help="folder for runs and curves")
     given = parser.parse_intermixed_args()
     if given.what == "ctc":

@@ -1,13 +1,12 @@
-"""What watching over the ranks costs: the step time with and without it, on real processes.
+"""Cost of the hang detector and the replica check: step time with and without them, on real processes.
 
     python benchmarks/watch_cost.py
     python benchmarks/watch_cost.py --procs 2 --models cnn --rounds 21
 
-With it: every step tells what it is at, two threads a rank wake once a second, rank 0 hears of all. Without it: none of
-these. Blocks take turns inside the same processes; printed are medians over the rounds, the median of the rounds'
-ratios, the same for rank 0's CPU time, which other work on the machine changes less, and how long it takes to compare
-the ranks' weights and optimizer state once (`watch.replica_check_every`: once an epoch). CPU, gloo, one thread a
-process.
+With them, every step records its activity, two threads per rank wake up once a second, and rank 0 receives all
+reports. Blocks take turns in the same processes. Prints medians over the rounds, the median of the rounds' ratios,
+the same for rank 0's CPU time, which other work on the machine affects less, and the time of one comparison of the
+ranks' weights and optimizer state (`watch.replica_check_every`: once per epoch). CPU, gloo, one thread per process.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def unwatched() -> Iterator[None]:
 
 def measure(name: str, world: World, folder: Path, rounds: int, block_s: float) -> None:
     job = job_of(name, world)
-    loader, steps, drift = job.open_loader(), job.order.steps(job.world, stop=job.num_steps), ReplicaCheck(job)
+    (loader, steps), drift = job.open_loader(), ReplicaCheck(job)
 
     def block() -> int:
         end, num_steps, is_over = time.perf_counter() + block_s, 0, False
@@ -142,9 +141,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--block-s", type=float, default=3.0)
     arguments = parser.parse_args()
-    print(f"torch {torch.__version__}, {MICRO_BATCH} samples a process a step, 1 thread each")
-    print("                    step, ms                  its CPU time, ms            comparing")
-    print("procs  model          off       on   ratio       off       on   ratio     once, ms")
+    print(f"torch {torch.__version__}, {MICRO_BATCH} samples per process and step, 1 thread each")
+    print("                    step, ms                  CPU time, ms                one check,")
+    print("procs  model          off       on   ratio       off       on   ratio           ms")
     with tempfile.TemporaryDirectory() as folder:
         for num_procs in arguments.procs:
             with socket.socket() as listener:

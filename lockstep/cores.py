@@ -42,7 +42,7 @@ def describe_other_load(seconds: float = 0.5) -> tuple[str, bool]:
 
 
 def _busy_seconds() -> float | None:
-    """Seconds that this process's cores were not idle since the system started."""
+    """Return the seconds that this process's cores were not idle since the system started."""
     try:
         lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
         names = {f"cpu{core}" for core in os.sched_getaffinity(0)}

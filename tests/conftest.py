@@ -23,7 +23,7 @@ _CONFIG_HOME = pytest.StashKey[TemporaryDirectory[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # What takes how long says nothing of the code while other programs run beside.
+    # Durations depend on other programs that run at the same time, not on the code.
     settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("lockstep")
     # Training puts recipe files into the user's list of trusted ones: here into one of the tests' own.

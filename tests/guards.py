@@ -1,4 +1,4 @@
-"""What a test must leave as it found it, and how that is seen.
+"""Checks that a test leaves the machine as it was.
 
 Each guard is a pair: `look()` before the test, `left(before)` after it, which puts things right and returns what
 was wrong, so that one bad test fails itself and not the ones behind it.
@@ -115,7 +115,7 @@ class Threads:
         return [f"thread {thread.name}" for thread in still()]
 
 
-# Processes that a fixture of a wider scope keeps, and may start anew during a test.
+# Processes that a fixture of a wider scope keeps, and may start again during a test.
 KEPT: set[int] = set()
 
 

@@ -1,4 +1,4 @@
-"""Runs the `lockstep` command as a person would, in processes of its own."""
+"""Runs the `lockstep` command as a user would, in separate processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _kept: list[ReservedPort] = []
 
 
 def own_port() -> int:
-    """A port where nobody listens, and that no other program is given as a free one until the tests end."""
+    """A port without a listener, which no other program gets as a free port until the tests end."""
     _kept.append(ReservedPort())
     return _kept[-1].renew()
 

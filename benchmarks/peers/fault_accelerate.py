@@ -1,4 +1,4 @@
-"""The same job with Accelerate, started by torchrun, with its save_state an epoch and its load_state to go on."""
+"""The same job with Accelerate, started by torchrun, with save_state per epoch and load_state to resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data parallel training written by hand, with a checkpoint an epoch, for torchrun: as PyTorch's tutorial has it."""
+"""Hand-written data parallel training with a checkpoint per epoch, for torchrun, as in PyTorch's tutorial."""
 
 from __future__ import annotations
 

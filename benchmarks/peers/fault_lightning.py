@@ -1,4 +1,4 @@
-"""The same job in Lightning, started by torchrun, with its checkpoints and its way to go on: ckpt_path="last"."""
+"""The same job in Lightning, started by torchrun, with its checkpoints, resumed by ckpt_path="last"."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Job(lightning.LightningModule):
 
 
 class Notes(lightning.Callback):
-    """Notes the end of every step."""
+    """Records the end of every step."""
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """The optimizer has stepped."""

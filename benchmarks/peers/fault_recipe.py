@@ -1,4 +1,4 @@
-"""The same job as a Lockstep recipe. Only the faults know of ranks, through the environment; a recipe does not."""
+"""The same job as a Lockstep recipe. Only the injected faults read the rank, from the environment."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PRESET = {
 
 
 class Config(RunConfig):
-    """Nothing of its own."""
+    """No settings of its own."""
 
 
 class Digits:
-    """The pictures; faults are made in training only."""
+    """The images; faults occur in training only."""
 
     def __init__(self, train: bool) -> None:
         self.data, self.train = digits(), train

@@ -1,6 +1,6 @@
-"""What the jobs of benchmarks/faults.py have in common: a small network on UCI digits, and faults made on purpose.
+"""Common parts of the jobs of benchmarks/faults.py: a small network on UCI digits, and injected faults.
 
-FAULT_KIND names the fault that a rank makes by itself: nan, model, lr. FAULT_FOLDER is where steps are noted, by rank.
+FAULT_KIND names the fault that a rank causes itself: nan, model, lr. FAULT_FOLDER is where steps are recorded, by rank.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ PAUSE_S = 0.04
 
 
 def kind() -> str:
-    """The fault that this rank makes; none on rank 0."""
+    """Return the fault of this rank; rank 0 has none."""
     return os.environ.get("FAULT_KIND", "") if os.environ.get("RANK") == "1" else ""
 
 
 def folder() -> Path:
-    """Where the job keeps all it writes."""
+    """Return the folder of the job's files."""
     return Path(os.environ["FAULT_FOLDER"])
 
 
 def digits() -> TensorDataset:
-    """1,437 training pictures, (N, 1, 8, 8), and their labels."""
+    """Return 1,437 training images, (N, 1, 8, 8), and their labels."""
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
     pictures = torch.tensor(images[:1437], dtype=torch.float32).view(-1, 1, 8, 8) / 16
     return TensorDataset(pictures, torch.tensor(labels[:1437]))
 
 
 def network() -> nn.Module:
-    """A net with batch norm and dropout; another one on the rank whose fault it is."""
+    """Make a network with batch norm and dropout; a wider one on the faulty rank."""
     width = 24 if kind() == "model" else 16
     return nn.Sequential(
         nn.Conv2d(1, width, 3),
@@ -53,25 +53,25 @@ def network() -> nn.Module:
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """SGD; with another learning rate on the rank whose fault it is."""
+    """Make SGD; with another learning rate on the faulty rank."""
     return torch.optim.SGD(model.parameters(), lr=0.1 if kind() == "lr" else 0.05, momentum=0.9)
 
 
 def pictures(images: Tensor, step: int) -> Tensor:
-    """A batch as it is trained on; not a number in one step of the rank whose fault it is."""
+    """Return a training batch; NaN in one step of the faulty rank."""
     time.sleep(PAUSE_S)
     return images * float("nan") if kind() == "nan" and step == NAN_STEP else images
 
 
 def note(step: int) -> None:
-    """A step is done."""
+    """Record the end of a step."""
     place = folder().parent / f"steps-{os.environ.get('RANK', '0')}"
     with place.open("a") as file:
         file.write(f"{step} {time.time()} {os.getpid()}\n")
 
 
 def finish(model: nn.Module) -> None:
-    """Leave hashes of the final weights, of every rank: with batch norm's statistics, and of the parameters alone."""
+    """Write hashes of every rank's final weights: with batch norm's statistics, and of the parameters alone."""
     tensors = model.state_dict()
     parameters = {name: tensors[name] for name, _ in model.named_parameters()}
     finite = all(bool(torch.isfinite(tensor.float()).all()) for tensor in tensors.values())

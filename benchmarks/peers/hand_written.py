@@ -1,8 +1,8 @@
-"""Data parallel training written by hand.
+"""Hand-written data parallel training.
 
-tutorial   as the tutorials have it: DistributedSampler, DataLoader with one worker, DDP as it comes
-tuned      the same loop with the settings that suit 2 cores: no worker process, DDP without spare copies
-bound      no loading at all: the pictures are in memory, already normalised
+tutorial   as in tutorials: DistributedSampler, DataLoader with one worker, DDP with its defaults
+tuned      the same loop with settings for 2 cores: no worker process, DDP without spare copies
+bound      no loading: the images are in memory, already normalized
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 def loaded(num_workers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of this process through torch's loader."""
+    """Yield batches of this process from torch's DataLoader."""
     data = pictures()
     sampler = DistributedSampler(data, shuffle=True)
     loader = DataLoader(data, batch_size=BATCH_A_PROCESS, sampler=sampler, num_workers=num_workers)
@@ -30,7 +30,7 @@ def loaded(num_workers: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def remembered() -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of this process, taken from memory."""
+    """Yield batches of this process from memory."""
     images, labels = in_memory()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     for indices in order[dist.get_rank() :: dist.get_world_size()].split(BATCH_A_PROCESS):

@@ -1,8 +1,8 @@
-"""The steps of HigherHRNet's method written down plainly: one joint, one person, one pixel window after another.
+"""HigherHRNet's method written plainly: one joint, one person, one pixel window after another.
 
-This is what benchmarks/pose.py compares with, and whose results ours must equal. The algorithms are the reference
-implementation's (max-pooling for the suppression, an assignment in Python, a search over whole maps for every joint of
-every person, a gaussian pasted joint by joint); the words are ours.
+benchmarks/pose.py compares with this code; Lockstep's results must equal its results. The algorithms are those of the
+reference implementation: max-pooling for the suppression, an assignment in Python, a search over whole maps for every
+joint of every person, a gaussian pasted joint by joint. The code is our own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _match(tags: Any, spots: Any, values: Any, order: Any, max_people: int, thre
 
 
 def hungarian(cost: list[list[float]]) -> list[int]:
-    """The column of each row such that the sum of costs is smallest; at least as many columns as rows."""
+    """Return the column of each row with the minimal sum of costs; at least as many columns as rows."""
     num_rows, num_columns = len(cost), len(cost[0])
     row_price, column_price = [0.0] * (num_rows + 1), [0.0] * (num_columns + 1)
     owner = [0] * (num_columns + 1)
@@ -175,7 +175,7 @@ class Targets:
 
 
 def sample(path: str, joints: Any, people: Any, mirrored: Any, size: int = 512, sigma: float = 2.0) -> Any:
-    """A picture file, its (P, K, 3) joints and annotations -> image, heat maps, masks and index, placed at random."""
+    """Image file, (P, K, 3) joints and annotations -> image, heatmaps, masks and index, placed at random."""
     image = cv2.cvtColor(cv2.imread(path, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION), cv2.COLOR_BGR2RGB)
     height, width = image.shape[:2]
     mask = mask_of(people, height, width)

@@ -1,4 +1,4 @@
-"""What benchmarks/pose.py works on: maps, pictures and people made up, and pycocotools' statistics of them."""
+"""Inputs of benchmarks/pose.py: synthetic maps, images and people, and pycocotools' metrics of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE_PX = 512
 
 
 def maps_of(num_people: int, num_tags: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a good network would say: (K, H, W) heat and (K, H, W, T) tags, noisy, one joint of ten missing."""
+    """Make outputs of a good network: (K, H, W) heat and (K, H, W, T) tags, noisy, one joint of ten missing."""
     random = np.random.default_rng(num_people)
     heat = np.abs(random.normal(0, 0.004, (17, SIZE_PX, SIZE_PX))).astype(np.float32)
     tags = random.normal(0, 0.1, (17, SIZE_PX, SIZE_PX, num_tags)).astype(np.float32)
@@ -44,7 +44,7 @@ def maps_of(num_people: int, num_tags: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def make_coco(folder: Path) -> None:
-    """Two pictures of soft noise, each with five people, where COCO's training set would be."""
+    """Write two images of soft noise with five people each, in the layout of COCO's training set."""
     random = np.random.default_rng(0)
     (folder / "annotations").mkdir(parents=True)
     (folder / "images" / "train2017").mkdir(parents=True)
@@ -68,7 +68,7 @@ def make_coco(folder: Path) -> None:
 
 
 def crowd(file: Path) -> tuple[list[Any], list[Any]]:
-    """A ground truth of 2,000 pictures, and guesses near most of its people."""
+    """Make the ground truth of 2,000 images, and predictions near most people."""
     random = np.random.default_rng(0)
     if file.is_file():
         content = json.loads(file.read_text())
@@ -102,7 +102,7 @@ def crowd(file: Path) -> tuple[list[Any], list[Any]]:
 
 
 def peers_stats(targets: list[Any], results: list[Any]) -> tuple[Any, Any]:
-    """pycocotools' statistics and precision of these pictures."""
+    """Compute pycocotools' metrics and precision of these images."""
     numbers = {target["image_id"] for target in targets}
     people = [dict(person) for target in targets for person in target["annotations"]]
     for place, person in enumerate(people, start=1):

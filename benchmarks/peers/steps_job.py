@@ -1,8 +1,8 @@
-"""One job of benchmarks/steps.py: a network on one batch that lies in memory, through one tool, timed step by step.
+"""One job of benchmarks/steps.py: a network on one batch in memory, in one tool, timed step by step.
 
     python benchmarks/peers/steps_job.py TOOL NETWORK
 
-What all have in common comes in variables; it takes turns with the other jobs by the pipes BENCH_EAR and BENCH_MOUTH.
+Common values come in variables; jobs take turns by the pipes BENCH_EAR and BENCH_MOUTH.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIZES = {  # batch, shape of one sample
 
 
 def network(name: str) -> nn.Module:
-    """One of Lockstep's own, the same for all tools."""
+    """Make one of Lockstep's networks, the same for all tools."""
     torch.manual_seed(0)
     if name == "resnet34":
         from torchvision.models import resnet34
@@ -58,7 +58,7 @@ def loss_of(outputs: Any, targets: Tensor) -> Tensor:
 
 
 class InMemory(Dataset):
-    """One batch's samples, again and again."""
+    """The samples of one batch, repeated."""
 
     def __init__(self, name: str) -> None:
         self.num, shape = SIZES[name]
@@ -73,7 +73,7 @@ class InMemory(Dataset):
         return self.inputs[index % self.num], self.targets[index % self.num]
 
     def batch(self, indices: Any, keys: Any) -> Any:
-        """The same as Lockstep reads it."""
+        """The same batch for Lockstep."""
         from lockstep.data.samples import Batch
 
         places = torch.from_numpy(indices)
@@ -81,7 +81,7 @@ class InMemory(Dataset):
 
 
 class Clock:
-    """Tells how long steps took, and waits for its turn: after the first step, and then after every few."""
+    """Reports step times, and waits for its turn after the first step and then after every few."""
 
     def __init__(self) -> None:
         self._steps_of_turn = int(os.environ["BENCH_STEPS"])
@@ -89,7 +89,7 @@ class Clock:
         self._began, self._done = 0.0, 0
 
     def tick(self) -> None:
-        """A step is done."""
+        """Record the end of a step."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._done += 1
@@ -170,7 +170,7 @@ def lightning(name: str, clock: Clock) -> None:
 
 
 def lockstep(name: str, clock: Clock, *more: str) -> None:
-    """The loop's own step with default settings, but for what is given."""
+    """Run the loop's step with default settings and the given ones."""
     from lockstep.cluster.world import alone
     from lockstep.config.schema import RunConfig
     from lockstep.engine.assemble import make_job
@@ -190,8 +190,8 @@ def lockstep(name: str, clock: Clock, *more: str) -> None:
         metric=lambda: Accuracy(5),
     )
     job = make_job(config, lambda: parts, alone())
-    loader = job.open_loader()
-    for step in job.order.steps(job.world, start=0, stop=NUM_STEPS):
+    loader, steps = job.open_loader(NUM_STEPS)
+    for step in steps:
         run_step(job, step, loader, 0.0)
         clock.tick()
     loader.close()

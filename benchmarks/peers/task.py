@@ -1,4 +1,4 @@
-"""The task that all peers get: one network, one data set, one clock. Started as the hand-written jobs are.
+"""The task of all tools: one network, one dataset, one clock. Started as the hand-written jobs are.
 
 N samples, C channels, H x W pixels
 """
@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 
 class Clock:
-    """Notes when steps end; rank 0 writes it down after the last one.
+    """Records when steps end; rank 0 writes the times after the last one.
 
     Args:
         rank: This process's.
@@ -52,11 +52,11 @@ class Clock:
         self.ends: list[float] = []
 
     def tick(self) -> None:
-        """One optimizer step has ended. CPU only, so nothing is still under way."""
+        """Record the end of an optimizer step. CPU only, so no work is pending."""
         self.ends.append(time.time())
 
     def write(self, loss: float, model: nn.Module) -> None:
-        """Write what `mnist_peers.py` reads; refuses a job that did another number of steps."""
+        """Write the file that `mnist_peers.py` reads. Refuse a job with another number of steps."""
         if len(self.ends) != self.steps:
             raise SystemExit(f"this job took {len(self.ends)} steps, not {self.steps}")
         if self.rank != 0:
@@ -73,18 +73,18 @@ class Clock:
 
 
 def steps() -> int:
-    """How many steps this job has to take."""
+    """Return the number of steps of this job."""
     return int(os.environ["BENCH_STEPS"])
 
 
 def start() -> None:
-    """What every job does first: one thread and one seed."""
+    """Set one thread and one seed, first in every job."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
 
 
 def pictures() -> Dataset[tuple[Tensor, int]]:
-    """MNIST as the tutorials read it: decoded, scaled and normalised one picture at a time."""
+    """MNIST as the tutorials read it: decoded, scaled and normalized one image at a time."""
     from torchvision import datasets, transforms
 
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
@@ -93,7 +93,7 @@ def pictures() -> Dataset[tuple[Tensor, int]]:
 
 
 def in_memory() -> tuple[Tensor, Tensor]:
-    """All pictures and labels as two tensors, ready for the network: (N, 1, 28, 28) and (N,)."""
+    """Return all images and labels as two tensors, ready for the network: (N, 1, 28, 28) and (N,)."""
     from torchvision import datasets
 
     whole = datasets.MNIST(os.environ["BENCH_DATA"], train=True, download=False)
@@ -103,5 +103,5 @@ def in_memory() -> tuple[Tensor, Tensor]:
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """The tutorials' optimizer."""
+    """Make the tutorials' optimizer."""
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)

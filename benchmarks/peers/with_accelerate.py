@@ -1,4 +1,4 @@
-"""The task with Accelerate around a loop of one's own."""
+"""The task with Accelerate in a custom training loop."""
 
 from __future__ import annotations
 

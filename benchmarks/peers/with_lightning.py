@@ -1,4 +1,4 @@
-"""The task in PyTorch Lightning, with everything off that costs time and is not asked for."""
+"""The task in PyTorch Lightning, with every optional feature that costs time off."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Job(lightning.LightningModule):
 
 
 class Ticker(lightning.Callback):
-    """Notes the end of every step."""
+    """Records the end of every step."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

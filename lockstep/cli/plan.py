@@ -34,14 +34,14 @@ def plan(
     config = load(found.config_class, found.layers, list(overrides or [])).config
     from lockstep.engine.dataset_info import find_dataset_info
     from lockstep.report.console import Console
-    from lockstep.scaling.plan_table import figures, show
+    from lockstep.scaling.plan_table import plan_values, show
 
     try:
         dataset_info = find_dataset_info(found, config)
     except DataError as error:
         cause = "\n".join(filter(None, [error.slots.get("cause"), _why_data(found.recipe)]))
         raise error.with_slots(cause=cause) from error
-    planned = figures(config, lambda: found.build(config, dataset_info), procs, memory_gb)
+    planned = plan_values(config, lambda: found.build(config, dataset_info), procs, memory_gb)
     if as_json:
         print(json.dumps(planned))
     else:

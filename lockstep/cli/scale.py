@@ -87,21 +87,21 @@ def scale(
     if is_busy:
         console.say(f"{other_load}: stop them, or the measurements are not reliable")
 
-    def run(name: str, size: int, answer: Path) -> dict[str, Any]:
-        return _measured(config, source, [*given, *VARIANTS[name]], name, size, steps, answer)
+    def run(name: str, size: int, out_file: Path) -> dict[str, Any]:
+        return _measured(config, source, [*given, *VARIANTS[name]], name, size, steps, out_file)
 
-    figures = _measure_all(console, jobs, num_micro_batches(config.global_batch, config.micro_batch), run)
-    if not figures:
+    measurements = _measure_all(console, jobs, num_micro_batches(config.global_batch, config.micro_batch), run)
+    if not measurements:
         raise ConfigError(
             "nothing could be measured",
             given=f"--procs {procs} --compare {compare}",
             fix="Use fewer processes (--procs) or a smaller micro_batch.",
         )
-    is_on_cpu = any(row["device"] == "cpu" for rows in figures.values() for row in rows.values())
-    _show(console, figures, num_cores() if is_on_cpu else None)
+    is_on_cpu = any(row["device"] == "cpu" for rows in measurements.values() for row in rows.values())
+    _show(console, measurements, num_cores() if is_on_cpu else None)
     if not is_busy and describe_other_load()[1]:
         console.say("Other programs have started to use this machine: the measurements are not reliable.")
-    _keep(console, figures, out, found.name)
+    _keep(console, measurements, out, found.name)
 
 
 def _measure_all(
@@ -116,14 +116,14 @@ def _measure_all(
         console: Where to write.
         jobs: Variant and number of processes of each.
         num_micro_batches: Micro-batches of a step.
-        run: Measures one, with a file for its figures.
+        run: Measures one variant on a number of processes, and writes to the given file.
 
     Returns:
-        The figures by variant and number of processes.
+        The measurements by variant and number of processes.
     """
     from lockstep.report.format import clock
 
-    figures: dict[str, dict[int, dict[str, Any]]] = {}
+    measurements: dict[str, dict[int, dict[str, Any]]] = {}
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as work, closing(console):
         for done, (name, size) in enumerate(jobs):
@@ -133,50 +133,50 @@ def _measure_all(
                 continue
             console.share_done(f"measuring {label}", done, len(jobs))
             measured = run(name, size, Path(work) / f"{name}-{size}.json")
-            figures.setdefault(name, {})[size] = measured
+            measurements.setdefault(name, {})[size] = measured
             left_s = (time.monotonic() - began) / (done + 1) * (len(jobs) - done - 1)
             left = f"  {clock(left_s)} left" if left_s else ""
             console.say(f"{label:<26} {measured['samples_per_s']:>9,.0f} samples/s{left}")
-    return figures
+    return measurements
 
 
-def _show(console: Console, figures: Mapping[str, Mapping[int, Mapping[str, Any]]], cores: int | None) -> None:
+def _show(console: Console, measurements: Mapping[str, Mapping[int, Mapping[str, Any]]], cores: int | None) -> None:
     from lockstep.scaling.table import FOOTNOTE, conclusions, table
 
     console.say("")
-    console.table(table(figures))
+    console.table(table(measurements))
     console.say(f"\n{FOOTNOTE}\n")
-    console.say("\n".join(conclusions(figures, cores)))
+    console.say("\n".join(conclusions(measurements, cores)))
 
 
 def _measured(
-    config: RunConfig, source: str, settings: list[str], name: str, size: int, steps: int, answer: Path
+    config: RunConfig, source: str, settings: list[str], name: str, size: int, steps: int, out_file: Path
 ) -> dict[str, Any]:
     from lockstep.config.process_range import ProcessRange
     from lockstep.launch.start import launch_here
     from lockstep.launch.stopped import raise_if_stopped
     from lockstep.scaling.measure import WARM_STEPS, measure
 
-    arguments = (source, [*settings, "epochs=1000000"], name == "ddp", steps, answer)
+    arguments = (source, [*settings, "epochs=1000000"], name == "ddp", steps, out_file)
     code = launch_here(ProcessRange(size, size), config, measure, arguments)
     raise_if_stopped(code)
-    if code or not answer.is_file():
+    if code or not out_file.is_file():
         raise LaunchError(
             f"{name} on {size} process{'es' if size > 1 else ''} could not be measured",
             where=f"after {WARM_STEPS} warm-up steps" if not code else None,
             fix=f"Run it alone: {shlex.join(['lockstep', 'train', source, *settings, '--procs', str(size)])}",
         )
-    measured: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    measured: dict[str, Any] = json.loads(out_file.read_text(encoding="utf-8"))
     return measured
 
 
-def _keep(console: Console, figures: Mapping[str, Mapping[int, Mapping[str, Any]]], out: Path, job: str) -> None:
+def _keep(console: Console, measurements: Mapping[str, Mapping[int, Mapping[str, Any]]], out: Path, job: str) -> None:
     from lockstep.report.chart import draw_lines
 
     out.mkdir(parents=True, exist_ok=True)
-    (out / "scale.json").write_text(json.dumps({"job": job, "variants": figures}, indent=1), encoding="utf-8")
+    (out / "scale.json").write_text(json.dumps({"job": job, "variants": measurements}, indent=1), encoding="utf-8")
     lines = {
-        name: [(float(size), row["samples_per_s"]) for size, row in rows.items()] for name, rows in figures.items()
+        name: [(float(size), row["samples_per_s"]) for size, row in rows.items()] for name, rows in measurements.items()
     }
     first_name, first = next(iter(lines.items()))
     ideal = f"(linear from {first_name} on {first[0][0]:g})"

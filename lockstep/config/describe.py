@@ -1,4 +1,4 @@
-"""What settings there are: their keys, types, defaults and meanings, read off the typed models."""
+"""Keys, types, defaults and meanings of all settings, from the typed models."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Setting:
 
     Attributes:
         path: Its keys, from the root.
-        type: What it may be, in words: "float > 0", "sgd | adam", "text"; "section" for a section.
-        meaning: What it is for.
-        is_section: Whether it holds settings of its own.
+        type: Its type as text: "float > 0", "sgd | adam", "text"; "section" for a section.
+        meaning: Its description.
+        is_section: Whether it contains settings.
     """
 
     path: KeyPath
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 def settings(model: type[BaseModel], above: KeyPath = ()) -> Iterator[Setting]:
-    """Every setting and section of a model, a section before what it holds."""
+    """Yield every setting and section of a model, a section before its settings."""
     for name, field in model.model_fields.items():
         path = (*above, name)
         section = _section(field.annotation)
@@ -58,7 +58,7 @@ def settings(model: type[BaseModel], above: KeyPath = ()) -> Iterator[Setting]:
 
 
 def defaults(model: type[BaseModel]) -> dict[str, Any]:
-    """The default of every setting that has one, as plain values; a section is always there."""
+    """Return the default of every setting that has one, as plain values. Every section is included."""
     values: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         section = _section(field.annotation)
@@ -71,7 +71,7 @@ def defaults(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def table(model: type[BaseModel], config: Mapping[str, Any]) -> list[Row]:
-    """Rows of every setting, the root's own before the sections.
+    """Return a row for every setting, those of the root before the sections.
 
     Args:
         model: The settings' model.
@@ -86,7 +86,7 @@ def table(model: type[BaseModel], config: Mapping[str, Any]) -> list[Row]:
 
 
 def schema(model: type[BaseModel], config: Mapping[str, Any], title: str) -> dict[str, Any]:
-    """JSON Schema of a YAML file for `model`, for editors.
+    """Return the JSON Schema of a YAML file for `model`, for editors.
 
     All keys but `recipe` may be left out of the file, since its values override a preset's.
 
@@ -115,7 +115,7 @@ def schema(model: type[BaseModel], config: Mapping[str, Any], title: str) -> dic
 
 
 def at(values: Mapping[str, Any], path: Iterable[str]) -> Any:
-    """The value at a path, or `PydanticUndefined` where there is none."""
+    """Return the value at a path, or `PydanticUndefined`."""
     here: Any = values
     for key in path:
         if not isinstance(here, Mapping) or key not in here:
@@ -125,7 +125,7 @@ def at(values: Mapping[str, Any], path: Iterable[str]) -> Any:
 
 
 def show(value: Any) -> str:
-    """A plain value as it would be written in YAML or on the command line; "" where there is none."""
+    """Return a plain value as it is written in YAML or on the command line; "" for an undefined one."""
     if value is PydanticUndefined:
         return ""
     if value is None:
@@ -140,7 +140,7 @@ def show(value: Any) -> str:
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:
-    """A union's members; anything else alone."""
+    """Return the members of a union; of any other annotation, itself."""
     if get_origin(annotation) in (Union, types.UnionType):
         return tuple(part for member in get_args(annotation) for part in _parts(member))
     return (annotation,)
@@ -201,7 +201,7 @@ def _number(value: Any) -> str:
 
 
 def _inlined(node: Any, definitions: Mapping[str, Any]) -> Any:
-    """A JSON Schema with every `$ref` replaced by what it names, and without generated titles."""
+    """Return a JSON Schema with every `$ref` replaced by its definition, and without generated titles."""
     if isinstance(node, list):
         return [_inlined(item, definitions) for item in node]
     if not isinstance(node, dict):

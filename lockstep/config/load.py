@@ -1,4 +1,4 @@
-"""Settings in layers: a preset, a person's YAML file, the command line. The later wins, key by key."""
+"""Settings in layers: a preset, the user's YAML file, the command line. Later layers override earlier ones, by key."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ C = TypeVar("C", bound=Settings)
 
 @dataclass(frozen=True)
 class Layer:
-    """Some settings, and where they were given.
+    """Settings from one source.
 
     Attributes:
         values: Nested plain values.
-        origins: Path of a key -> where it was given: "my.yaml:12".
-        is_preset: Whether it belongs to the recipe; what differs from the presets is the run's own.
-        source: What a person typed to get it, for `lockstep config SOURCE`.
+        origins: Path of a key -> where it was given, such as "my.yaml:12".
+        is_preset: Whether the layer is a preset. Settings that differ from the presets are shown as changed.
+        source: The recipe, preset or file as the user typed it, for `lockstep config SOURCE`.
     """
 
     values: Mapping[str, Any]
@@ -40,11 +40,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Loaded(Generic[C]):
-    """A config that has passed every check.
+    """A validated config.
 
     Attributes:
         config: All settings.
-        diff: Nested plain values: what differs from the preset.
+        diff: The settings that differ from the preset, as nested plain values.
     """
 
     config: C
@@ -52,15 +52,15 @@ class Loaded(Generic[C]):
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """All settings as plain nested values, as `to_yaml` takes them."""
+        """Return all settings as nested plain values, for `to_yaml`."""
         return self.config.model_dump(mode="json")
 
 
 def read_layer(path: Path, *, is_preset: bool = False) -> Layer:
-    """A YAML file as a layer.
+    """Read a YAML file as a layer.
 
     Raises:
-        ConfigError: The file can't be read, or is not YAML that holds a mapping.
+        ConfigError: The file cannot be read, or is not a YAML mapping.
     """
     name = short_path(path)
     content = document.read(path, name)
@@ -79,7 +79,7 @@ def mapping_layer(values: Mapping[str, Any], origin: str, *, is_preset: bool = F
 
 
 def load(model: type[C], layers: Sequence[Layer], overrides: Sequence[str] = ()) -> Loaded[C]:
-    """Merge the layers and the overrides, the later over the earlier, and check the result.
+    """Merge the layers and the overrides, where later ones win, and validate the result.
 
     Args:
         model: The recipe's `Config`.
@@ -87,8 +87,8 @@ def load(model: type[C], layers: Sequence[Layer], overrides: Sequence[str] = ())
         overrides: `section.key=value`, with the value as YAML.
 
     Raises:
-        ConfigError: A key that is no setting, a missing setting, a value that can't be; says where it was given,
-            what is allowed and what was perhaps meant.
+        ConfigError: A key is unknown, a setting is missing, or a value is not allowed. The error names the origin, the
+            allowed values and the nearest setting.
     """
     merged = _merged(model, layers, overrides)
     try:
@@ -101,7 +101,7 @@ def load(model: type[C], layers: Sequence[Layer], overrides: Sequence[str] = ())
 def preview(
     model: type[RunConfig], layers: Sequence[Layer], overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As `load`, for showing: settings that are missing stay out, and only what is given must be right.
+    """Merge and validate settings for display. Unlike `load`, missing settings are left out.
 
     Args:
         model: The recipe's `Config`.
@@ -109,10 +109,10 @@ def preview(
         overrides: `section.key=value`, with the value as YAML.
 
     Returns:
-        All values, and what differs from the preset, as plain nested values.
+        All values, and those that differ from the preset, as nested plain values.
 
     Raises:
-        ConfigError: As `load`, but not for a missing setting.
+        ConfigError: As for `load`, except for a missing setting.
     """
     merged = _merged(model, layers, overrides)
     values = merged.values
@@ -145,16 +145,16 @@ def _merged(model: type[Settings], layers: Sequence[Layer], overrides: Sequence[
 
 
 def _check(model: type[C], values: Mapping[str, Any]) -> C:
-    # Strict, so that "3" or true is not an epoch count; as JSON, because strict Python refuses [0.9, 0.999] for a
-    # tuple and "mnist" for a Path.
+    # Strict, so that "3" or true is not a number of epochs. As JSON, because pydantic's strict mode for Python values
+    # refuses [0.9, 0.999] for a tuple and "mnist" for a Path.
     return model.model_validate_json(json.dumps(values), strict=True)
 
 
 def override_layer(model: type[Settings], text: str) -> Layer:
-    """One `section.key=value` of the command line as a layer.
+    """Parse one `section.key=value` of the command line as a layer.
 
     Raises:
-        ConfigError: It has not this form, changes the recipe, or is not text.
+        ConfigError: The text does not have this form, changes the recipe, or is not UTF-8.
     """
     if not document.is_unicode(text):
         raise ConfigError(
@@ -194,7 +194,7 @@ def _override_value(key: str, text: str, origin: str, *, is_text: bool) -> Any:
 
 
 def short_path(path: Path) -> str:
-    """A path as a person would type it: relative to where they are, if it is below."""
+    """Return a path relative to the current folder if it is inside, else absolute."""
     absolute = path.absolute()
     here = Path.cwd()
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
@@ -219,12 +219,12 @@ def _every(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[Key
 
 
 def leaves(values: Mapping[str, Any], keys: Collection[KeyPath], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """The settings in nested values, each with its path.
+    """Yield each setting in nested values with its path.
 
     Args:
         values: The nested values. A value may be a mapping itself.
-        keys: Paths of all settings that exist, to tell a section from a value that is a mapping.
-        above: Path of `values` in the whole settings.
+        keys: Paths of all settings, to distinguish a section from a value that is a mapping.
+        above: Path of `values` within all settings.
     """
     for key, value in values.items():
         path = (*above, key)
@@ -235,7 +235,7 @@ def leaves(values: Mapping[str, Any], keys: Collection[KeyPath], above: KeyPath 
 
 
 def _difference(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What `values` has that `base` has not, or has otherwise."""
+    """Return the values that are missing in `base` or differ from it."""
     different: dict[str, Any] = {}
     for key, value in values.items():
         old = base.get(key, PydanticUndefined)

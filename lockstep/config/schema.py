@@ -38,7 +38,7 @@ class RunConfig(Settings):
 
     recipe: str = Field(description="What to train: the name of a recipe, or the path of a recipe file.")
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of all random numbers of the run.")
-    epochs: int = Field(default=10, gt=0, description="Passes over the training set.")
+    epochs: int = Field(default=10, gt=0, le=10**9, description="Passes over the training set.")
     global_batch: int = Field(default=64, gt=0, description="Samples per optimizer step, over all processes.")
     micro_batch: int = Field(
         default=32,

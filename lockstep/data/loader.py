@@ -1,8 +1,9 @@
 """Loading of the batches of a rank's micro-batches, in order, ahead of time with DataLoader workers.
 
 A batch is a pure function of its request (sample indices and keys), so the number of workers changes only the speed.
-The trainer and the loader each iterate over the same `Order`; a batch whose indices differ from the expected ones is an
-error. One stream runs through all epochs, so there is no stall between them. With two workers:
+The plans of the steps are computed once: the loader reads ahead in them, and the loop follows (`Job.open_loader`). A
+batch whose indices differ from the expected ones is an error. One stream runs through all epochs, so there is no stall
+between them. With two workers:
 
     requests (Order)   r0  r1  r2  r3  r4 ...
     worker 0           read b0 | read b2 | read b4 ...        torch hands requests out in turn,
@@ -18,7 +19,7 @@ import multiprocessing
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from lockstep.cluster.signals import exit_with_parent
 from lockstep.cores import num_cores
 from lockstep.data.digests import digest_of
 from lockstep.data.keyed import IntArray, KeyArray, seed_reading
-from lockstep.data.order import Order, Place
+from lockstep.data.order import Step
 from lockstep.data.samples import Batch, SampleSource, as_samples, with_channels_last
 from lockstep.errors import ConfigError, DataError, LockstepError, ReaderLost, no_shared_memory
 from lockstep.open_files import is_too_many_files, too_many_files
@@ -109,16 +110,9 @@ def choose_num_workers(
     return max(least, min(MAX_WORKERS, share - own))
 
 
-def training_requests(order: Order, place: Place, start: int, stop: int) -> Iterator[Request]:
-    """Iterate over the requests of a rank for the steps [start, stop) of a run.
-
-    Args:
-        order: The order of samples.
-        place: The rank and the world size.
-        start: First step.
-        stop: The step after the last one.
-    """
-    for step in order.steps(place, start=start, stop=stop):
+def requests_of(steps: Iterable[Step]) -> Iterator[Request]:
+    """Yield the request of each micro-batch of some steps, in order."""
+    for step in steps:
         for micro_batch in step.micro_batches:
             yield micro_batch.indices, micro_batch.keys
 
@@ -255,7 +249,7 @@ class Loader:
     def close(self) -> None:
         """Stop the workers."""
         workers = list(getattr(self._stream, "_workers", ()))
-        self._stream = None  # its destructor asks the workers to exit, and waits a few seconds
+        self._stream = None  # its destructor sends the workers a request to exit, and waits a few seconds
         for worker in workers:
             if worker.is_alive():
                 worker.kill()

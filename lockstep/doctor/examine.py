@@ -1,4 +1,4 @@
-"""The checks of `lockstep doctor`: this machine, and in a world all of its processes and the network."""
+"""Run the checks of `lockstep doctor`: of this machine, and in a world of all processes and the network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
 from lockstep.data.samples import SampleSource
 from lockstep.doctor import compare, links, machine
-from lockstep.doctor.finding import Finding, merged, table, verdict_line
+from lockstep.doctor.check_result import CheckResult, merged, table, verdict_line
 from lockstep.engine.build import build_parts, open_data
 from lockstep.engine.dataset_info import dataset_info_for
 from lockstep.launch.start import join_world
@@ -30,55 +30,55 @@ def examine(
     overrides: list[str],
     run_dir: Path,
     as_json: bool,
-    here: RankAssignment | None = None,
+    assignment: RankAssignment | None = None,
 ) -> int:
-    """Run the checks of one process. Rank 0 prints the findings.
+    """Run the checks of one process. Rank 0 prints the results.
 
     Args:
-        source: The recipe whose settings and data are compared; None: none.
+        source: The recipe whose settings and data are compared over the ranks. None: neither is compared.
         overrides: Settings of the recipe.
         run_dir: Folder of the runs, whose disk is checked.
         as_json: Print JSON.
-        here: Which process this is; None: read from the environment.
+        assignment: Rank of this process and its world. None: read from the environment.
 
     Returns:
-        The exit code: 0, or 1 if there is a problem; the same on every rank.
+        The exit code: 0, or 1 if there is a problem. The same on every rank.
     """
     found = find(source) if source is not None else None
     config = load(found.config_class, found.layers, overrides).config if found is not None else RunConfig(recipe="none")
-    with join_world(here or read_assignment(os.environ) or ALONE, config) as world:
+    with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
         data: list[SampleSource] = []
         if found is not None:
             dataset_info = dataset_info_for(found, config, world, None)
             parts = build_parts(config, lambda: found.build(config, dataset_info))
             data = [open_data(config, parts, train=is_train) for is_train in (True, False)]
-        findings = _round(world, config if found is not None else None, data, run_dir)
+        results = _examine(world, config if found is not None else None, data, run_dir)
         if world.is_main:
-            _show(world, findings, as_json)
-    return PROBLEM if any(finding.verdict == "problem" for finding in findings) else 0
+            _show(world, results, as_json)
+    return PROBLEM if any(result.verdict == "problem" for result in results) else 0
 
 
-def _round(world: World, config: RunConfig | None, data: list[SampleSource], run_dir: Path) -> list[Finding]:
-    # One rank per machine checks the machine: two would measure each other's disk writes.
-    mine = machine.whole(run_dir) if world.local_rank == 0 else []
+def _examine(world: World, config: RunConfig | None, data: list[SampleSource], run_dir: Path) -> list[CheckResult]:
+    # One rank per machine checks the machine: two would slow down each other's disk writes.
+    own = machine.whole(run_dir) if world.local_rank == 0 else []
     if world.size == 1:
-        samples = [Finding("data", compare.fingerprint(each)) for each in data]
-        return [*mine, *samples]
-    gathered = collectives.all_gather_object(world, (world.host, [finding.to_json() for finding in mine]))
-    every = [(host, [Finding(**found) for found in theirs]) for host, theirs in gathered if theirs]
-    machines = merged([findings for _, findings in every], [host for host, _ in every])
+        samples = [CheckResult("data", compare.fingerprint(each)) for each in data]
+        return [*own, *samples]
+    gathered = collectives.all_gather_object(world, (world.host, [result.to_json() for result in own]))
+    by_host = [(host, [CheckResult(**found) for found in results]) for host, results in gathered if results]
+    machines = merged([results for _, results in by_host], [host for host, _ in by_host])
     compared = compare.examine(world, compare.summary(world, config, data))
-    # What is compared over the ranks has one row, that of the comparison.
-    names = {finding.check for finding in compared}
+    # A check that is also compared over the ranks has only the row of the comparison.
+    names = {result.check for result in compared}
     return [*(each for each in machines if each.check not in names), *compared, *links.examine(world)]
 
 
-def _show(world: World, findings: list[Finding], as_json: bool) -> None:
+def _show(world: World, results: list[CheckResult], as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"world_size": world.size, "findings": [finding.to_json() for finding in findings]}))
+        print(json.dumps({"world_size": world.size, "findings": [result.to_json() for result in results]}))
         return
     hosts = f" on {world.num_hosts} hosts" if world.num_hosts > 1 else f" on {world.host}"
     console = Console(sys.stdout, strict=True)
     console.say(f"doctor: {world.size} process{'es' if world.size > 1 else ''}{hosts} ({world.backend})")
-    console.table(table(findings))
-    console.say(verdict_line(findings))
+    console.table(table(results))
+    console.say(verdict_line(results))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
+from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +15,8 @@ from torch.optim import Optimizer
 
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
-from lockstep.data.loader import Loader, training_requests
-from lockstep.data.order import Order
+from lockstep.data.loader import Loader, requests_of
+from lockstep.data.order import Order, Step
 from lockstep.data.samples import Samples
 from lockstep.engine.parts import Parts
 from lockstep.errors import CheckpointError
@@ -178,18 +179,25 @@ class Job:
         """Number of steps of the whole run."""
         return self.config.epochs * self.order.steps_per_epoch
 
-    def open_loader(self) -> Loader:
-        """Open the loader of this process's batches, from the current step on."""
+    def open_loader(self, stop: int | None = None) -> tuple[Loader, Iterator[Step]]:
+        """Open the loader of this process's batches, with the plans of its steps, from the current step on.
+
+        Args:
+            stop: The step after the last one; None: the end of the run.
+        """
+        # Computed once: DataLoader workers are sent the requests of `ahead`, and the loop follows in `steps`.
+        stop = self.num_steps if stop is None else stop
+        steps, ahead = tee(self.order.steps(self.world, start=self.progress.step, stop=stop))
         self.loader = Loader(
             self.train_data,
-            lambda: training_requests(self.order, self.world, self.progress.step, self.num_steps),
+            lambda: requests_of(ahead),
             self.world.device,
             num_workers=self.config.loader.num_workers,
             num_ranks_here=self.world.num_ranks_here,
             prefetch=self.config.loader.prefetch,
             channels_last=self.config.channels_last,
         )
-        return self.loader
+        return self.loader, steps
 
     def compiling(self) -> AbstractContextManager[None]:
         """Return a context for training that measures compile time and keeps the watchdog from taking it for a hang."""
@@ -215,12 +223,12 @@ class Job:
         return self.replica.gather_all(state)
 
     def is_evaluation_due(self) -> bool:
-        """Whether the last step ended an epoch that is followed by a validation."""
+        """Return whether the last step ended an epoch that is followed by a validation."""
         step, between = self.progress.step, self.config.eval_every * self.order.steps_per_epoch
         return step > 0 and (step % between == 0 or step == self.num_steps)
 
     def is_evaluated(self) -> bool:
-        """Whether the current weights were validated."""
+        """Return whether the current weights were validated."""
         return self.progress.evaluated_step == self.progress.step
 
     def note_world(self) -> None:

@@ -52,12 +52,12 @@ def train(
         RollBack: A step was not finite and watch.nonfinite=rollback.
     """
     replica_check = ReplicaCheck(job)
-    loader = job.open_loader()
+    loader, steps = job.open_loader()
     try:
         reports.start(job)
         if job.is_evaluation_due() and not job.is_evaluated():  # it stopped between its last step and the validation
             end_epoch(job, saver, reports, stop_now, is_due=True)
-        for step in job.order.steps(job.world, start=job.progress.step, stop=job.num_steps):
+        for step in steps:
             result = run_step(job, step, loader, STOP * stop_flag() + COMPARE * replica_check.is_due(job))
             if not result.is_finite and not result.is_overflow:
                 handle_nonfinite(job, step, saver, reports)

@@ -86,7 +86,7 @@ def find_origin(spec: RunSpec, folder: RunFolder) -> Path | None:
 
 
 def keep_name(spec: RunSpec, origin: Path) -> RunSpec:
-    """The specification with the name of the run that it resumes, since its source may be the run folder."""
+    """Return the specification with the name of the resumed run, since its source may be the run folder."""
     with suppress(LockstepError):
         name = RunFolder(origin).read_json("environment.json").get("name")
         return replace(spec, name=name) if isinstance(name, str) and name else spec

@@ -12,7 +12,7 @@ _SHARES = ("top", "accuracy", "precision", "recall")
 
 
 def block(title: str, rows: Mapping[str, str], whole: Collection[str] = (), width: int = COLUMNS) -> str:
-    """A title, and below it an indented line per row, with the labels aligned and long lines wrapped between words.
+    """Format a title and an indented line per row, with aligned labels and long lines wrapped between words.
 
     In a row of several lines, the continuation of a wrapped line is indented.
 
@@ -88,7 +88,7 @@ def metric_value(name: str, value: float) -> str:
 
 
 def metric_width(name: str) -> int:
-    """Columns that a metric's values need at most: from 0.0001 to 10,000, losses also below."""
+    """Return the maximum width of a metric's values: from 0.0001 to 10,000, losses also below."""
     return 9 if _is_loss(name) else 7 if _is_share(name) else 6
 
 

@@ -148,7 +148,7 @@ class Records:
 
 
 def read_records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """The records of a run folder, in order; those of one kind if that is given. Skips a line that was cut off."""
+    """Read the records of a run folder in order, or those of one kind. Skips a truncated line."""
     path = folder / FILE_NAME
     if not path.exists():
         return []
@@ -181,7 +181,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _step(line: bytes) -> float:
-    """The step of a record; infinite for a line that is none, since a crash cut it off."""
+    """Return the step of a record; infinite for a line that a crash truncated."""
     if not line.endswith(b"\n"):
         return math.inf
     try:

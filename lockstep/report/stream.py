@@ -30,7 +30,7 @@ class SafeStream:
         self._do(self._stream.flush)
 
     def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
+        """Return whether the stream is a terminal."""
         return self._stream.isatty()
 
     def _do(self, call: Callable[[], Any]) -> None:
@@ -46,11 +46,11 @@ class SafeStream:
 
 
 def encodable(text: str, stream: TextIO) -> str:
-    """A text that a stream can write: characters that its encoding does not have are written as escapes."""
+    """Return a text that a stream can write: characters outside of its encoding become escapes."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that can move its cursor."""
+    """Return whether a stream is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")

@@ -1,4 +1,4 @@
-"""The table and the conclusions of `lockstep scale`."""
+"""Lay out the table of `lockstep scale`, and draw conclusions from it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
-Figures = Mapping[str, Mapping[int, Mapping[str, Any]]]
+# Variant -> number of processes -> what `measure` wrote.
+Measurements = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
-# Shares of a step that are worth a line, and of the speed that are more than noise.
+# Smallest share of a step to report, and smallest difference in speed that is not noise.
 NOTABLE_SHARE, NOTABLE_GAIN = 0.2, 0.05
 
 FOOTNOTE = """\
@@ -20,11 +21,11 @@ wait        share of a step waiting for the slowest process
 compute     the rest; torch's DDP does not report comm, wait and compute"""
 
 
-def table(figures: Figures) -> Table:
+def table(measurements: Measurements) -> Table:
     """Lay out one row per variant and number of processes.
 
     Args:
-        figures: What `measure` wrote, by variant and number of processes.
+        measurements: Measurements by variant and number of processes.
     """
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(no_wrap=True)
@@ -32,7 +33,7 @@ def table(figures: Figures) -> Table:
         rows.add_column(justify="right", no_wrap=True)
     names = ("procs", "samples/s", "efficiency", "step ms", "data", "comm", "wait", "compute")
     rows.add_row("", *names, style="dim")
-    for name, sizes in figures.items():
+    for name, sizes in measurements.items():
         for size, row in sizes.items():
             data, comm, wait = _shares(row)
             is_known = name != "ddp"  # torch's DDP communicates inside the backward pass
@@ -49,25 +50,25 @@ def table(figures: Figures) -> Table:
     return rows
 
 
-def conclusions(figures: Figures, num_cores: int | None) -> list[str]:
-    """Return what the figures mean, one sentence per line.
+def conclusions(measurements: Measurements, num_cores: int | None) -> list[str]:
+    """Return what the measurements show, one sentence per line.
 
     Args:
-        figures: What `measure` wrote, by variant and number of processes.
-        num_cores: Cores of this machine, where processes compute on them; None on GPUs.
+        measurements: Measurements by variant and number of processes.
+        num_cores: Number of CPU cores of this machine if it trains on them; None on GPUs.
     """
-    speeds = {(name, size): row["samples_per_s"] for name, sizes in figures.items() for size, row in sizes.items()}
+    speeds = {(name, size): row["samples_per_s"] for name, sizes in measurements.items() for size, row in sizes.items()}
     (name, size), speed = max(speeds.items(), key=lambda item: item[1])
     slowest = min(other for _, other in speeds)
     base = speeds.get((name, slowest))
     gain = f", {speed / base:.2f} times {name} on {slowest}" if base is not None and size != slowest else ""
     lines = [f"Fastest: {name} on {_processes(size)}, {speed:,.0f} samples/s{gain}."]
-    first = next(iter(figures))
-    most = max(figures[first])
-    for other in figures:
-        if other != first and most in figures[other]:
+    first = next(iter(measurements))
+    most = max(measurements[first])
+    for other in measurements:
+        if other != first and most in measurements[other]:
             lines.append(_compared(first, other, speeds[first, most] / speeds[other, most], most))
-    data, comm, wait = _shares(figures[first][most])
+    data, comm, wait = _shares(measurements[first][most])
     if first != "ddp":
         causes = {"data": data, "communication": comm, "waiting for the slowest process": wait}
         cause = max(causes, key=lambda name: causes[name])
@@ -89,12 +90,12 @@ def _processes(number: int) -> str:
 
 
 def _efficiency(sizes: Mapping[int, Mapping[str, Any]], size: int) -> float:
-    """Throughput per process, compared with the smallest world."""
+    """Return the throughput per process, relative to the smallest world."""
     smallest = min(sizes)
     return float(sizes[size]["samples_per_s"] / size / (sizes[smallest]["samples_per_s"] / smallest))
 
 
 def _shares(row: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Shares of a step waiting for data, communicating, and waiting for the slowest process."""
+    """Return the shares of a step spent on waiting for data, communication, and waiting for the slowest process."""
     comm = row["sending_s"] / row["step_s"]
     return row["reading_s"] / row["step_s"], comm, row["waiting_s"] / row["step_s"] - comm

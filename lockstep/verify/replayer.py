@@ -38,15 +38,15 @@ class Replayer:
     def replay(self, segment: Segment) -> Difference | None:
         """Replay a segment from the job's current state; return the first difference, on every rank."""
         job = self._job
-        loader = job.open_loader()
+        loader, steps = job.open_loader(segment.stop)
         if self._plan.has_content:
             loader.digests = []
         ids = sample_ids(job.order, segment.start, segment.stop)
         difference: Difference | None = None
         try:
-            for step in job.order.steps(job.world, start=segment.start, stop=segment.stop):
+            for step in steps:
                 result = run_step(job, step, loader, 1.0 if difference is not None else 0.0)
-                if int(result.flag):  # the step before differed, and this one has told all ranks
+                if int(result.flag):  # the step before differed, and this step's flag has informed all ranks
                     break
                 if not result.is_finite and not result.is_overflow:
                     job.progress.skipped.append(step.number)

@@ -1,4 +1,4 @@
-"""The comparison of picture readers: what it says of quality is of different parts; mistakes are no traceback."""
+"""The benchmark of image loaders: quality is measured on different crops; wrong options are no traceback."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_quality_is_of_different_parts_of_each_picture(
     monkeypatch.setattr(images, "keys", noted)
     images.quality(tmp_path, [0, 7], num_parts=3)
     assert len(asked) == len(set(asked)) == 6
-    assert capsys.readouterr().out.strip().endswith("6 parts")
+    assert capsys.readouterr().out.strip().endswith("6 crops")
 
 
 @pytest.mark.full

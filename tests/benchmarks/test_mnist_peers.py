@@ -1,4 +1,4 @@
-"""The comparison with the peers still runs, and says so when a job fails."""
+"""The benchmark against other tools still runs, and reports a job that fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_two_processes_train_and_the_figures_are_written(repo: Path, tmp_path: P
     assert f"| {job} |" in run.stdout
 
 
-def test_a_job_that_fails_is_said_and_fails_the_command(repo: Path, tmp_path: Path, mnist_folder: Path) -> None:
+def test_a_job_that_fails_is_reported_and_fails_the_command(repo: Path, tmp_path: Path, mnist_folder: Path) -> None:
     run = _compare(repo, tmp_path, mnist_folder, "--only", "Lightning", "--peers-python", "gone/python")
     assert run.returncode == 1
     assert "Lightning FAILED" in run.stderr
@@ -50,11 +50,11 @@ def _end_badly(tmp_path: Path, figures: Path | None, writes: str) -> None:
     mnist_peers._finish([[sys.executable, "-c", code]], {}, setting, tmp_path, figures)
 
 
-def test_a_job_that_aborts_after_its_figures_keeps_them_and_it_is_said(
+def test_a_job_that_aborts_after_its_measurements_keeps_them_and_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _end_badly(tmp_path, tmp_path / "figures.json", writes=str(tmp_path / "figures.json"))
-    assert "finished its steps, then ended badly: exit codes [-6]" in capfd.readouterr().err
+    assert "failed after its last step: exit codes [-6]" in capfd.readouterr().err
 
 
 def test_a_job_that_aborts_before_its_figures_fails(tmp_path: Path) -> None:

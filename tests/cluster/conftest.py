@@ -52,7 +52,7 @@ def visits(fork_server: None) -> Iterator[Callable[..., Visit]]:
         *given: Any, environ: dict[str, str] | None = None, scenario: str = "", constants: Any = None, **options: Any
     ) -> Visit:
         ours, theirs = context.Pipe(duplex=False)
-        # That somebody waits is said after 5 s, which a busy machine may need to start two processes.
+        # A waiting rank is reported after 5 s, which a busy machine may need to start two processes.
         args = (theirs, given, environ or {}, options, {"REPORT_EVERY_S": 60.0, **(constants or {})}, scenario)
         process = context.Process(target=joiner.visit, args=args)
         process.start()
@@ -72,7 +72,7 @@ def visits(fork_server: None) -> Iterator[Callable[..., Visit]]:
 
 @pytest.fixture
 def init() -> str:
-    """A port where nobody is."""
+    """A port without a listener."""
     return f"tcp://127.0.0.1:{own_port()}"
 
 

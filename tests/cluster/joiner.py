@@ -1,4 +1,4 @@
-"""One process of a world, for the tests: joins, does one thing, and says how it went."""
+"""One process of a world, for the tests: joins, does one thing, and returns the outcome."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def visit(
     constants: dict[str, float],
     scenario: str,
 ) -> None:
-    """Join a world as `given` says, and send ("joined", facts, said) or ("error", text, said)."""
+    """Join a world according to `given`, and send ("joined", facts, said) or ("error", text, said)."""
     from lockstep.cluster import collectives, connecting, env, rendezvous, store, world
     from lockstep.errors import LockstepError
 

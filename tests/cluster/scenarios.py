@@ -1,4 +1,4 @@
-"""What the workers of the launcher's tests do. Each leaves a file that names its rank and holds its process id."""
+"""Workers of the launcher's tests. Each writes a file with its rank in the name and its process id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def work(scenario: str, folder: Path) -> int:
-    """Join the world, and then succeed or fail as `scenario` says."""
+    """Join the world, and then succeed or fail according to `scenario`."""
     from lockstep.cluster import collectives, env, signals, world
     from lockstep.errors import DataError
 
@@ -54,7 +54,7 @@ def work(scenario: str, folder: Path) -> int:
 
 
 def _end_slowly() -> None:
-    """Let this process go on for seconds after its peers have lost it, as it does on a busy machine."""
+    """Let this process continue for seconds after its peers have lost it, as on a busy machine."""
     import torch.distributed as dist
 
     destroy = dist.destroy_process_group

@@ -41,7 +41,7 @@ SETTINGS = ("epochs=1", "report.tensorboard=false", "report.every_steps=1")
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The hash of the weights of a run that nobody disturbs."""
+    """The hash of the weights of a run without attacks."""
     folder = tmp_path_factory.mktemp("alone")
     lockstep("train", TINY, *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
     return weights(folder / "run")
@@ -89,7 +89,7 @@ def test_a_run_that_strangers_write_to_ends_in_the_same_weights(undisturbed: str
     assert "was ignored" in (tmp_path / "run" / "logs" / "rank-0.log").read_text() + errors
 
 
-def test_strangers_that_take_a_rank_first_keep_nobody_from_joining(
+def test_strangers_that_take_a_rank_first_keep_no_rank_from_joining(
     visits: Callable[..., Any], init: str, tmp_path: Path
 ) -> None:
     environ = {"LOCKSTEP_KEY": KEY}
@@ -112,7 +112,7 @@ def connected(port: int) -> Any:
 
 
 @pytest.mark.full
-def test_a_rank_without_the_key_is_not_let_in_and_the_text_says_why(visits: Callable[..., Any], init: str) -> None:
+def test_a_rank_without_the_key_is_refused_with_the_reason(visits: Callable[..., Any], init: str) -> None:
     first = visits(init, 0, 2, environ={"LOCKSTEP_KEY": KEY}, join_timeout_s=8.0)
     second = visits(init, 1, 2, join_timeout_s=8.0)
     for visit in (first, second):

@@ -1,4 +1,4 @@
-"""Real processes meet, or are told why they can't."""
+"""Real processes join a world, or receive an error with the reason."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_two_processes_meet_by_the_environment(visits: Callable[..., Any]) -> No
 
 
 def has_joined(meet: Path) -> bool:
-    """Whether a process has said who it is at a file where others meet."""
+    """Return whether a process has written its identity to the file."""
     return meet.exists() and b"info/" in meet.read_bytes()
 
 
@@ -81,7 +81,7 @@ def test_a_missing_rank_is_named_and_then_given_up(visits: Callable[..., Any], t
     assert re.match(r"waiting for 3 processes: 2 have joined \(ranks 0 2\), [0-3] s", said[0])
     assert "missing rank 1. On its machine:" in said[0]
     assert re.search(r"giving up in 0:0[1-4] \(cluster.join_timeout_s\)", said[0])
-    # Rank 0 speaks for all.
+    # Rank 0 reports for all.
     assert answers[1][2] == []
     for kind, text, _ in answers:
         assert kind == "error"
@@ -97,7 +97,7 @@ def test_a_missing_rank_0_is_named_by_the_others(visits: Callable[..., Any], tmp
     assert "gave up" in text
 
 
-def test_nobody_at_the_port_is_said_and_then_given_up(visits: Callable[..., Any], init: str) -> None:
+def test_a_port_without_a_listener_is_reported_and_then_given_up(visits: Callable[..., Any], init: str) -> None:
     visit = visits(init, 1, 2, constants={"REPORT_EVERY_S": 0.3}, join_timeout_s=3.0)
     _, text, said = visit.answer()
     assert f"rank 1 waits for rank 0 at {init}: connection refused" in said[0]
@@ -121,7 +121,7 @@ def test_two_processes_with_one_rank_are_both_named(visits: Callable[..., Any], 
         assert all(f"pid {other.process.pid}" in text for other in pair[1:])
 
 
-def test_a_second_rank_0_is_told_who_has_the_port(visits: Callable[..., Any], init: str) -> None:
+def test_a_second_rank_0_is_refused_with_the_process_that_has_the_port(visits: Callable[..., Any], init: str) -> None:
     first = visits(init, 0, 2)
     visits(init, 1, 3).error()
     assert "world sizes differ" in first.error()
@@ -175,7 +175,7 @@ def test_a_file_in_no_folder_is_named(visits: Callable[..., Any], tmp_path: Path
     assert f"no folder {tmp_path}/none" in visits(f"file://{tmp_path}/none/meet", 0, 2).error()
 
 
-def test_a_barrier_names_who_did_not_come(visits: Callable[..., Any], init: str) -> None:
+def test_a_barrier_names_the_rank_that_did_not_come(visits: Callable[..., Any], init: str) -> None:
     first, _ = (visits(init, rank, 2, scenario=joiner.SKIPS_BARRIER) for rank in (0, 1))
     assert "waited 1 s for 2 processes: rank 1 did not come" in first.error()
 

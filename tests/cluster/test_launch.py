@@ -1,4 +1,4 @@
-"""The launcher, as a program: what it returns, what it says, and that nothing is left behind."""
+"""The launcher as a program: its exit code and output, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def start(tmp_path: Path, repo: Path) -> Iterator[Callable[..., Program]]:
         program.process.wait()
 
 
-def test_work_that_is_done_returns_0_and_says_nothing(start: Callable[..., Program]) -> None:
+def test_finished_work_returns_0_and_prints_nothing(start: Callable[..., Program]) -> None:
     program = start("ok", num_procs=3)
     assert program.wait() == (0, "")
     assert [(program.folder / f"saved-0-{rank}").read_text() for rank in range(3)] == ["lockstep"] * 3
@@ -90,7 +90,7 @@ def test_work_that_is_done_returns_0_and_says_nothing(start: Callable[..., Progr
     assert program.left_files() == []
 
 
-def test_an_error_for_people_is_said_once(start: Callable[..., Program]) -> None:
+def test_an_error_for_users_is_printed_once(start: Callable[..., Program]) -> None:
     program = start("data error", max_restarts=3)
     code, text = program.wait()
     lines = text.splitlines()
@@ -141,6 +141,7 @@ def test_a_killed_worker_is_started_again_within_seconds(start: Callable[..., Pr
     code, text = program.wait()
     assert code == 0
     assert text.count("restart 1 of 2") == 1
+    assert "restart 2" not in text
     killed_at = float((program.folder / "started-0-1").read_text().split()[1])
     again_at = float((program.folder / "started-1-1").read_text().split()[1])
     # About 0.2 s where the machine has nothing else to do: torch is not imported again.
@@ -174,7 +175,7 @@ def test_sigterm_to_one_worker_is_the_commands_end_too(start: Callable[..., Prog
     program.until("started-0-*", 2)
     os.kill(int((program.folder / "started-0-1").read_text().split()[0]), signal.SIGTERM)
     code, text = program.wait()
-    # All have saved, and the work is not done: whoever waits for the command must not take it for complete.
+    # All have saved, and the work is not done: a script that waits for the command must not treat it as complete.
     assert (code, text) == (128 + signal.SIGTERM, "")
     assert len(list(program.folder.glob("saved-0-*"))) == 2
 

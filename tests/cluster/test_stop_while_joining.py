@@ -1,4 +1,4 @@
-"""A process started by hand that waits for the others is stopped at once, and says nothing about it."""
+"""A process started by hand that waits for the others is stopped at once, without output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.runs import LONG_S, TINY, environment, own_port
 
-# Joins as training does, and says so just before it waits.
+# Joins as training does, and prints a line just before it waits.
 SCRIPT = """
 import sys
 from lockstep.cli.main import run

@@ -21,7 +21,7 @@ from tests.runs import LOCKSTEP, TINY, environment, kill_session, own_port, resu
 
 KEY = "a secret that strangers do not know"
 KINDS = ("procs", "procs", "nodes", "nodes", "init", "env", "file", "torchrun")
-# Short waits, so that a run that cannot go on ends soon.
+# Short waits, so that a run that cannot continue ends soon.
 SETTINGS = (
     "epochs=1", "report.tensorboard=false", "cluster.join_timeout_s=40", "cluster.timeout_s=40",
     "cluster.stop_timeout_s=10", "watch.hang_timeout_s=30", "data.slow_s=0.1",

@@ -1,4 +1,4 @@
-"""What can be known before processes start is refused before torch is imported, which takes seconds."""
+"""Errors that are detectable before processes start are raised before torch is imported, which takes seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lockstep doctor` as a person types it."""
+"""`lockstep doctor` as a user runs it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_the_doctor_looks_at_two_processes_their_settings_and_data(tmp_path: Pat
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_a_mistake_in_a_setting_is_said_before_anything_is_looked_at(tmp_path: Path) -> None:
+def test_a_wrong_setting_is_reported_before_any_check_runs(tmp_path: Path) -> None:
     done = lockstep("doctor", "digits", "epoch=3", cwd=tmp_path, code=2)
     assert "epoch is not a setting" in done.stderr
 
 
 @pytest.mark.full
-def test_training_says_at_its_start_what_the_doctor_would(tmp_path: Path) -> None:
+def test_training_reports_at_its_start_what_the_doctor_would(tmp_path: Path) -> None:
     limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 4096)); "
     limited += "sys.argv = ['lockstep', 'train', 'digits', 'epochs=1', '--procs', '1']; "
     limited += "runpy.run_module('lockstep', run_name='__main__')"

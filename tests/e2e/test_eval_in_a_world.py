@@ -1,4 +1,4 @@
-"""`lockstep eval` in processes that somebody else has started, and of runs that were sharded."""
+"""`lockstep eval` in processes of another launcher, and of sharded runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.runs import LONG_S, TINY, environment, lockstep, result
 
 
 @pytest.mark.full
-def test_eval_under_torchrun_speaks_once_and_says_what_it_says_alone(tmp_path: Path) -> None:
+def test_eval_under_torchrun_prints_once_and_the_same_as_alone(tmp_path: Path) -> None:
     lockstep("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
     alone = json.loads(lockstep("eval", tmp_path / "run", "--json", cwd=tmp_path).stdout)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

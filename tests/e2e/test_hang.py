@@ -1,4 +1,4 @@
-"""A rank that gets stuck is named, with everybody's stacks; the run ends with that, or goes on to the same weights."""
+"""A rank that hangs is named, with the stacks of all ranks; the run ends, or continues to the same weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runs import ROOT, kill_session, lockstep, own_port, process_with_open
 pytestmark = pytest.mark.timeout(400)
 LIMIT_S = 150
 STUCK = ROOT / "tests" / "e2e" / "stuck_recipe.py"
-# After half of it a rank that says nothing is taken for silent: on a busy machine that must not be one that gets on.
+# After half of it, a rank without reports counts as silent. On a busy machine it must not be one that makes progress.
 TIMEOUT = "watch.hang_timeout_s=8"
 SETTINGS = [STUCK, "data.num_samples=201", TIMEOUT, "report.every_steps=1", "report.tensorboard=false"]
 
@@ -33,7 +33,7 @@ def undisturbed(run: Path) -> str:
 
 
 @pytest.mark.full
-def test_a_rank_that_reads_for_ever_is_named_and_the_run_goes_on_to_the_same_weights(
+def test_a_rank_that_reads_for_ever_is_named_and_the_run_continues_to_the_same_weights(
     undisturbed: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -65,7 +65,7 @@ def test_a_rank_that_holds_a_sharded_model_up_is_named_alone(tmp_path: Path) -> 
     assert re.search(r"hang: rank 1 has made no progress for \d+ s: reading samples, step 5", errors)
 
 
-def test_a_stopped_process_is_named_and_killed_and_the_run_goes_on_to_the_same_weights(
+def test_a_stopped_process_is_named_and_killed_and_the_run_continues_to_the_same_weights(
     undisturbed: str, tmp_path: Path
 ) -> None:
     rank = 0  # the harder one: the others hear of each other through it
@@ -87,7 +87,7 @@ def test_a_stopped_process_is_named_and_killed_and_the_run_goes_on_to_the_same_w
 
 
 @pytest.mark.full
-def test_a_world_started_by_hand_finds_out_by_itself_and_all_end_with_the_same_text(tmp_path: Path) -> None:
+def test_a_world_started_by_hand_detects_a_hang_and_all_end_with_the_same_text(tmp_path: Path) -> None:
     folder, meeting = tmp_path / "run", f"tcp://127.0.0.1:{own_port()}"
     world = ["--init", meeting, "--world-size", 3, "--run-dir", folder]
     stuck = {"STUCK": f"sleeps,2,{tmp_path / 'once'}"}

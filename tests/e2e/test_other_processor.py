@@ -20,7 +20,7 @@ def _has_other_kernels() -> None:
 
 
 @pytest.mark.slow
-def test_a_resume_on_another_processor_is_refused_unless_told(tmp_path: Path) -> None:
+def test_a_resume_on_another_processor_is_refused_by_default(tmp_path: Path) -> None:
     command = ["train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "run"]
     lockstep(*command, cwd=tmp_path)
     refused = lockstep(*command, "--resume", "auto", cwd=tmp_path, code=5, **OTHER)

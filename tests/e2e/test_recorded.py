@@ -1,6 +1,6 @@
-"""A refactoring must not change what training computes: an epoch of digits, beside a recorded one.
+"""A refactoring must not change the results of training: an epoch of digits, compared with a recorded one.
 
-Where a change is meant, `python -m tests.e2e.test_recorded` records anew; the commit then says why.
+If a change is intended, `python -m tests.e2e.test_recorded` records new values; the commit message gives the reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`lockstep scale` as a person types it."""
+"""`lockstep scale` as a user runs it."""
 
 from __future__ import annotations
 

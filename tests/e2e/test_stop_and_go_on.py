@@ -1,4 +1,4 @@
-"""A run that is stopped, killed or loses a process goes on to the weights of an undisturbed one."""
+"""A run that is stopped, killed or loses a process ends with the weights of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def go_on(folder: Path, procs: int) -> str:
 @pytest.mark.parametrize(
     ("stop", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.full), (signal.SIGTERM, 143)]
 )
-def test_a_stop_saves_in_mid_epoch_and_any_world_goes_on(
+def test_a_stop_saves_in_mid_epoch_and_any_world_resumes(
     undisturbed: Path, tmp_path: Path, stop: int, code: int
 ) -> None:
     folder = tmp_path / "run"
@@ -124,7 +124,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_killed_launcher_leaves_nothing_and_the_run_goes_on(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_killed_launcher_leaves_nothing_and_the_run_resumes(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = slow_run(folder, 2, "loader.num_workers=1")
     try:
@@ -143,7 +143,7 @@ def rank_pid(folder: Path, rank: int) -> int:
 
 
 @pytest.mark.full
-def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_killed_rank_is_named_and_the_run_continues_from_its_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = slow_run(folder, 3)
     try:
@@ -178,7 +178,7 @@ def test_a_killed_rank_is_started_again_where_restarts_are_allowed(undisturbed: 
 
 
 @pytest.mark.full
-def test_a_torn_and_an_altered_checkpoint_are_named_and_passed_over(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_truncated_and_an_altered_checkpoint_are_named_and_passed_over(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = slow_run(folder, 1)
     try:
@@ -242,7 +242,7 @@ def test_settings_alone_are_for_the_run_in_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_torn_checkpoint_is_named_even_if_it_is_the_only_one(tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_is_named_even_if_it_is_the_only_one(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     lockstep("train", TINY, "epochs=1", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
     (folder / "weights.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""Models, data sets and commands beside the beaten track."""
+"""Unusual models, datasets and commands."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_empty_training_set_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_what_a_stopped_run_says_to_type_goes_on_with_it(tmp_path: Path) -> None:
+def test_the_command_that_a_stopped_run_prints_resumes_it(tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
     slow = ["data.slow_s=0.2", f"data.slow_while={tmp_path}/slow"]  # it is not over before it is stopped
     settings = [*slow, "data.num_samples=301", "report.every_steps=1"]
@@ -140,7 +140,7 @@ def test_a_mistake_in_a_recipe_is_answered_in_words(tmp_path: Path, mistake: str
 
 
 @pytest.mark.full
-def test_a_run_that_never_began_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_run_that_never_started_leaves_no_folder(tmp_path: Path) -> None:
     for procs in (1, 2):
         lockstep("train", UNUSUAL, "data.num_samples=0", "--procs", procs, cwd=tmp_path, code=3)
     assert not list((tmp_path / "runs").iterdir())

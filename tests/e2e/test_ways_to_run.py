@@ -1,4 +1,4 @@
-"""The commands of the README, each as a person types it."""
+"""The commands of the README, as a user runs them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_predict_needs_only_the_run_folder(digits: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.full
-def test_predict_says_which_file_is_no_picture(digits: Path, tmp_path: Path) -> None:
+def test_predict_names_the_file_that_is_not_an_image(digits: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no picture")
     Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(tmp_path / "line.png")
     done = lockstep("predict", digits, tmp_path / "notes.txt", tmp_path / "line.png", cwd=tmp_path, code=3)
@@ -118,7 +118,7 @@ def test_under_torchrun(tiny: str, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
     assert weights(tmp_path / "run") == tiny
-    assert done.stdout.count("done in") == 1  # only rank 0 speaks
+    assert done.stdout.count("done in") == 1  # only rank 0 prints
     assert (tmp_path / "run" / "logs" / "rank-1.log").exists()
 
 
@@ -208,7 +208,7 @@ def test_training_called_from_a_process_that_is_killed_saves_and_ends(tmp_path: 
                               start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     try:
         wait_until(lambda: records(folder, "train"))
-        script.kill()  # as a notebook's kernel is when it is started anew
+        script.kill()  # as a notebook's kernel is when it is restarted
         script.wait()
         wait_until(lambda: not processes_with(str(folder)))
     finally:
@@ -237,7 +237,7 @@ def test_a_loop_of_ones_own_gives_the_same_bits_at_any_world_size(tmp_path: Path
 
 
 @pytest.mark.full
-def test_a_recipe_around_a_torch_data_set_gives_the_same_bits_at_any_world_size(tmp_path: Path) -> None:
+def test_a_recipe_around_a_torch_dataset_gives_the_same_bits_at_any_world_size(tmp_path: Path) -> None:
     example = ROOT / "examples" / "own_recipe.py"
     for number, settings in enumerate((["--procs", 1], ["--procs", 3], ["--procs", 2, "loader.num_workers=2"])):
         done = lockstep("train", example, "epochs=1", *settings, "--run-dir", tmp_path / str(number), cwd=tmp_path)

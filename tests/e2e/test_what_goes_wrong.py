@@ -1,4 +1,4 @@
-"""Faults end in a text that says what is wrong, an exit code, and nothing lost."""
+"""Faults end with an error message and an exit code, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_step_is_skipped_on_all_ranks_where_that_is_asked_for(tmp_path: Path
 
 
 @pytest.mark.full
-def test_going_back_does_not_help_against_a_bad_sample_and_the_run_says_so(tmp_path: Path) -> None:
+def test_rolling_back_does_not_help_against_a_bad_sample_and_the_run_reports_it(tmp_path: Path) -> None:
     # A seed with which the bad sample is not in the first step: there must be a checkpoint to go back to.
     orders = (Order(num_samples=101, global_batch=24, micro_batch=4, seed=seed) for seed in range(100))
     order = next(order for order in orders if 40 not in order.indices(0, np.arange(24)))
@@ -92,7 +92,7 @@ def test_a_run_is_not_written_over(trained: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_run_does_not_go_on_with_other_settings(trained: Path, tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_other_settings(trained: Path, tmp_path: Path) -> None:
     done = lockstep("train", TINY, "optim.lr=0.1", "--run-dir", trained, "--resume", "auto", cwd=tmp_path, code=2)
     assert "optim.lr: 0.05 in the run, 0.1 now" in done.stderr
 
@@ -103,13 +103,13 @@ def test_a_checkpoint_of_another_model_is_named_by_its_setting(trained: Path, tm
     settings = ["model.width=8", "--procs", 2, "--run-dir", tmp_path / "other", "--resume"]
     done = lockstep("train", TINY, *settings, newest, cwd=tmp_path, code=2)
     assert "model.width: 6 in the run, 8 now" in done.stderr
-    alone = shutil.copytree(newest, tmp_path / "alone")  # no run folder says which settings it had
+    alone = shutil.copytree(newest, tmp_path / "alone")  # no run folder has its settings
     done = lockstep("train", TINY, *settings, alone, cwd=tmp_path, code=2)
     assert "model.width: 6 in the run, 8 now" in done.stderr
 
 
 @pytest.mark.full
-def test_a_run_does_not_go_on_with_more_samples_or_fewer(tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_more_samples_or_fewer(tmp_path: Path) -> None:
     recipe = tmp_path / "grown.py"
     text = TINY.read_text().replace("return len(self.labels)", "return min(len(self.labels), int(os.environ['MOST']))")
     recipe.write_text(text)
@@ -122,7 +122,7 @@ def test_a_run_does_not_go_on_with_more_samples_or_fewer(tmp_path: Path) -> None
 
 
 @pytest.mark.full
-def test_a_reader_that_is_killed_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_killed_dataloader_worker_is_named_and_the_run_continues(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (tmp_path / "slow").touch()
     slow = ["data.slow_s=0.2", f"data.slow_while={tmp_path}/slow"]  # there are other readers when it evaluates

@@ -1,4 +1,4 @@
-"""A recipe as a user would write it, in one file: a net with batch norm and dropout on made-up pictures."""
+"""A recipe as a user would write it, in one file: a network with batch norm and dropout on synthetic images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of faults compare with."""
+"""Reference runs for the tests of faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.runs import TINY, lockstep, weights
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The hash of the weights that one process gives, which nobody disturbs."""
+    """The hash of the weights of one process without faults."""
     folder = tmp_path_factory.mktemp("alone")
     lockstep("train", TINY, *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
     return weights(folder / "run")

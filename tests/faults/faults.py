@@ -62,7 +62,7 @@ class Job:
         return []
 
     def ended(self, timeout_s: float = 150.0) -> tuple[int, str]:
-        """Exit code, and all that was said."""
+        """Return the exit code and all output."""
         output, errors = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, output + errors
 
@@ -145,7 +145,7 @@ def _session(pid: int) -> int:
 
 @dataclass(frozen=True)
 class Moment:
-    """When to kill which rank, and how the job goes on; all of it follows from the seed and the number.
+    """When to kill which rank, and how the job continues; all values follow from the seed and the number.
 
     Attributes:
         seed: Printed with each test.

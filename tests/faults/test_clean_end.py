@@ -1,4 +1,4 @@
-"""Whatever ends a run, nothing of it is left, no process, temporary file or shared memory; and the code says why."""
+"""However a run ends, it leaves no process, temporary file or shared memory, and its exit code shows the reason."""
 
 from __future__ import annotations
 
@@ -124,6 +124,6 @@ def _read_until(closing: threading.Event, descriptor: int) -> None:
         if select.select([descriptor], [], [], 0.05)[0]:
             try:
                 os.read(descriptor, 4096)
-            except OSError:  # nobody writes any more
+            except OSError:  # no process writes any more
                 break
     os.close(descriptor)

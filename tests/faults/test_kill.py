@@ -1,4 +1,4 @@
-"""kill -9 of a random rank at random moments: the run goes on, or is resumed, to the weights of an undisturbed one.
+"""kill -9 of a random rank at random moments: the run continues, or is resumed, to the weights of an uninterrupted one.
 
 `make test-faults` kills at 20 moments; FAULTS=100 FAULTS_SEED=7 at others. The seeds stand in the names of the tests.
 """

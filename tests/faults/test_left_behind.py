@@ -1,4 +1,4 @@
-"""What kills, limits and a machine without shared memory leave, and how a run tells of them."""
+"""Kills, limits and a machine without shared memory: what they leave behind, and how a run reports them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_run_does_not_notice_that_the_resource_tracker_was_killed(tmp_path: Pa
         assert running.left() == []
 
 
-def test_ctrl_c_before_training_has_begun_does_not_speak_of_saving(tmp_path: Path) -> None:
+def test_ctrl_c_before_training_does_not_mention_saving(tmp_path: Path) -> None:
     with job(tmp_path, ENDLESS, "--procs", 2) as running:
         wait_until(lambda: answers_to_stops(running.process.pid))
         running.process.send_signal(signal.SIGINT)
@@ -95,7 +95,7 @@ def test_a_limit_on_open_files_is_named_as_what_it_is(tmp_path: Path, limit: int
 @pytest.mark.parametrize(
     ("options", "more"), [("ro", "--procs 2"), ("ro", "--procs 1 loader.num_workers=1"), ("size=4k", "--procs 2")]
 )
-def test_a_machine_without_shared_memory_is_told(tmp_path: Path, options: str, more: str) -> None:
+def test_a_machine_without_shared_memory_is_reported(tmp_path: Path, options: str, more: str) -> None:
     unshare = ["unshare", "--mount", "--map-root-user"] if os.geteuid() else ["unshare", "--mount"]
     mount = f"mount -t tmpfs -o {options} tmpfs {SHM}"
     if not shutil.which("unshare") or subprocess.run([*unshare, "sh", "-c", mount], capture_output=True).returncode:

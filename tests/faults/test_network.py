@@ -60,7 +60,7 @@ def test_a_link_that_is_slow_and_then_away_for_a_while_changes_nothing(
 
 
 @pytest.mark.full
-def test_where_a_link_is_gone_each_side_says_whom_it_has_lost(two: list[Host], tmp_path: Path) -> None:
+def test_where_a_link_is_cut_each_side_names_the_lost_one(two: list[Host], tmp_path: Path) -> None:
     started = begin(two, tmp_path, "watch.hang_timeout_s=5")
     two[1].cut()
     try:

@@ -39,7 +39,7 @@ def slow(tmp_path: Path) -> tuple[str, str]:
 
 
 def hurry(folder: Path) -> None:
-    """Let a slow run go on as fast as it can."""
+    """Let a slow run continue at full speed."""
     (folder / "slow").unlink()
 
 
@@ -50,7 +50,7 @@ def nodes(folder: Path, *arguments: object) -> Iterator[Callable[..., Job]]:
     begun: list[Job] = []
 
     def begin(name: str, rank: int | None = None) -> Job:
-        if begun:  # The first one serves the place where they meet, and so can't be done without.
+        if begun:  # The first one serves the rendezvous, so the run needs it.
             wait_until(lambda: _listens(port), 120)
         (folder / name / "tmp").mkdir(parents=True)
         place = f"127.0.0.1:{port}"
@@ -133,7 +133,9 @@ def test_a_node_that_was_given_a_rank_may_be_lost_and_started_again_with_it(
 
 @pytest.mark.timeout(400)
 @pytest.mark.lab
-def test_a_node_that_is_told_to_stop_saves_and_leaves(undisturbed: str, slow: tuple[str, str], tmp_path: Path) -> None:
+def test_a_node_that_receives_a_stop_signal_saves_and_leaves(
+    undisturbed: str, slow: tuple[str, str], tmp_path: Path
+) -> None:
     with nodes(tmp_path, *slow, "--nodes", "1:2") as begin:
         first = begin("a")
         second = begin("b")
@@ -184,7 +186,7 @@ def test_torchruns_own_restarts_and_nodes(undisturbed: str, slow: tuple[str, str
     second = None
     try:
         job.wait_for_step(2)
-        # Comes later: torchrun then stops all processes and starts them anew, and counts that as no restart.
+        # Comes later: torchrun then stops all processes and starts them again, and does not count that as a restart.
         second = torchrun()
         wait_until(lambda: "2 processes on" in (tmp_path / "said").read_text(), 120)
         hurry(tmp_path)

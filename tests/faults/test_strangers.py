@@ -1,4 +1,4 @@
-"""Launchers that meet at one address: others than those of one run are refused, and disturb nobody."""
+"""Launchers at one address: those of another run are refused, and do not affect the first run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _listens(port: int) -> bool:
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_run_of_another_folder_is_refused_and_the_first_one_goes_on(
+def test_a_run_of_another_folder_is_refused_and_the_first_one_continues(
     launch: Callable[..., Launcher], tmp_path: Path
 ) -> None:
     words = ("--nodes", 2, "--run-dir")

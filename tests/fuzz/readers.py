@@ -24,13 +24,13 @@ SLACK_BYTES = 3 << 30  # beyond this the process gets no memory, so that a fault
 
 
 def picture(path: Path) -> None:
-    from lockstep.data.images import Picture, read_rgb
+    from lockstep.data.images import EncodedImage, read_rgb
     from lockstep.errors import DataError
     from lockstep.recipes.mnist.data import SCALES
     from lockstep.recipes.mnist.predict import read_image
 
     read_rgb(path)
-    found = Picture(path)
+    found = EncodedImage(path)
     found.pixels(2 if found.is_scalable else 1, bottom_px=3)
     try:
         read_image(path, SCALES["mnist"])
@@ -233,7 +233,7 @@ def try_reader(kind: str, path: Path) -> dict[str, Any]:
     """What a reader makes of a file."""
     from lockstep.errors import LockstepError
 
-    Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak of memory
     start, outcome = time.process_time(), "read"
     try:
         READERS[kind](path)

@@ -32,7 +32,7 @@ bounded = settings(
 
 
 class Reader:
-    """A process that reads files; started anew when one of them has ended it."""
+    """A process that reads files; started again after a file has ended it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None

@@ -40,7 +40,7 @@ def test_digits_on_a_gpu(tmp_path: Path) -> None:
     assert weights(tmp_path / "2") == weights(tmp_path / "1")
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     settings = ["device=cuda", "data.num_samples=401", "epochs=3", "report.every_steps=1"]
     lockstep("train", TINY, *settings, "--procs", 1, "--run-dir", tmp_path / "whole", cwd=tmp_path)
     folder = tmp_path / "run"

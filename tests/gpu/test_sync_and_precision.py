@@ -25,7 +25,7 @@ def group() -> Iterator[None]:
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_micro_batches_give_what_torchs_synchronised_batch_norm_gives_of_all_of_them(
+def test_micro_batches_equal_torchs_synchronized_batch_norm_of_all_of_them(
     group: None, channels_last: bool, dtype: torch.dtype
 ) -> None:
     from torch.nn.modules._functions import SyncBatchNorm

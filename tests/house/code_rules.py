@@ -1,4 +1,4 @@
-"""Who reads ranks or prints, and how names and docstrings are. `test_rules.py` holds the checkout to these rules."""
+"""Which modules read ranks or print, and rules for names and docstrings. `test_rules.py` applies them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPEAKERS = (
 
 
 def ranks_asked_for(root: Path) -> list[str]:
-    """Who asks torch for its rank, where a World is to be handed in."""
+    """Code that asks torch for its rank instead of taking a World."""
     problems = []
     for name, path in sources(root, "lockstep"):
         if name.startswith(("lockstep/cluster/", "lockstep/launch/", "lockstep/watchdog/")):
@@ -39,7 +39,7 @@ def ranks_asked_for(root: Path) -> list[str]:
 
 
 def ranks_read_from_environment(root: Path) -> list[str]:
-    """Who reads RANK and its like besides cluster/env.py."""
+    """Code that reads RANK and similar variables outside of cluster/env.py."""
     problems = []
     for name, path in sources(root, "lockstep"):
         if name in ("lockstep/cluster/env.py", "lockstep/cluster/schedulers.py"):
@@ -52,7 +52,7 @@ def ranks_read_from_environment(root: Path) -> list[str]:
 
 
 def stray_speech(root: Path) -> list[str]:
-    """Who writes to the console but those whose work it is."""
+    """Code that writes to the console outside of the packages that may."""
     problems = []
     for name, path in sources(root, "lockstep"):
         if name.startswith(SPEAKERS):
@@ -68,7 +68,7 @@ def stray_speech(root: Path) -> list[str]:
 
 
 def borrowed_names(root: Path) -> list[str]:
-    """`from lockstep.x import Name` where x itself has Name from somewhere else."""
+    """`from lockstep.x import Name` where x itself imports Name from another module."""
     problems = []
     for name, path in sources(root):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -90,7 +90,7 @@ def borrowed_names(root: Path) -> list[str]:
 
 
 def missing_docstrings(root: Path) -> list[str]:
-    """Public modules, classes, functions and methods of the package that nobody explained."""
+    """Public modules, classes, functions and methods of the package without a docstring."""
     problems = []
     for name, path in sources(root, "lockstep"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -100,8 +100,21 @@ def missing_docstrings(root: Path) -> list[str]:
     return problems
 
 
+def twin_classes(root: Path) -> list[str]:
+    """Public classes of the package with one name. Each recipe has settings of its own: `Config`, `DataConfig`."""
+    places: dict[str, list[str]] = {}
+    for name, path in sources(root, "lockstep"):
+        is_recipe = name.startswith("lockstep/recipes/") and name.endswith("/config.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+                continue
+            if not (is_recipe and node.name.endswith("Config")):
+                places.setdefault(node.name, []).append(f"{name}:{node.lineno}")
+    return [f"two classes {name}: {' '.join(found)}" for name, found in places.items() if len(found) > 1]
+
+
 def old_words(root: Path) -> list[str]:
-    """Names with "iter": it means a step to some and a micro-batch to others."""
+    """Names with "iter", which can mean a step or a micro-batch."""
     problems = []
     for name, path in sources(root, "lockstep"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -116,7 +129,7 @@ def old_words(root: Path) -> list[str]:
 
 
 def _variable_read(node: ast.AST) -> str | None:
-    """The name of the environment variable that this expression reads, if it does."""
+    """Return the name of the environment variable that an expression reads, if any."""
     key: ast.AST | None = None
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and "environ" in ast.unparse(node.value):
         key = node.slice
@@ -194,5 +207,6 @@ ALL = (
     stray_speech,
     borrowed_names,
     missing_docstrings,
+    twin_classes,
     old_words,
 )

@@ -1,4 +1,4 @@
-"""What a docstring has to explain: parameters and shapes. `test_rules.py` holds the checkout to these rules."""
+"""Rules for docstrings: parameters and shapes. `test_rules.py` applies them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long files are, what they are called and where they lie. `test_rules.py` holds the checkout to these rules."""
+"""Rules for the length, names and places of files. `test_rules.py` applies them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.:/~}])/(home|root|Users|mnt|media|work|scrat
 
 
 def long_files(root: Path, limit: int = HARD_LIMIT_LINES) -> list[str]:
-    """Files that nobody reads to the end."""
+    """Files that are too long to read."""
     counts = ((name, len(path.read_text().splitlines())) for name, path in sources(root))
     return [f"{name}: {count} lines, {limit} at most" for name, count in counts if count > limit]
 

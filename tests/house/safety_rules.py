@@ -55,7 +55,7 @@ def recursive_deletes(root: Path) -> list[str]:
 
 
 def sudden_ends(root: Path) -> list[str]:
-    """`os._exit` and `atexit` in modules where nobody has thought about the exit code."""
+    """`os._exit` and `atexit` outside of the modules that handle the exit code."""
     return [
         f"{name}:{node.lineno}: {called(node)} may hide how a command ends; only {', '.join(SUDDEN_ENDS)} may"
         for name, node in calls(root)

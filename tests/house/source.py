@@ -1,4 +1,4 @@
-"""What the rules of the house read: source files, their syntax trees and their lines."""
+"""Input of the house rules: source files, their syntax trees and their lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents point to is there, and they have the form that was agreed."""
+"""Targets of links in the documentation exist, and pages have the agreed form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
 NAMED_FILE = re.compile(r"`((?:lockstep|tests|docs|benchmarks|examples)/[\w./-]+\.\w+|\.ci/\w+)`")
 MAKE = re.compile(r"(?<!lockstep data )\bmake ([a-z][a-z-]+)")  # `lockstep data make` is no target
 WRITTEN_BY_MAKE = "<!-- `make docs` writes this page. -->"
-ADR_SECTIONS = ["Question", "Choice", "Refused", "How we would know we were wrong"]
+ADR_SECTIONS = ["Question", "Decision", "Rejected alternatives", "When to reconsider"]
 
 
 def documents(root: Path) -> Iterator[Path]:
@@ -22,18 +22,18 @@ def documents(root: Path) -> Iterator[Path]:
 
 
 def anchors(text: str) -> set[str]:
-    """The names by which a page's headings are linked."""
+    """Return the anchors of a page's headings."""
     headings = re.findall(r"^#+\s+(.*)$", _without_code(text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 def has_anchor(text: str, anchor: str) -> bool:
-    """Whether a page has a heading; `make docs` looks into those that it writes itself."""
+    """Return whether a page has a heading. `make docs` checks the pages that it writes."""
     return WRITTEN_BY_MAKE in text or anchor in anchors(text)
 
 
 def dead_links(root: Path) -> list[str]:
-    """Relative links whose file or heading is not there; pages on the web are not asked for."""
+    """Relative links whose file or heading does not exist; links to the web are not checked."""
     problems = []
     for page in documents(root):
         for target in LINK.findall(_without_code(page.read_text())):
@@ -49,7 +49,7 @@ def dead_links(root: Path) -> list[str]:
 
 
 def gone_files(root: Path) -> list[str]:
-    """Files named in `backticks` that are not there; the change log may speak of what was."""
+    """Files named in `backticks` that do not exist; the changelog may name former ones."""
     return [
         f"{page.relative_to(root)}: `{name}` is not there"
         for page in documents(root)
@@ -102,7 +102,7 @@ def test_a_dead_pointer_is_noticed(tmp_path: Path, check: object, text: str, say
     assert says in problem
 
 
-def test_every_decision_says_what_was_refused_and_how_it_could_be_wrong(repo: Path) -> None:
+def test_every_decision_has_rejected_alternatives_and_when_to_reconsider(repo: Path) -> None:
     decisions = sorted((repo / "docs/adr").glob("[0-9]*.md"))
     assert decisions
     assert [int(path.name[:4]) for path in decisions] == list(range(1, len(decisions) + 1))
@@ -113,7 +113,7 @@ def test_every_decision_says_what_was_refused_and_how_it_could_be_wrong(repo: Pa
         assert len(text.splitlines()) <= 70, f"{path.name}: a decision fits on a page"
 
 
-def test_the_change_log_begins_with_what_is_unreleased(repo: Path) -> None:
+def test_the_change_log_starts_with_what_is_unreleased(repo: Path) -> None:
     headings = re.findall(r"^## \[(.*?)\]", (repo / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings
     assert headings[0] == "Unreleased"

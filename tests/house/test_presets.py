@@ -28,7 +28,7 @@ def test_a_preset_loads_under_its_full_name(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=_name)
-def test_the_first_line_of_a_preset_says_what_it_is_for(path: Path) -> None:
+def test_the_first_line_of_a_preset_is_its_description(path: Path) -> None:
     assert re.match(r"# \S+ \S+", path.read_text().splitlines()[0])
 
 

@@ -1,4 +1,4 @@
-"""What examples and documents use of Lockstep is public: a name in `lockstep.__all__`."""
+"""Examples and documentation use only public names of Lockstep: those in `lockstep.__all__`."""
 
 from __future__ import annotations
 

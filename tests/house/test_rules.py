@@ -1,4 +1,4 @@
-"""The checkout keeps the rules of the house, and every rule notices when it is broken."""
+"""The checkout follows the house rules, and every rule detects when it is broken."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from tests.house import code_rules, docstring_rules, file_rules, safety_rules
 
-# Each takes the root of a checkout and returns what breaks it.
+# Each takes the root of a checkout and returns the violations.
 Rule = Callable[[Path], list[str]]
 Files = str | dict[str, str]  # the text of one file, or of several
 RULES: tuple[Rule, ...] = (*file_rules.ALL, *code_rules.ALL, *docstring_rules.ALL, *safety_rules.ALL)
 
-# rule -> (file or a name, text that breaks it, what the report has to say)
+# rule -> (file or a name, text that breaks it, text of the report)
 BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
     file_rules.long_files: [("lockstep/data/x.py", "x = 1\n" * 401, "x.py: 401 lines")],
     file_rules.long_functions: [
@@ -74,6 +74,18 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
         ("lockstep/x.py", "x = 1\n", "the module has no docstring"),
         ("lockstep/x.py", '"""X."""\ndef f(): ...\n', "x.py:2: f has no docstring"),
         ("lockstep/x.py", '"""X."""\nclass A:\n    """A."""\n    def f(self): ...\n', "x.py:4: f has no docstring"),
+    ],
+    code_rules.twin_classes: [
+        (
+            "two classes",
+            {"lockstep/x.py": "class Job: ...\n", "lockstep/data/y.py": "x = 1\nclass Job: ...\n"},
+            "two classes Job: lockstep/data/y.py:2 lockstep/x.py:1",
+        ),
+        (
+            "a class named as a recipe's settings",
+            {"lockstep/x.py": "class DataConfig: ...\n", "lockstep/y.py": "class DataConfig: ...\n"},
+            "two classes DataConfig",
+        ),
     ],
     code_rules.old_words: [
         ("lockstep/x.py", "max_iter = 1\n", "max_iter; say step"),
@@ -145,7 +157,7 @@ BROKEN |= {
     ],
 }
 
-# What looks like a breach and is none.
+# Text that looks like a violation and is allowed.
 ALLOWED: dict[Rule, list[tuple[str, str]]] = {
     code_rules.errors_without_a_fix: [
         ("lockstep/data/x.py", '"""X."""\nraise LockstepError("no", fix="Wait.")\nraise error.with_slots(where=1)\n'),
@@ -176,6 +188,13 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
         ("lockstep/x.py", '"""X."""\ndef _f(): ...\n'),
         ("tests/test_x.py", "def f(): ...\n"),
     ],
+    code_rules.twin_classes: [
+        ("lockstep/x.py", '"""X."""\nclass _A: ...\nclass _A: ...\n'),
+        (
+            "lockstep/recipes/a/config.py",
+            '"""X."""\nclass DataConfig:\n    """D."""\n\nclass DataConfig:\n    """D."""\n',
+        ),
+    ],
     code_rules.old_words: [("lockstep/x.py", "class A:\n    def __iter__(self): return iter([])\n")],
     safety_rules.pickles: [
         ("lockstep/x.py", "import torch\nimport pickle\ntorch.load('x', weights_only=True)\n"),
@@ -197,7 +216,7 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_checkout_keeps_the_rule(repo: Path, rule: Rule) -> None:
+def test_the_checkout_follows_the_rule(repo: Path, rule: Rule) -> None:
     assert rule(repo) == []
 
 
@@ -216,7 +235,7 @@ def _cases(table: dict[Rule, list]) -> list:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
-    """A small house that keeps every rule."""
+    """A small checkout that follows every rule."""
     for name, text in {
         "lockstep/__init__.py": "",
         "lockstep/errors.py": '"""E."""\nfrom typing import ClassVar\nclass LockstepError(Exception):\n    """E."""\n',
@@ -236,7 +255,7 @@ def _write(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(("rule", "name", "text", "says"), _cases(BROKEN))
-def test_a_broken_rule_is_noticed(house: Path, rule: Rule, name: str, text: Files, says: str) -> None:
+def test_a_broken_rule_is_reported(house: Path, rule: Rule, name: str, text: Files, says: str) -> None:
     for file, content in text.items() if isinstance(text, dict) else [(name, text)]:
         _write(house / file, content)
     if says.endswith("not there"):
@@ -246,7 +265,7 @@ def test_a_broken_rule_is_noticed(house: Path, rule: Rule, name: str, text: File
 
 
 @pytest.mark.parametrize(("rule", "name", "text"), _cases(ALLOWED))
-def test_what_only_looks_like_a_breach_is_let_be(house: Path, rule: Rule, name: str, text: str) -> None:
+def test_what_only_looks_like_a_violation_is_allowed(house: Path, rule: Rule, name: str, text: str) -> None:
     _write(house / name, text)
     assert rule(house) == []
 

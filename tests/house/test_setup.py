@@ -1,4 +1,4 @@
-"""Setting up and the two commands: what a person meets before there is a .venv, and when tests fail."""
+"""Set-up and the make commands: without a .venv, and when tests fail."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_python_that_is_not_there_is_named(checkout: Path) -> None:
 
 
 @pytest.mark.full
-def test_what_pip_says_is_shown_when_it_fails(checkout: Path) -> None:
+def test_the_output_of_pip_is_shown_when_it_fails(checkout: Path) -> None:
     _script(checkout / ".venv/bin/python", 'case "$*" in *--version*) exit 0;; esac; echo "no matching torch"; exit 1')
     run = _run(checkout, "make", "venv", f"PYTHON={sys.executable}")
     assert run.returncode != 0

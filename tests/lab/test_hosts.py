@@ -1,4 +1,4 @@
-"""Two and three hosts of their own: by rank, by torchrun, and what is said when something is in the way."""
+"""Two and three separate hosts: by rank, by torchrun, and errors if something blocks them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _running(*processes: subprocess.Popen[str]) -> Iterator[list[subprocess.Pope
 
 
 def _ended(processes: list[subprocess.Popen[str]], timeout_s: float = LONG_S) -> list[str]:
-    """What each has said, once all have ended well."""
+    """Return the output of each process, after all have succeeded."""
     said = []
     for process in processes:
         said.append(process.communicate(timeout=timeout_s)[0] or "")
@@ -61,7 +61,7 @@ def test_two_hosts_by_rank_over_a_shared_file(
     three: list[Host], command: Command, environ: dict[str, str], wanted: str, tmp_path: Path
 ) -> None:
     join = ("--init", f"file://{tmp_path}/meeting", "--world-size", 2, "--rank")
-    # A file says nothing of networks, so each is told which interface the others see it on.
+    # A file has no network address, so each host gets the interface on which the others reach it.
     variables = {**environ, "GLOO_SOCKET_IFNAME": "eth0"}
     started = [host.start(*command(*join, rank), env=variables, cwd=tmp_path) for rank, host in enumerate(three[:2])]
     with _running(*started) as processes:
@@ -226,7 +226,7 @@ def test_a_port_that_a_firewall_blocks_is_named_on_both_sides(
     assert "a firewall is between" in said[1]
 
 
-def test_a_port_where_nobody_listens_is_told_from_a_host_that_is_off(
+def test_a_port_without_a_listener_is_distinguished_from_a_host_that_is_down(
     three: list[Host], command: Command, environ: dict[str, str], tmp_path: Path
 ) -> None:
     join = ("--init", "tcp://n1:29516", "--world-size", 2, "--rank", 1, "cluster.join_timeout_s=7")

@@ -77,7 +77,7 @@ def _state(slurm: Slurm, job: str) -> str:
     return slurm.run("squeue", "-h", "-j", job, "-t", "all", "-o", "%T").stdout.strip()
 
 
-def test_a_job_that_is_warned_saves_queues_itself_again_and_goes_on_to_the_same_weights(
+def test_a_job_before_its_time_limit_saves_requeues_itself_and_resumes_to_the_same_weights(
     slurm: Slurm, tmp_path: Path
 ) -> None:
     settings = ["epochs=12", "report.every_steps=1", "checkpoint.every=100s"]
@@ -116,7 +116,7 @@ def test_an_array_trains_each_variant_in_a_folder_of_its_own(slurm: Slurm, tmp_p
     assert "seed: 3" in (tmp_path / "sweep-1" / "config.yaml").read_text()
 
 
-def test_sbatch_refusing_a_job_is_said_in_its_words(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_refusal_by_sbatch_is_reported_in_its_words(slurm: Slurm, tmp_path: Path) -> None:
     options = ["--run-dir", tmp_path / "run", "--sbatch=--partition=none"]
     done = slurm.run(*LOCKSTEP, "submit", "digits", *options, PYTHONPATH=str(ROOT))
     assert done.returncode == 4

@@ -1,4 +1,4 @@
-"""What the ranks of a rank pool do for the doctor's tests: functions that take a world first."""
+"""Jobs of a rank pool for the doctor's tests: functions whose first argument is a world."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.doctor import links as between
 
 
 def links(world: World, spoilt_rank: int | None = None) -> list[dict[str, Any]]:
-    """What the doctor says of a world's links; one rank's network may damage what it receives."""
+    """Return the doctor's results on a world's links; one rank's network may damage what it receives."""
     real = dist.all_reduce
 
     def damaged(values: torch.Tensor) -> None:
@@ -27,7 +27,7 @@ def links(world: World, spoilt_rank: int | None = None) -> list[dict[str, Any]]:
 
 
 def summary(world: World, other_rank: int) -> list[dict[str, Any]]:
-    """What the doctor says of a world in which one rank has another torch."""
+    """Return the doctor's results on a world in which one rank has another torch."""
     mine = compare.summary(world, None, [])
     if world.rank == other_rank:
         mine["torch"] = "0.1"

@@ -1,4 +1,4 @@
-"""What ranks of `test_fingerprint_worlds.py` do: one of them has other code, data or kernels."""
+"""Jobs of `test_fingerprint_worlds.py`: one rank has other code, data or kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a rank pool do: functions that take a world first."""
+"""Jobs of a rank pool: functions whose first argument is a world."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def gradient_without_dropout(world: World, order: Order) -> Any:
 
 
 def part_ways(world: World, order: Order, special_leaf: int) -> str:
-    """What a rank says when one micro-batch, perhaps on another rank, does not pass the batch norm."""
+    """Return a rank's error when one micro-batch, perhaps of another rank, does not reach the batch norm."""
     model, (inputs, labels) = make("parting ways"), samples(order.num_samples)
     reducer = Reducer(model, world, synchronised=True)
     step = next(iter(order.steps(world, stop=1)))

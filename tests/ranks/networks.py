@@ -64,7 +64,7 @@ class Sometimes(nn.Module):
 
 
 class UnmovedLSTM(nn.LSTM):
-    """Refuses to let cuDNN lay its weights out anew, once it is in use."""
+    """Refuses to let cuDNN change the layout of its weights once it is in use."""
 
     is_in_use = False
 

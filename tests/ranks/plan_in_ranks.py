@@ -1,4 +1,4 @@
-"""What a rank really sends in a step, to be compared with a plan."""
+"""The bytes that a rank sends in a step, compared with a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Twenty steps of training beside recorded ones: what training computes changes only where that is meant."""
+"""Twenty training steps compared with recorded ones, so that results change only on purpose."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Poisoned(InMemory):
 
 
 class Quiet:
-    """In place of reports: remembers what was said."""
+    """Replaces reports: records the messages."""
 
     def __init__(self) -> None:
         self.said: list[str] = []

@@ -1,7 +1,7 @@
 """The classify recipe over real processes: one hash in all worlds, with any number of workers, and after stops.
 
-Where a change of what training computes is meant, `python -m tests.ranks.test_classify_worlds` records anew; the
-commit then says why.
+If a change of the results of training is intended, `python -m tests.ranks.test_classify_worlds` records new values;
+the commit message gives the reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """100 made-up pictures in class folders."""
+    """100 synthetic images in class folders."""
     return _made(tmp_path_factory.mktemp("shapes"))
 
 

@@ -66,7 +66,7 @@ def test_one_hash_with_smaller_micro_batches_after_stops_and_across(pool: RankPo
         assert pool.run(world, carry_out_with, cache, num, tmp_path / f"run-{world}", config) == [straight] * world
     pool.run(3, carry_out_with, cache, num, tmp_path / "stopped", config, "auto", 4)
     assert pool.run(2, carry_out_with, cache, num, tmp_path / "stopped", config) == [straight] * 2
-    # An uncompiled run goes on from a compiled one's checkpoint, and comes out next to it.
+    # An uncompiled run resumes from a compiled one's checkpoint, and ends close to it.
     checkpoint = str(tmp_path / "straight" / "checkpoints" / "step-000004")
     crossed = pool.run(2, carry_out_with, cache, num, tmp_path / "crossed", settings(), checkpoint)
     assert crossed[0][1]["metrics"]["loss"] == pytest.approx(straight[1]["metrics"]["loss"], rel=0.2)

@@ -107,9 +107,7 @@ def test_a_run_in_bf16_gradients_has_one_hash_in_all_worlds_and_after_a_stop(
     assert pool.run(2, carry_out, tmp_path / "stopped", config) == [straight] * 2
 
 
-def test_a_run_by_powersgd_goes_on_after_a_stop_and_after_a_step_that_is_not_finite(
-    pool: RankPool, tmp_path: Path
-) -> None:
+def test_a_powersgd_run_continues_after_a_stop_and_after_a_non_finite_step(pool: RankPool, tmp_path: Path) -> None:
     config = settings(every="2 steps", compress="powersgd", mode="fast", nonfinite="skip")
     pool.run(2, carry_out, tmp_path / "run", config, "auto", 4)
     found = pool.run(2, carry_out, tmp_path / "run", config, "auto", -1, (7, 1))

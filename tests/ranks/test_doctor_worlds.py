@@ -14,7 +14,7 @@ from tests.ranks.rank_pool import RankPool
 
 
 @given(st.integers(2, 40))
-def test_every_pair_meets_once_and_nobody_is_in_two_places(world_size: int) -> None:
+def test_every_pair_meets_once_and_no_rank_is_in_two_pairs(world_size: int) -> None:
     all_rounds = list(rounds(world_size))
     assert sorted(pair for pairs in all_rounds for pair in pairs) == list(combinations(range(world_size), 2))
     for pairs in all_rounds:

@@ -25,9 +25,7 @@ def test_the_average_and_its_figures_have_the_same_bits_in_all_worlds(
 
 
 @pytest.mark.parametrize(("stop_at", "then"), [(2, 3), (5, 1)])
-def test_a_run_that_was_stopped_goes_on_to_the_same_average(
-    pool: RankPool, tmp_path: Path, stop_at: int, then: int
-) -> None:
+def test_a_stopped_run_resumes_to_the_same_average(pool: RankPool, tmp_path: Path, stop_at: int, then: int) -> None:
     straight = pool.run(1, carry_out, tmp_path / "straight", AVERAGED)[0]
     stopped = pool.run(2, carry_out, tmp_path / "run", AVERAGED, "auto", stop_at)[0]
     assert not stopped[2]

@@ -78,5 +78,5 @@ def test_a_stop_asked_of_any_rank_reaches_rank_0(pool: RankPool, world: int, ask
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_nobody_stops_when_nobody_was_asked(pool: RankPool, world: int) -> None:
+def test_no_rank_stops_without_a_signal(pool: RankPool, world: int) -> None:
     assert pool.run(world, jobs.stop_flags, -1, 3) == [[0.0, 0.0, 0.0]] * world

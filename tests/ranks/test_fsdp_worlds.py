@@ -71,7 +71,7 @@ def test_each_rank_holds_its_part_only(pool: RankPool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "then"), [((2, fsdp), (3, fsdp)), ((3, fsdp), (2, ddp)), ((1, ddp), (2, fsdp)), ((2, fsdp), (1, fsdp))]
 )
-def test_its_checkpoints_go_on_at_another_world_size_and_as_ddp(
+def test_its_checkpoints_resume_at_another_world_size_and_as_ddp(
     pool: RankPool, tmp_path: Path, before: Any, then: Any
 ) -> None:
     optim = {"name": "adam", "ema": 0.9}
@@ -83,13 +83,13 @@ def test_its_checkpoints_go_on_at_another_world_size_and_as_ddp(
     assert_close(pool.run(next_size, carry_out, tmp_path / "run", next_kind(optim=optim))[0], expected)
 
 
-def test_in_its_own_world_it_goes_on_to_the_same_bits(pool: RankPool, tmp_path: Path) -> None:
+def test_in_its_own_world_it_resumes_to_the_same_bits(pool: RankPool, tmp_path: Path) -> None:
     straight = pool.run(2, carry_out, tmp_path / "straight", fsdp(optim={"ema": 0.9}))[0]
     pool.run(2, carry_out, tmp_path / "run", fsdp(optim={"ema": 0.9}), 4)
     assert hash_of(pool.run(2, carry_out, tmp_path / "run", fsdp(optim={"ema": 0.9}))[0][0]) == hash_of(straight[0])
 
 
-def test_a_torn_checkpoint_is_passed_over(pool: RankPool, tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_is_passed_over(pool: RankPool, tmp_path: Path) -> None:
     run = tmp_path / "run"
     pool.run(2, carry_out, run, fsdp(), 4)
     torn = run / "checkpoints" / f"step-{steps(run / 'checkpoints')[-1]:06}" / "optimizer.safetensors"

@@ -1,4 +1,4 @@
-"""What a recipe keeps with a run, and where its training starts: decided on rank 0, the same on every rank."""
+"""Dataset info and initial weights of a run: determined on rank 0, equal on every rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_facts_are_found_once_and_kept_with_the_run_for_a_resume_without_the_dat
     assert {answer["weights"] for answer in gone} == {first[0]["weights"]}
 
 
-def test_a_fault_in_the_data_is_said_on_every_rank(pool: RankPool, tmp_path: Path) -> None:
+def test_a_fault_in_the_data_is_reported_on_every_rank(pool: RankPool, tmp_path: Path) -> None:
     said = pool.run(3, carry_out, tmp_path / "a", "never", {"fault": "no pictures in here"})
     assert said == ["data error: no pictures in here"] * 3
 
@@ -37,7 +37,7 @@ def test_facts_that_are_no_json_are_refused(pool: RankPool, tmp_path: Path) -> N
     assert said.startswith("config error: the result of the recipe's dataset_info can't be written as JSON\n")
 
 
-def test_training_starts_where_rank_0_says_and_is_not_sent_back_by_a_resume(pool: RankPool, tmp_path: Path) -> None:
+def test_training_starts_from_rank_0s_weights_and_a_resume_ignores_them(pool: RankPool, tmp_path: Path) -> None:
     def run(world: int, name: str, resume: str = "never", **more: Any) -> dict[str, Any]:
         answers = pool.run(world, carry_out, tmp_path / name, resume, {"start": 0.5, **more})
         assert len({answer["weights"] for answer in answers}) == 1
@@ -53,6 +53,6 @@ def test_training_starts_where_rank_0_says_and_is_not_sent_back_by_a_resume(pool
     assert "everywhere" not in again["said"]
 
 
-def test_a_start_that_can_not_be_is_said_on_every_rank(pool: RankPool, tmp_path: Path) -> None:
+def test_a_start_that_fails_is_reported_on_every_rank(pool: RankPool, tmp_path: Path) -> None:
     said = pool.run(2, carry_out, tmp_path / "a", "never", {"start": -1.0})
     assert said == ["checkpoint error: nothing starts at -1.0"] * 2

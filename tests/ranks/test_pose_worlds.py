@@ -1,7 +1,7 @@
-"""The pose recipe over real processes: one hash in all worlds and after stops, and 20 steps beside recorded ones.
+"""The pose recipe over real processes: one hash in all worlds and after stops, and 20 recorded steps.
 
-Where a change of what training computes is meant, `python -m tests.ranks.test_pose_worlds` records anew; the commit
-then says why.
+If a change of the results of training is intended, `python -m tests.ranks.test_pose_worlds` records new values; the
+commit then says why.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tests.ranks.runs_in_ranks import STEPS_PER_EPOCH, carry_out, settings
 
 
 def corrupt(world: World, path: Path, config: RunConfig, guilty: int, at_step: int, what: str) -> Any:
-    """Train, with one rank that changes something of its own model by itself before it trains step `at_step`."""
+    """Train, with one rank that changes a tensor of its model before it trains step `at_step`."""
     real = ReplicaCheck.is_due
 
     def is_due(drift: ReplicaCheck, job: Any) -> bool:
@@ -60,7 +60,7 @@ def test_a_weight_that_changed_on_one_rank_is_named_with_the_rank(
     texts = pool.run(world, corrupt, tmp_path / "run", drifting("2 steps"), guilty, 3, "weight")
     assert len(set(texts)) == 1
     assert words in texts[0]
-    assert "equal after step 2" in texts[0]
+    assert "equal after step 2; this step was not saved" in " ".join(texts[0].split())
     assert "versions, commit and hardware are equal" in texts[0]
     # What was found was not saved.
     assert steps(tmp_path / "run" / "checkpoints") == [2]
@@ -81,7 +81,7 @@ def test_by_the_clock_all_ranks_compare_at_the_same_step(pool: RankPool, tmp_pat
     assert "rank 2 differs from the others after step 2" in texts[0]
 
 
-def test_what_tells_the_odd_rank_s_machine_apart_is_said(pool: RankPool, tmp_path: Path) -> None:
+def test_the_difference_of_the_odd_ranks_machine_is_reported(pool: RankPool, tmp_path: Path) -> None:
     texts = pool.run(3, with_other_code, tmp_path / "run", drifting("1 epoch"))
     assert "commit: 1a2b3c on rank 0, 4d5e6f+ on rank 2" in texts[0]
 
@@ -96,7 +96,7 @@ def with_other_code(world: World, path: Path, config: RunConfig) -> Any:
         return corrupt(world, path, config, 2, 1, "weight")
 
 
-def test_ranks_that_agree_train_as_if_nobody_looked(pool: RankPool, tmp_path: Path) -> None:
+def test_ranks_that_agree_train_as_without_the_check(pool: RankPool, tmp_path: Path) -> None:
     looked = pool.run(3, carry_out, tmp_path / "looked", drifting("1 steps"))
     unlooked = pool.run(3, carry_out, tmp_path / "unlooked", settings(every="2 steps", keep=9))
     assert [result[0] for result in looked] == [result[0] for result in unlooked]

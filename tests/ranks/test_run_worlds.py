@@ -37,7 +37,7 @@ def test_a_run_gives_the_same_weights_and_figures_in_all_worlds(
 
 
 @pytest.mark.parametrize("stop_at", range(NUM_STEPS))
-def test_a_run_stopped_after_any_step_goes_on_to_the_same_weights_in_another_world(
+def test_a_run_stopped_after_any_step_resumes_to_the_same_weights_in_another_world(
     pool: RankPool, straight: Any, tmp_path: Path, stop_at: int
 ) -> None:
     before, after = 1 + stop_at % 4, 1 + (stop_at + 1) % 4
@@ -47,14 +47,16 @@ def test_a_run_stopped_after_any_step_goes_on_to_the_same_weights_in_another_wor
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_other_optimizers_go_on_to_the_same_weights_too(pool: RankPool, tmp_path: Path, name: str) -> None:
+def test_other_optimizers_resume_to_the_same_weights_too(pool: RankPool, tmp_path: Path, name: str) -> None:
     config = settings(optim={"name": name})
     (expected,) = pool.run(1, carry_out, tmp_path / "straight", config)
     pool.run(2, carry_out, tmp_path / "run", config, "auto", 4)
     assert pool.run(3, carry_out, tmp_path / "run", config) == [expected] * 3
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one(pool: RankPool, straight: Any, tmp_path: Path) -> None:
+def test_a_run_resumes_from_the_checkpoint_before_a_truncated_one(
+    pool: RankPool, straight: Any, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     pool.run(2, carry_out, run, settings(), "auto", 4)
     assert steps(run / "checkpoints") == [4, 5]  # after the first epoch as the best, and where it stopped
@@ -65,7 +67,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one(pool: RankPool, str
     assert f"{torn} is truncated" in results[0][3][0]
 
 
-def test_a_run_whose_checkpoints_are_all_torn_does_not_begin_anew_in_silence(pool: RankPool, tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_are_all_truncated_does_not_restart_silently(pool: RankPool, tmp_path: Path) -> None:
     run = tmp_path / "run"
     pool.run(1, carry_out, run, settings(keep=1), "auto", 2)
     for path in (run / "checkpoints").glob("step-*/state.json"):

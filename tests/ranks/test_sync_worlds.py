@@ -1,4 +1,4 @@
-"""Synchronised batch norm over real processes: the same bits in all worlds, and what it is told of trouble."""
+"""Synchronized batch norm over real processes: equal bits in all worlds, and its errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.ranks.test_run_worlds import NUM_STEPS, poisoned
 
 
 @pytest.mark.parametrize("limits", [{}, MIXED], ids=["one bucket", "many"])
-def test_synchronised_batch_norm_gives_the_same_bits_in_all_worlds(pool: RankPool, limits: dict[str, int]) -> None:
+def test_synchronized_batch_norm_gives_the_same_bits_in_all_worlds(pool: RankPool, limits: dict[str, int]) -> None:
     # Steps of 7 micro-batches (4, 4, 4, 4, 4, 3, 3 samples), then one of 4 (15 samples).
     order = Order(num_samples=26 * 2 + 15, global_batch=26, micro_batch=4, seed=2)
     facts, weights, _ = assert_equal_everywhere(pool, (2, 3, 4), "synchronised", order, 4, True, limits)
@@ -35,7 +35,7 @@ def test_synchronised_batch_norm_gives_the_same_bits_in_all_worlds(pool: RankPoo
 
 
 def layer_sums(world: World, order: Order) -> list[bytes]:
-    """What each of a step's micro-batches of a rank is told, when all bring numbers of very different sizes."""
+    """Return the statistics of each micro-batch of a rank, for numbers of very different sizes."""
     model = make("synchronised")
     reducer = Reducer(model, world, synchronised=True)
     (step,) = order.steps(world, stop=1)
@@ -105,11 +105,11 @@ def test_ranks_whose_micro_batches_part_ways_all_say_so(pool: RankPool, special:
     here = "rank 0 is at its end" if special == 0 else "rank 0 is at norm, forward"
     assert one[0].startswith(here)
     assert "is at norm, forward" in one[0]
-    # With two micro-batches a process, the one that has both kinds finds it by itself.
+    # With two micro-batches a process, the process that has both kinds detects it alone.
     assert f"micro-batch {special} is at its end" in two[special // 2]
 
 
-def test_a_synchronised_run_stopped_anywhere_goes_on_to_the_same_weights_in_another_world(
+def test_a_synchronized_run_stopped_anywhere_resumes_to_the_same_weights_in_another_world(
     pool: RankPool, tmp_path: Path
 ) -> None:
     # Up to eight micro-batches under way in a process.
@@ -136,6 +136,6 @@ def test_of_micro_batches_that_share_statistics_the_one_with_the_bad_sample_is_n
     assert sample in json.loads((tmp_path / "run" / "nonfinite-2.json").read_text())["samples"]
 
 
-def test_samples_are_there_to_be_told_apart() -> None:
+def test_samples_are_distinguishable() -> None:
     inputs, _ = samples(24)
     assert float(inputs.abs().max()) < 99

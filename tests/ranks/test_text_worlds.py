@@ -1,7 +1,7 @@
-"""The text recipe over real processes: one hash in all worlds and after stops, and 20 steps beside recorded ones.
+"""The text recipe over real processes: one hash in all worlds and after stops, and 20 recorded steps.
 
-Where a change of what training computes is meant, `python -m tests.ranks.test_text_worlds` records anew; the commit
-then says why.
+If a change of the results of training is intended, `python -m tests.ranks.test_text_worlds` records new values; the
+commit then says why.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_groups_of_widths_give_one_hash_in_all_worlds_and_after_a_stop(
         assert other == (weights, figures, losses[5:], True)
 
 
-def test_made_up_lines_give_one_hash_in_two_worlds(pool: RankPool, tmp_path: Path) -> None:
+def test_synthetic_lines_give_one_hash_in_two_worlds(pool: RankPool, tmp_path: Path) -> None:
     try:
         find_fonts(None, LATIN)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""A small run of the text recipe on pictures of three widths, as a rank of a rank pool carries it out."""
+"""A small run of the text recipe on images of three widths, as a rank of a rank pool runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of recipes share, and where they find what is too big, or not ours, to be in the repository."""
+"""Shared fixtures of recipes' tests, and the places of data that is not in the repository."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from lockstep.metrics.metric import Metric
 
 
 def evaluated(parts: Parts) -> Metric:
-    """The recipe's metric over all held-out samples, in three batches."""
+    """The recipe's metric over all validation samples, in three batches."""
     parts.model.eval()
     data, metric = parts.eval_data(), parts.metric()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What can be wrong with an annotation file of two pictures, 1 and 2, and what has to be said of it."""
+"""Faults of an annotation file with two images, 1 and 2, and the expected errors."""
 
 from __future__ import annotations
 

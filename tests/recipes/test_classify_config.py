@@ -31,11 +31,17 @@ def test_every_network_that_is_named_is_torchvisions() -> None:
     assert all(callable(getattr(torchvision.models, name)) for name in RESNETS)
 
 
-@pytest.mark.parametrize("setting", ["data.mean=[123.7,116.3,103.5]", "data.std=[58.4,57.1,57.4]"])
-def test_means_of_bytes_are_refused(setting: str) -> None:
-    said = refused(setting)
-    assert "for normalization" in said
-    assert "1" in said.partition("allowed")[2]
+@pytest.mark.parametrize(
+    ("setting", "meaning"),
+    [
+        ("data.mean=[123.7,116.3,103.5]", "Mean of red, green and blue for normalization"),
+        ("data.std=[58.4,57.1,57.4]", "Standard deviation of red, green and blue for normalization"),
+    ],
+)
+def test_means_of_bytes_are_refused(setting: str, meaning: str) -> None:
+    text = " ".join(refused(setting).split())
+    assert meaning in text
+    assert "1" in text.partition("allowed")[2]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,7 @@ def test_places_that_do_not_fit_together_are_explained(settings: list[str], said
     assert said in refused(*settings)
 
 
-def test_what_is_held_out_can_be_named_beside_what_is_trained_on() -> None:
+def test_a_validation_set_can_be_set_besides_the_training_set() -> None:
     for first in ("root", "train"):
         layer = mapping_layer({"recipe": "classify/classify"}, "preset", is_preset=True)
         data = load(Config, [layer], [f"data.{first}=a", "data.eval=b"]).config.data

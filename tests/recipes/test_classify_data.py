@@ -1,4 +1,4 @@
-"""Which pictures there are, which are held out, and what the model sees of them."""
+"""The images of a dataset, the validation split, and the model's input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from lockstep.errors import DataError
 from lockstep.recipes.classify.checking import drop_unreadable
 from lockstep.recipes.classify.config import DataConfig, MakeConfig
 from lockstep.recipes.classify.data import ImageFiles, open_files, preprocess
-from lockstep.recipes.classify.listing import Files, find_images, list_folder, list_validation, split
+from lockstep.recipes.classify.folders import Files, list_folder
+from lockstep.recipes.classify.listing import find_images, list_validation, split
 from lockstep.recipes.classify.make import make
 
 CPU = torch.device("cpu")
@@ -27,7 +28,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 made-up pictures in class folders."""
+    """60 synthetic images in class folders."""
     folder = tmp_path_factory.mktemp("shapes")
     make(MakeConfig(num_per_class=12, size_px=90), folder)
     return folder
@@ -72,7 +73,7 @@ def names(count: int) -> Files:
     }
 
 
-def test_a_share_of_each_class_is_held_out() -> None:
+def test_a_fraction_of_each_class_is_for_validation() -> None:
     files = names(633)
     train, held_out = split(files, 0.2, seed=0)
     for name, found in files.items():
@@ -149,11 +150,13 @@ def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
         find_images(DataConfig(), seed=0)
 
 
-def test_a_class_only_in_the_held_out_pictures_is_named(tmp_path: Path) -> None:
+def test_a_class_only_in_the_validation_images_is_named(tmp_path: Path) -> None:
     touch(tmp_path, "train/daisy/1.jpg", "train/roses/1.jpg", "eval/daisy/2.jpg", "eval/rosas/2.jpg")
     with pytest.raises(DataError) as caught:
         find_images(DataConfig(train=tmp_path / "train", eval=tmp_path / "eval"), seed=0)
     assert_says(caught.value, "class rosas is in .*eval, but not among the training images")
+    assert caught.value.slots["allowed"] == "daisy, roses"
+    assert caught.value.slots["fix"] == "Rename the class to roses."
 
 
 def test_chosen_classes_stand_in_the_order_that_was_given(tmp_path: Path) -> None:
@@ -286,7 +289,7 @@ def test_a_picture_that_has_gone_since_it_was_listed_is_named(shapes: Path, tmp_
         open_files(shapes, {"a": ["gone.jpg"]}, ["a"], DataConfig(), train=True)
 
 
-def test_made_up_pictures_are_the_same_each_time_and_learnable_by_eye(shapes: Path, tmp_path: Path) -> None:
+def test_synthetic_images_are_the_same_each_time_and_distinguishable(shapes: Path, tmp_path: Path) -> None:
     text = make(MakeConfig(num_per_class=2, size_px=90), tmp_path)
     assert text.startswith("10 images of 5 shapes")
     for path in tmp_path.rglob("*.jpg"):

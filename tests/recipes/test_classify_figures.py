@@ -1,4 +1,4 @@
-"""What the classify recipe counts and says of pictures: figures, the confusion matrix, answers."""
+"""Outputs of the classify recipe: metrics, the confusion matrix, predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders as people have them: parts of a split, links, odd names and endings, damaged pictures."""
+"""Folders of users: parts of a split, links, unusual names and endings, damaged images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from lockstep.data.images import read_rgb
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import Config, DataConfig, MakeConfig
 from lockstep.recipes.classify.data import open_files
-from lockstep.recipes.classify.listing import list_folder, read_csv
+from lockstep.recipes.classify.folders import list_folder
+from lockstep.recipes.classify.listing import read_csv
 from lockstep.recipes.classify.make import make
 from lockstep.recipes.classify.recipe import build, dataset_info
 
@@ -48,7 +49,7 @@ def found(**data: Any) -> dict[str, Any]:
         (["train", "validation", "valid"], "train", "valid"),
     ],
 )
-def test_the_parts_of_a_split_are_told_apart(tmp_path: Path, halves: list[str], train: str, held_out: str) -> None:
+def test_the_folders_of_a_split_are_recognized(tmp_path: Path, halves: list[str], train: str, held_out: str) -> None:
     touch(tmp_path, *(f"{half}/a/1.jpg" for half in halves))
     with pytest.raises(DataError, match="look like a split") as error:
         list_folder(tmp_path, "data.root")
@@ -60,7 +61,7 @@ def test_half_a_split_is_not_given_as_a_whole_one(tmp_path: Path, halves: list[s
     touch(tmp_path, *(f"{half}/a/1.jpg" for half in halves))
     with pytest.raises(DataError, match="look like a split") as error:
         list_folder(tmp_path, "data.root")
-    assert error.value.slots["fix"].startswith("Set data.root to one of these folders")
+    assert error.value.slots["fix"] == f"Set data.root to one of these folders, such as {tmp_path / min(halves)}."
 
 
 def test_a_file_where_a_folder_should_be_is_explained(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_a_file_where_a_folder_should_be_is_explained(tmp_path: Path) -> None:
         found(train=tmp_path / "flowers.zip", eval=tmp_path)
 
 
-def test_all_of_a_folder_is_trained_on_where_it_is_said_what_is_held_out(tmp_path: Path) -> None:
+def test_all_of_a_folder_is_trained_on_if_the_validation_set_is_given(tmp_path: Path) -> None:
     train, held_out = shapes(tmp_path / "a"), shapes(tmp_path / "b")
     (held_out / "stars/0001.jpg").unlink()
     known = found(root=train, eval=held_out)
@@ -83,7 +84,7 @@ def test_all_of_a_folder_is_trained_on_where_it_is_said_what_is_held_out(tmp_pat
     assert known["held_out_from"] == str(held_out)
 
 
-def test_held_out_pictures_that_are_trained_on_too_are_counted(tmp_path: Path) -> None:
+def test_validation_images_that_are_trained_on_too_are_counted(tmp_path: Path) -> None:
     train, held_out = shapes(tmp_path / "a"), shapes(tmp_path / "b")
     (tmp_path / "a.csv").write_text("a/stars/0000.jpg,stars\na/stars/0001.jpg,stars\na/circles/0000.jpg,circles\n")
     (tmp_path / "c.csv").write_text(
@@ -118,7 +119,7 @@ def test_a_csv_file_may_have_quotes_and_spaces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["filename,class", "a.jpg;a", "a.jpg\ta", "path,label,split"])
-def test_a_csv_file_of_another_form_is_told_which_it_should_be(tmp_path: Path, first: str) -> None:
+def test_a_csv_file_of_another_form_is_refused_with_the_expected_one(tmp_path: Path, first: str) -> None:
     touch(tmp_path, "a.jpg")
     (tmp_path / "list.csv").write_text(f"{first}\na.jpg,a\n")
     with pytest.raises(DataError, match=r"list\.csv:1 ") as error:
@@ -133,11 +134,11 @@ def test_a_link_to_nowhere_is_called_that(tmp_path: Path) -> None:
     files = list_folder(tmp_path, "data.root")
     with pytest.raises(DataError, match=r"2\.jpg is missing") as error:
         open_files(tmp_path, files, ["a"], DataConfig(root=tmp_path), train=True)
-    assert "gone.jpg" in error.value.slots["cause"]
+    assert error.value.slots["cause"] == "it is a link to gone.jpg"
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_a_damaged_picture_stops_and_says_how_to_go_on_without(tmp_path: Path, train: bool) -> None:
+def test_a_damaged_image_stops_the_run_and_the_fix_leaves_it_out(tmp_path: Path, train: bool) -> None:
     damage(shapes(tmp_path), "stars/0001.jpg")
     files = list_folder(tmp_path, "data.root")
     place = [file for name in files for file in files[name]].index("stars/0001.jpg")
@@ -185,7 +186,7 @@ def test_jfif_files_are_pictures(tmp_path: Path) -> None:
     assert known["skipped"] == {}
 
 
-def test_damaged_pictures_are_left_out_before_any_are_held_out(tmp_path: Path) -> None:
+def test_damaged_images_are_left_out_before_the_split(tmp_path: Path) -> None:
     held_out = found(root=shapes(tmp_path))["held_out"]["stars"]
     damage(tmp_path, *held_out)
     known = found(root=tmp_path)
@@ -201,7 +202,7 @@ def test_a_class_with_too_few_whole_pictures_is_named(tmp_path: Path, num_damage
     assert error.value.slots["where"] == str(tmp_path / "stars/0000.jpg")
 
 
-def test_of_a_persons_own_held_out_pictures_a_class_may_be_damaged(tmp_path: Path) -> None:
+def test_a_class_of_the_users_validation_images_may_be_damaged(tmp_path: Path) -> None:
     train, held_out = shapes(tmp_path / "train"), shapes(tmp_path / "eval")
     damage(held_out, *(f"stars/000{place}.jpg" for place in range(4)))
     known = found(train=train, eval=held_out)

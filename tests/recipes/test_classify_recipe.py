@@ -1,4 +1,4 @@
-"""The classify recipe: networks held to the reference's numbers, learning, answers, pictures."""
+"""The classify recipe: networks equal to the reference's numbers, learning, predictions, pictures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 made-up pictures in class folders."""
+    """200 synthetic images in class folders."""
     folder = tmp_path_factory.mktemp("shapes")
     make(MakeConfig(num_per_class=40, size_px=64), folder)
     return folder
@@ -247,7 +247,7 @@ def test_skipped_pictures_are_counted_and_kept_with_the_run(tmp_path: Path) -> N
     assert parts.describe["skipped"] == "1 unreadable image: stars/0001.jpg"
 
 
-def test_made_up_pictures_are_trained_on_by_the_command_that_is_named(tmp_path: Path) -> None:
+def test_synthetic_images_are_trained_on_by_the_printed_command(tmp_path: Path) -> None:
     out = tmp_path / "my shapes"
     said = make(MakeConfig(num_per_class=2, size_px=40), out)
     *_, preset, root = shlex.split(said.partition("train with")[2])

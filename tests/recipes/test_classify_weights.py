@@ -1,4 +1,4 @@
-"""What a network starts from and what of it stays as it is: weights from elsewhere, frozen parts."""
+"""Pretrained weights and frozen parts."""
 
 from __future__ import annotations
 
@@ -97,6 +97,6 @@ def test_what_is_not_frozen_may_be_missing_in_the_file(tmp_path: Path) -> None:
     assert torch.equal(parts.model.state_dict()["conv1.weight"], smaller.state_dict()["conv1.weight"])
 
 
-def test_a_run_that_freezes_what_nobody_trained_says_so() -> None:
+def test_a_run_that_freezes_untrained_parameters_reports_it() -> None:
     assert "frozen parameters stay random" in parts_of({"freeze": "backbone"}).describe["frozen"]
     assert "random" not in parts_of({"freeze": "backbone", "weights": "resnet18.pth"}).describe["frozen"]

@@ -1,4 +1,4 @@
-"""What the documents say of differences from the references is what the settings and the schedule do."""
+"""Documented differences from the references match the settings and the schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tutorial_factor(step: int, steps_per_epoch: int, epochs: int, final_factor: 
     return cosine * (1 - final_factor) + final_factor
 
 
-def test_the_cosine_is_as_far_from_the_tutorials_as_the_page_says(repo: Path) -> None:
+def test_the_cosine_is_as_far_from_the_tutorials_as_documented(repo: Path) -> None:
     (row,) = re.findall(
         r"up to ([\d.]+) of the peak learning rate apart \((\d+) epochs of (\d+) steps, `final_factor=([\d.]+)`",
         (repo / "docs/own-images.md").read_text(),
@@ -40,7 +40,7 @@ def test_the_cosine_is_as_far_from_the_tutorials_as_the_page_says(repo: Path) ->
 
 
 @pytest.mark.parametrize("name", ["coco_w32_512", "coco_w48_640", "crowdpose_w32_512"])
-def test_the_pose_presets_synchronise_batch_norm_and_the_page_says_so(repo: Path, name: str) -> None:
+def test_the_pose_presets_synchronize_batch_norm_as_documented(repo: Path, name: str) -> None:
     recipe = repo / "lockstep/recipes/pose"
     preset = yaml.safe_load((recipe / f"presets/{name}.yaml").read_text())
     assert preset["batch_norm"] == "sync"
@@ -48,7 +48,7 @@ def test_the_pose_presets_synchronise_batch_norm_and_the_page_says_so(repo: Path
     assert re.search(r"SYNC_BN`\) \| `False`.*`batch_norm: sync`", page)
 
 
-def test_each_recipe_says_where_it_differs_from_its_reference(repo: Path) -> None:
+def test_each_recipe_documents_where_it_differs_from_its_reference(repo: Path) -> None:
     pages = [*(repo / "lockstep/recipes").glob("*/README.md"), repo / "docs/own-images.md"]
     saying = {page.parent.name for page in pages if "\n## Where it differs from " in page.read_text()}
     assert saying == {"mnist", "text", "pose", "docs"}

@@ -121,36 +121,36 @@ def test_labels_in_place_of_pictures_are_recognised(tmp_path: Path) -> None:
         read_idx(tmp_path / "train-labels-idx1-ubyte", num_dims=3)
 
 
-def test_unequal_numbers_of_pictures_and_labels_are_told(tmp_path: Path) -> None:
+def test_unequal_numbers_of_images_and_labels_are_reported(tmp_path: Path) -> None:
     text = _fault(_write_mnist(tmp_path, num_images=6, num_labels=5))
     assert "6 images, but 5 labels" in text
     assert "train-labels-idx1-ubyte" in text
 
 
-def test_pictures_of_another_size_are_told(tmp_path: Path) -> None:
+def test_images_of_another_size_are_reported(tmp_path: Path) -> None:
     config = _write_mnist(tmp_path)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(_idx(np.zeros((5, 32, 30), np.uint8)))
     assert "images of 30x32" in _fault(config)
 
 
-def test_a_label_that_is_no_digit_is_told(tmp_path: Path) -> None:
+def test_a_label_that_is_not_a_digit_is_reported(tmp_path: Path) -> None:
     config = _write_mnist(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(_idx(np.array([1, 2, 11, 3, 4], np.uint8)))
     assert "label 11 at index 2" in _fault(config)
 
 
-def test_a_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "is a file" in _fault(DataConfig(root=tmp_path / "file", download=False))
 
 
-def test_a_folder_that_leads_nowhere_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_leads_nowhere_is_reported(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert f"the data folder {tmp_path}/loop can't be read" in _fault(DataConfig(root=tmp_path / "loop"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may enter every folder")
-def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_may_not_be_entered_is_reported(tmp_path: Path) -> None:
     config = _write_mnist(tmp_path / "closed")
     (tmp_path / "closed").chmod(0)
     try:
@@ -200,7 +200,7 @@ def test_a_shift_moves_a_picture_by_every_whole_number_of_pixels() -> None:
     }
 
 
-def test_held_out_pictures_are_never_shifted() -> None:
+def test_validation_images_are_never_shifted() -> None:
     samples = open_images(DataConfig(name="digits", shift_px=2), train=False)
     indices = np.arange(360)
     first, second = (samples.batch(indices, keys(0, epoch, indices)).inputs for epoch in (0, 1))

@@ -46,7 +46,7 @@ def _draw_seven(size: tuple[int, int], ink: int, paper: int) -> Image.Image:
 
 
 @pytest.mark.parametrize(("model", "num_parameters"), [({"name": "cnn"}, 70_586), ({"name": "tutorial"}, 21_840)])
-def test_a_network_has_the_size_that_is_told(model: dict[str, object], num_parameters: int) -> None:
+def test_a_network_has_the_documented_size(model: dict[str, object], num_parameters: int) -> None:
     parts = _parts(data={"name": "mnist"}, model=model)
     assert sum(parameter.numel() for parameter in parts.model.parameters()) == num_parameters
     assert parts.model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)

@@ -1,4 +1,4 @@
-"""What can be wrong with an annotation file or a picture, and what has to be said of it."""
+"""Faults of annotation files and images, and their errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.recipes.pose_faults import FAULTS
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A data set of two made-up pictures in COCO's form."""
+    """A dataset of two synthetic images in COCO's format."""
     images, people = [], []
     (tmp_path / "images/val2017").mkdir(parents=True)
     for number in (1, 2):
@@ -146,7 +146,7 @@ def test_grey_and_cmyk_pictures_are_read_as_colours(small: Path, mode: str) -> N
     assert EvalImages(_open(small)).rgb(0).shape == (64, 64, 3)
 
 
-def test_a_picture_lies_as_it_is_stored_whatever_exif_says(small: Path) -> None:
+def test_an_image_is_read_as_stored_whatever_its_exif_orientation(small: Path) -> None:
     path = small / "images/val2017/000000000001.jpg"
     upright = Image.open(path)
     exif = Image.Exif()

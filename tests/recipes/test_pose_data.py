@@ -67,7 +67,7 @@ def test_a_sample_is_the_official_one(parity_folder: Path, pose_folder: Path, na
     assert np.array_equal(sample.index, field("index0"))
 
 
-def test_every_map_of_joints_is_as_large_as_a_batch_says(pose_folder: Path) -> None:
+def test_every_map_of_joints_has_the_size_of_the_batch(pose_folder: Path) -> None:
     config = DataConfig(name="crowdpose", root=pose_folder / "crowdpose", size_px=128, max_people=6)
     data = TrainImages(open_files(config, train=True), config, tag_per_joint=False)
     batch = data.batch(np.arange(2), keys(0, 0, np.arange(2)))
@@ -183,7 +183,7 @@ def test_the_truth_of_an_evaluation_is_the_file(pose_folder: Path) -> None:
 # Made-up figures.
 
 
-def test_figures_are_new_in_each_epoch_and_the_same_when_held_out() -> None:
+def test_synthetic_people_are_new_in_each_epoch_and_fixed_for_validation() -> None:
     fresh, fixed = SyntheticPeople(96, 10, is_fixed=False), SyntheticPeople(96, 10, is_fixed=True)
     assert np.array_equal(fresh.example(3, 11).rgb, fresh.example(4, 11).rgb)
     assert not np.array_equal(fresh.example(3, 11).rgb, fresh.example(3, 12).rgb)

@@ -1,4 +1,4 @@
-"""Skeletons show on any ground, one colour a person, at their places."""
+"""Skeletons are visible on any background, one colour per person, at the right positions."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_file_is_drawn_with_its_answer_and_without_what_is_unsure(tmp_path: Pa
     assert not drawn[:, 150:].any()
 
 
-def test_an_image_without_people_says_so_below_it(tmp_path: Path) -> None:
+def test_an_image_without_people_has_a_caption(tmp_path: Path) -> None:
     path = tmp_path / "empty.png"
     Image.new("RGB", (300, 200)).save(path)
     facts = to_prediction(Detections(np.zeros((0, 17, 3)), np.zeros(0), np.zeros((2, 3), np.uint8)))

@@ -1,4 +1,4 @@
-"""`lockstep eval` and `lockstep predict` from end to end: an official checkpoint, pictures in COCO's layout."""
+"""`lockstep eval` and `lockstep predict` from end to end: an official checkpoint, images in COCO's layout."""
 
 from __future__ import annotations
 

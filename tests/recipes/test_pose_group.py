@@ -74,7 +74,7 @@ class Case:
         return top_k(self.heat, self.tags, found, self.param("max_num_people"))
 
     def people(self, name: str) -> np.ndarray[Any, Any]:
-        """(P, K, 3 + T); the reference gives an array of shape (0,) where it finds nobody."""
+        """(P, K, 3 + T); the reference gives an array of shape (0,) if it detects no people."""
         return self.arrays[name].reshape(-1, len(self.heat), TAGS + self.num_tags)
 
 
@@ -197,13 +197,13 @@ def test_of_the_cheapest_assignments_one_with_the_most_lasting_pairs_is_taken(
     assert (round(sum(cost[pair] for pair in ours), 6), -sum(near[pair] for pair in ours)) == min(rated)
 
 
-def test_nobody_is_found_on_empty_maps() -> None:
+def test_no_people_are_detected_on_empty_maps() -> None:
     people, scores = Grouping(order=COCO.order).people(torch.zeros(17, 32, 48), torch.zeros(1, 17, 32, 48))
     assert people.shape == (0, 17, 4)
     assert scores.shape == (0,)
 
 
-def test_maps_that_are_no_numbers_give_nobody_and_no_crash() -> None:
+def test_nan_maps_give_no_people_and_no_crash() -> None:
     maps = torch.full((17, 16, 16), float("nan"))
     people, _ = Grouping(order=COCO.order).people(maps, maps[None])
     assert len(people) == 0

@@ -16,10 +16,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from lockstep.data.samples import Batch
-from lockstep.recipes.pose.config import Config
 from lockstep.recipes.pose.group import Grouping
 from lockstep.recipes.pose.infer import (
-    Detections,
     coco_results,
     forward_views,
     make_infer,
@@ -29,7 +27,8 @@ from lockstep.recipes.pose.infer import (
     to_prediction,
 )
 from lockstep.recipes.pose.metric import PoseMetric
-from lockstep.recipes.pose.skeletons import COCO, SKELETONS
+from lockstep.recipes.pose.skeletons import COCO
+from tests.recipes.pose_valid import Valid, config_of, paint_quickly
 
 CASES = [
     f"{name}_scales{num_scales}_project{project}"
@@ -42,91 +41,6 @@ STATS = {
     "AR .75": "AR/75", "AR (M)": "AR/M", "AR (L)": "AR/L", "AP (easy)": "AP_easy", "AP (medium)": "AP_medium",
     "AP (hard)": "AP_hard",
 }  # fmt: skip
-
-
-def paint_quickly(
-    people: Any, matrix: Any, width: int, height: int, divisor: int, flip: Any = None, *, tag_step: float
-) -> tuple[Any, Any]:
-    """What paint.py paints, to the bit, touching only the pixels where float32 is not 0."""
-    shape = (people.shape[1], height // divisor, width // divisor)
-    heat, tags = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-    for person, joints in enumerate(people):
-        for joint, (x, y, flag) in enumerate(joints):
-            if flag <= 0:
-                continue
-            x, y = (matrix @ (x, y, 1.0)) / divisor
-            channel = joint
-            if flip is not None:
-                x, channel = shape[2] - 1 - x, flip[joint]
-            rows, columns = (slice(max(0, int(at) - 31), max(0, int(at) + 32)) for at in (y, x))
-            yy, xx = np.arange(shape[1])[rows, None], np.arange(shape[2])[columns]
-            value = (np.exp(-((xx - x) ** 2 + (yy - y) ** 2) / 8.0) * (0.9 - 0.01 * joint)).astype(np.float32)
-            heat[channel, rows, columns] = np.maximum(heat[channel, rows, columns], value)
-            tags[channel, rows, columns][value > 0.05] = tag_step * (person + 1)
-    return heat, tags
-
-
-class Painted(nn.Module):
-    """Says what a perfect network would say, whatever size it is asked at."""
-
-    def __init__(self, facts: Mapping[str, Any], people: Any, scales: Any) -> None:
-        super().__init__()
-        self.facts, self.people = facts, people
-        self.matrices = {(int(row[1]), int(row[2])): row[7:].reshape(2, 3) for row in scales}
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        height, width = images.shape[-2:]
-        coarse, fine = [], []
-        for is_mirrored in range(len(images)):
-            flip = self.facts["flip_index"] if is_mirrored else None
-            step = self.facts["tag_step_mirrored" if is_mirrored else "tag_step"]
-            asked = (self.people, self.matrices[width, height], width, height)
-            coarse.append(np.concatenate(paint_quickly(*asked, 4, flip, tag_step=step)))
-            fine.append(paint_quickly(*asked, 2, flip, tag_step=step)[0])
-        return [torch.from_numpy(np.stack(maps)) for maps in (coarse, fine)]
-
-
-class Valid:
-    """One case of pose_valid."""
-
-    def __init__(self, parity_folder: Path, pose_folder: Path, name: str) -> None:
-        self.facts = json.loads((parity_folder / "pose_valid.json").read_text())[name]
-        with np.load(parity_folder / "pose_valid.npz", allow_pickle=False) as arrays:
-            self.arrays = {key.split("/", 1)[1]: arrays[key] for key in arrays.files if key.startswith(name + "/")}
-        self.skeleton = SKELETONS[name.split("_")[0]]
-        self.images = pose_folder / ("coco/images/val2017" if self.skeleton is COCO else "crowdpose/images")
-        self.annotations = json.loads((pose_folder / self.facts["annotation_file"]).read_text())
-
-    @property
-    def numbers(self) -> range:
-        return range(sum(key.endswith("/image_id") and "results" not in key for key in self.arrays))
-
-    def rgb(self, number: int) -> Any:
-        image_id = int(self.arrays[f"{number}/image_id"])
-        name = next(image["file_name"] for image in self.annotations["images"] if image["id"] == image_id)
-        return np.asarray(Image.open(self.images / name).convert("RGB"))
-
-    def model(self, number: int) -> Painted:
-        return Painted(self.facts, self.arrays[f"{number}/people"], self.arrays[f"{number}/scales"])
-
-    def target(self, number: int) -> dict[str, Any]:
-        image_id = int(self.arrays[f"{number}/image_id"])
-        image = next(image for image in self.annotations["images"] if image["id"] == image_id)
-        people = [each for each in self.annotations["annotations"] if each["image_id"] == image_id]
-        return {"image_id": image_id, "crowd_index": image.get("crowdIndex"), "annotations": people}
-
-    def config(self) -> Config:
-        return _config(
-            {
-                "data": {"name": self.skeleton.name, "size_px": 512},
-                "test": {"scales": self.facts["scale_factor"], "project": self.facts["project2image"], "flip": True},
-            }
-        )
-
-    @cache  # noqa: B019  # one object, as long as the tests
-    def found(self) -> list[Detections]:
-        infer = make_infer(self.config())
-        return [infer(self.model(number), prepare(self.rgb(number))[None])[0] for number in self.numbers]
 
 
 @cache
@@ -208,10 +122,6 @@ def test_pictures_are_sampled_as_the_reference_samples_them(parity_folder: Path,
         assert (np.abs(pixels - valid.arrays[f"{number}/resized_rgb"]) <= 2).mean() >= 0.99
 
 
-def _config(settings: dict[str, Any]) -> Config:
-    return Config.model_validate({"recipe": "pose", **settings})
-
-
 def _same_sample(ours: Tensor, expected: Mapping[str, Any], name: str) -> None:
     sample = ours.reshape(-1)[:: int(expected[f"{name}/step"])]
     assert np.abs(sample.numpy() - expected[f"{name}/sample"]).max() <= 1e-4
@@ -236,7 +146,7 @@ class Flat(nn.Module):
 @pytest.mark.parametrize("size", [(1, 1), (7, 200), (160, 120), (65, 64)])
 @pytest.mark.parametrize("scales", [[1.0], [0.5, 1.0, 2.0]])
 def test_a_picture_of_any_size_is_looked_at(size: tuple[int, int], scales: list[float]) -> None:
-    config = _config({"data": {"size_px": 64}, "test": {"scales": scales}})
+    config = config_of({"data": {"size_px": 64}, "test": {"scales": scales}})
     found = make_infer(config)(Flat(17, 17), [prepare(np.zeros((size[1], size[0], 3), np.uint8))])
     assert len(found) == 1
     assert np.isfinite(found[0].joints).all()
@@ -244,7 +154,7 @@ def test_a_picture_of_any_size_is_looked_at(size: tuple[int, int], scales: list[
 
 
 def test_one_tag_map_for_all_joints_is_enough() -> None:
-    config = _config({"data": {"size_px": 64}, "model": {"tag_per_joint": False}})
+    config = config_of({"data": {"size_px": 64}, "model": {"tag_per_joint": False}})
     found = make_infer(config)(Flat(17, 1), [prepare(np.zeros((64, 64, 3), np.uint8))])
     assert len(found[0].joints) == 1
     assert (found[0].joints[0, :, 2] > 0).all()
@@ -252,7 +162,7 @@ def test_one_tag_map_for_all_joints_is_enough() -> None:
 
 
 def test_pictures_of_different_sizes_are_answered_one_by_one() -> None:
-    infer = make_infer(_config({"data": {"size_px": 64}}))
+    infer = make_infer(config_of({"data": {"size_px": 64}}))
     sizes = [(64, 64), (128, 64), (64, 192)]
     pictures = [prepare(np.zeros((height, width, 3), np.uint8)) for width, height in sizes]
     together = infer(Flat(17, 17), pictures)
@@ -263,7 +173,7 @@ def test_pictures_of_different_sizes_are_answered_one_by_one() -> None:
 
 
 def test_an_answer_is_plain_json_in_cocos_form() -> None:
-    found = make_infer(_config({"data": {"size_px": 64}}))(
+    found = make_infer(config_of({"data": {"size_px": 64}}))(
         Flat(17, 17), prepare(np.zeros((64, 64, 3), np.uint8))[None]
     )[0]
     people = json.loads(json.dumps(to_prediction(found)))["people"]
@@ -275,12 +185,12 @@ def test_an_answer_is_plain_json_in_cocos_form() -> None:
 @pytest.mark.parametrize(
     ("name", "number"), [("000000000785.png", 785), ("COCO_val2014_000000000785.png", 785), ("street.png", "street")]
 )
-def test_a_persons_picture_is_known_by_its_number(tmp_path: Path, name: str, number: int | str) -> None:
+def test_a_users_image_is_identified_by_its_number(tmp_path: Path, name: str, number: int | str) -> None:
     Image.new("RGB", (70, 64)).save(tmp_path / name)
     picture = read_image(tmp_path / name)
     # As predict does it: a batch of one, plain values in a list.
     batch = {"rgb": picture["rgb"][None], "image_id": [picture["image_id"]]}
-    found = make_infer(_config({"data": {"size_px": 64}}))(Flat(17, 17), batch)
+    found = make_infer(config_of({"data": {"size_px": 64}}))(Flat(17, 17), batch)
     assert to_prediction(found[0])["people"][0]["image_id"] == number
 
 
@@ -290,7 +200,7 @@ def test_a_persons_picture_is_known_by_its_number(tmp_path: Path, name: str, num
 )
 def test_scales_that_do_not_go_together_are_refused(scales: list[float], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        _config({"test": {"scales": scales}})
+        config_of({"test": {"scales": scales}})
 
 
 def test_mirroring_swaps_sides() -> None:
@@ -303,7 +213,7 @@ def test_mirroring_swaps_sides() -> None:
             fine[:, 5, 8, 8] = 1
             return [coarse, fine]
 
-    config = _config({"data": {"size_px": 64}, "test": {"refine": False, "project": False}})
+    config = config_of({"data": {"size_px": 64}, "test": {"refine": False, "project": False}})
     found = make_infer(config)(Lopsided(17, 17), prepare(np.zeros((64, 64, 3), np.uint8))[None])[0]
     left, right = found.joints[0, 5], found.joints[0, COCO.mirrored[5]]
     assert left[0] < 32 < right[0]

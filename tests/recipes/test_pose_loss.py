@@ -63,7 +63,7 @@ def test_the_example_worked_by_hand() -> None:
 
 
 @pytest.mark.parametrize("form", ["exp", "max"])
-def test_one_person_has_nobody_to_be_pushed_from(form: str) -> None:
+def test_one_person_has_no_push_loss(form: str) -> None:
     tags = torch.randn(1, 2, 4, 4, requires_grad=True)
     push, pull = tag_loss(tags, _index([[3, 22]]), form=form)
     assert push.item() == 0

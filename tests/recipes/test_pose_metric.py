@@ -1,4 +1,4 @@
-"""The figures equal the official tools', and do not depend on who evaluated which picture."""
+"""Metrics equal those of the official tools, and do not depend on which rank evaluated which image."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_cocos_figures_equal_pycocotools_to_the_last_digits(seed: int) -> None:
 
 @settings(deadline=None, max_examples=10)
 @given(st.integers(0, 10_000), st.integers(1, 4), st.sampled_from([COCO, CROWDPOSE]))
-def test_figures_do_not_depend_on_who_evaluated_what(seed: int, num_ranks: int, skeleton: Skeleton) -> None:
+def test_metrics_do_not_depend_on_which_rank_evaluated_what(seed: int, num_ranks: int, skeleton: Skeleton) -> None:
     targets, found = made_up(seed, skeleton, 10)
     alone = PoseMetric(skeleton)
     alone.add(found, Batch(None, targets, torch.arange(10)))
@@ -174,12 +174,12 @@ def test_figures_do_not_depend_on_who_evaluated_what(seed: int, num_ranks: int, 
     assert json.dumps(merged.state()) == json.dumps(alone.state())
 
 
-def test_nobody_found_is_an_ap_of_0() -> None:
+def test_no_detections_are_an_ap_of_0() -> None:
     targets, _ = made_up(3, COCO, 6)
     assert keypoint_scores(targets, [], COCO)["AP"] == 0
 
 
-def test_nobody_there_is_an_ap_of_minus_1_as_in_cocos_own_evaluation() -> None:
+def test_no_ground_truth_is_an_ap_of_minus_1_as_in_cocos_own_evaluation() -> None:
     targets = [{"image_id": 5, "crowd_index": 0.9, "annotations": []}]
     assert set(keypoint_scores(targets, [], COCO).values()) == {-1.0}
     assert set(keypoint_scores(targets, [], CROWDPOSE).values()) == {-1.0}

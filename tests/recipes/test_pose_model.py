@@ -71,9 +71,7 @@ def test_names_shapes_and_parameters_are_the_official_ones(parity_folder: Path, 
 
 @pytest.mark.parametrize("view", [pytest.param("full", marks=pytest.mark.full), "wide"])
 @pytest.mark.parametrize("name", [CONFIGS[0], *(pytest.param(name, marks=pytest.mark.full) for name in CONFIGS[1:])])
-def test_the_full_net_says_what_the_official_one_says(
-    parity_folder: Path, fill: ModuleType, name: str, view: str
-) -> None:
+def test_the_full_network_equals_the_official_one(parity_folder: Path, fill: ModuleType, name: str, view: str) -> None:
     recorded = np.load(parity_folder / "pose_outputs.npz")
     case, width = f"{name}/{view}", int(name.split("_w")[1][:2])
     num_joints = 14 if name.startswith("crowdpose") else 17

@@ -117,7 +117,7 @@ def test_the_data_that_is_made_is_read_as_coco(tmp_path: Path) -> None:
         assert path.read_bytes() == (again / "annotations" / path.name).read_bytes()
 
 
-def test_a_folder_that_figures_do_not_read_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_synthetic_people_do_not_use_is_reported(tmp_path: Path) -> None:
     assert "data.name=coco" in _parts(data={"root": str(tmp_path)}).describe["data"]
     assert "data.root" not in _parts().describe["data"]
     assert "data.root" not in _parts(data={"root": str(tmp_path), "name": "coco"}).describe["data"]

@@ -1,4 +1,4 @@
-"""Views of a picture: their sizes and places equal the reference's, and pixels are where they say."""
+"""Views of an image: sizes and positions equal the reference's, and map pixels correctly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_views_have_the_references_sizes_and_matrices(parity_folder: Path) -> No
         inverse = row[columns.index("inv00") :].reshape(2, 3)
         expected = corners @ inverse[:, :2].T + inverse[:, 2]
         # The reference solves for its matrix in float32 points.
-        assert np.abs(seen.to_picture(corners, seen.width, seen.height) - expected).max() <= 1e-4 * max(seen.width, 1)
+        assert np.abs(seen.to_image(corners, seen.width, seen.height) - expected).max() <= 1e-4 * max(seen.width, 1)
 
 
 def test_points_of_a_map_go_back_as_the_references(parity_folder: Path) -> None:
@@ -38,15 +38,13 @@ def test_points_of_a_map_go_back_as_the_references(parity_folder: Path) -> None:
         back = {key.split("/")[1]: arrays[key] for key in arrays.files if key.startswith("back/")}
     width, height = back["heatmap_size"].tolist()
     seen = View(width * 2, height * 2, tuple(back["center"].tolist()), back["scale"][0] * 200 / (width * 2))
-    ours = seen.to_picture(back["points"][:, :, :2].astype(np.float64), width, height)
+    ours = seen.to_image(back["points"][:, :, :2].astype(np.float64), width, height)
     assert np.abs(ours - back["out"][:, :, :2]).max() <= 1e-3
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([64, 96, 128]), st.sampled_from([0.5, 1.0, 2.0]))
-def test_a_pixel_is_found_again_where_the_view_says_it_lies(
-    width: int, height: int, size_px: int, scale: float
-) -> None:
+def test_a_pixel_is_where_the_view_maps_it(width: int, height: int, size_px: int, scale: float) -> None:
     seen = view(width, height, size_px=size_px, scale=scale, min_scale=min(scale, 1.0))
     if max(seen.width, seen.height) > 1000:
         return
@@ -56,7 +54,7 @@ def test_a_pixel_is_found_again_where_the_view_says_it_lies(
     ramps[2] = 255
     sampled = seen.sample(ramps).numpy().astype(float)
     y, x = np.mgrid[: seen.height, : seen.width]
-    there = seen.to_picture(np.stack([x, y], axis=-1).astype(float), seen.width, seen.height)
+    there = seen.to_image(np.stack([x, y], axis=-1).astype(float), seen.width, seen.height)
     inside = (there >= 0).all(axis=-1) & (there[..., 0] <= width - 1) & (there[..., 1] <= height - 1)
     assert (sampled[2][inside] == 255).all()
     for axis in (0, 1):

@@ -19,7 +19,8 @@ from lockstep.data.images import read_rgb
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
 from lockstep.recipes.classify.data import ImageFiles, preprocess
-from lockstep.recipes.classify.listing import MAX_CLASSES, list_folder, read_csv
+from lockstep.recipes.classify.folders import MAX_CLASSES, list_folder
+from lockstep.recipes.classify.listing import read_csv
 from lockstep.recipes.mnist.idx import read_idx
 from lockstep.recipes.pose.infer import read_image
 from lockstep.recipes.text import packed_lmdb

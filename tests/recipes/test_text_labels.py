@@ -167,6 +167,7 @@ def test_a_character_that_the_alphabet_lacks_is_named_with_file_and_line(tmp_pat
     write_lines(tmp_path, {"a.png": "ab", "b.png": "a囧b", "c.png": "囧"})
     with pytest.raises(DataError, match=r"character '囧' \(U\+56E7\) is not in the alphabet") as error:
         choose(settings_of(tmp_path), Alphabet("ab"), train=True)
+    assert error.value.slots["where"].endswith("l.txt:2")
     assert error.value.slots["cause"] == "2 of 3 lines have such characters"
 
 
@@ -187,6 +188,7 @@ def test_a_text_too_long_for_its_time_steps_is_found_before_training(tmp_path: P
     write_lines(tmp_path, {"a.png": "abcdefgh", "b.png": "aaaa", "c.png": "aaaaa", "d.png": "abcdefghi"})
     with pytest.raises(DataError, match=r"the text is too long") as error:
         choose(settings_of(tmp_path), Alphabet("abcdefghi"), train=True)
+    assert error.value.slots["where"].endswith("l.txt:3")
     assert error.value.what.endswith("it needs 9 time steps")
     assert error.value.slots["cause"] == "2 of 4 lines are too long"
     chosen = choose(settings_of(tmp_path, on_too_long="skip"), Alphabet("abcdefghi"), train=True)
@@ -198,7 +200,7 @@ def test_repeats_at_the_border_of_two_lines_need_no_step(tmp_path: Path) -> None
     assert len(choose(settings_of(tmp_path), Alphabet("abcdefgh"), train=True).rows) == 2
 
 
-def test_a_share_of_the_lines_is_held_out_evenly(tmp_path: Path) -> None:
+def test_a_fraction_of_the_lines_is_for_validation_evenly(tmp_path: Path) -> None:
     write_lines(tmp_path, {f"{number:02d}.png": "a" for number in range(20)})
     config = settings_of(tmp_path, eval=None, val_fraction=0.2)
     train, held_out = (choose(config, Alphabet("a"), train=train).rows.tolist() for train in (True, False))
@@ -267,7 +269,7 @@ def test_a_folder_that_is_no_lmdb_set_is_refused(tmp_path: Path) -> None:
         find_alphabet(DataConfig(train=str(tmp_path), eval=str(tmp_path)))
 
 
-def test_without_the_package_lmdb_its_name_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_lmdb_the_fix_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "lmdb", None)
     with pytest.raises(DataError) as error:
         find_alphabet(DataConfig(train=str(tmp_path), eval=str(tmp_path)))

@@ -20,7 +20,7 @@ def maker(fonts: list[Font], **more: Any) -> LineRenderer:
     return LineRenderer(fonts=fonts, characters=LATIN, **given)
 
 
-def test_a_made_up_line_follows_from_its_key_alone(fonts: list[Font]) -> None:
+def test_a_synthetic_line_follows_from_its_key_alone(fonts: list[Font]) -> None:
     lines = maker(fonts)
     first = [lines.line(key, 1) for key in (3, 2**63 + 1, 4)]
     again = [lines.line(key, 1) for key in (4, 2**63 + 1, 3)][::-1]
@@ -33,7 +33,7 @@ def test_a_made_up_line_follows_from_its_key_alone(fonts: list[Font]) -> None:
     assert len({text for _, text in first}) > 1
 
 
-def test_a_held_out_line_is_another_than_the_training_line_of_the_same_key(fonts: list[Font]) -> None:
+def test_a_validation_line_is_another_than_the_training_line_of_the_same_key(fonts: list[Font]) -> None:
     lines = maker(fonts)
     same = [lines.line(key, 1)[1] == lines.line(key, 2)[1] for key in range(50)]
     assert sum(same) <= 2
@@ -61,7 +61,7 @@ def test_fonts_of_a_family_are_on_one_side(fonts: list[Font]) -> None:
     assert split_fonts(many[:1], 0.2) == (many[:1], [])
 
 
-def test_a_folder_without_fonts_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_fonts_is_reported(tmp_path: Path) -> None:
     (tmp_path / "broken.ttf").write_bytes(b"no font")
     with pytest.raises(DataError, match="no font has half of the 59 characters") as error:
         find_fonts(tmp_path, LATIN)
@@ -75,7 +75,7 @@ def test_a_character_that_no_font_draws_is_named(fonts: list[Font]) -> None:
         find_fonts(Path(fonts[0].path).parent, LATIN + nothing)
 
 
-def test_a_font_that_is_gone_or_another_stops_a_run_that_goes_on(tmp_path: Path, fonts: list[Font]) -> None:
+def test_a_missing_or_changed_font_stops_a_resumed_run(tmp_path: Path, fonts: list[Font]) -> None:
     path = tmp_path / "a.ttf"
     path.write_bytes(Path(fonts[0].path).read_bytes())
     (font,) = find_fonts(tmp_path, "ab")

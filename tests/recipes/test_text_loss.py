@@ -1,4 +1,4 @@
-"""CTC beside torch's own in float64, and by hand; decoding beside the plain loop, and by hand."""
+"""CTC compared with torch's in float64 and by hand; decoding compared with a plain loop and by hand."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_over_6736_classes_gradients_are_near_those_of_float64() -> None:
     # Of all paths of 4 steps over blank, a, b, c: those that say the text.
     [("", 1), ("a", 10), ("ab", 15), ("aa", 5), ("abc", 7), ("aba", 7), ("aab", 1), ("abca", 1), ("aaa", 0)],
 )
-def test_a_loss_counts_every_path_that_says_the_text(text: str, num_ways: int) -> None:
+def test_a_loss_counts_every_path_of_the_text(text: str, num_ways: int) -> None:
     paths = [ABC.decode_paths(np.array([path])) for path in itertools.product(range(4), repeat=4)]
     assert paths.count([text]) == num_ways
     classes = torch.from_numpy(ABC.encode(text))[None] if text else torch.zeros(1, 1, dtype=torch.int64)
@@ -133,7 +133,7 @@ def test_the_likeliest_path_is_read(path: list[int], text: str) -> None:
 
 
 def test_a_beam_finds_a_text_that_no_single_path_would_give() -> None:
-    # Each step: blank 0.6, a 0.4. The likeliest path says nothing (0.36), but three paths say "a" (0.64).
+    # Each step: blank 0.6, a 0.4. The likeliest path is empty (0.36), but three paths are "a" (0.64).
     logits = torch.log(torch.tensor([[[0.6, 0.4], [0.6, 0.4]]]))
     assert read(logits, Alphabet("a")) == [""]
     assert read(logits, Alphabet("a"), beam_width=4) == ["a"]

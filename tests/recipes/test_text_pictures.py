@@ -1,4 +1,4 @@
-"""A picture of a line is the same in a file and in an LMDB set."""
+"""An image of a line is the same in a file and in an LMDB dataset."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def draw_lines(folder: Path, texts: list[str], size: tuple[int, int] = (64, 32))
     (folder / "l.tsv").write_text("".join(f"{number}.png\t{text}\n" for number, text in enumerate(texts)))
 
 
-def test_made_up_lines_have_two_halves_held_out_and_new_lines_each_epoch(fonts: list[Font]) -> None:
+def test_synthetic_lines_have_two_validation_halves_and_new_lines_each_epoch(fonts: list[Font]) -> None:
     config = config_of()
     found = json.loads(json.dumps(dataset_info(config)))
     parts = build(config, found)
@@ -193,7 +193,7 @@ def test_settings_that_do_not_fit_together_are_refused(data: dict[str, Any], tex
         config_of(data=data)
 
 
-def test_a_made_data_set_can_be_trained_on(tmp_path: Path, fonts: list[Font]) -> None:
+def test_a_made_dataset_can_be_trained_on(tmp_path: Path, fonts: list[Font]) -> None:
     told = make(MakeConfig(num=12, num_eval=0, max_length=4), tmp_path)
     assert told.startswith("12 lines in ")
     given = dict(word.partition("=")[::2] for word in told.splitlines()[1].split() if "=" in word)
@@ -210,7 +210,7 @@ def test_a_made_data_set_can_be_trained_on(tmp_path: Path, fonts: list[Font]) ->
     assert (tmp_path / "train" / "000" / "0000000.png").is_file()
 
 
-def test_making_a_data_set_again_gives_the_same_files(tmp_path: Path, fonts: list[Font]) -> None:
+def test_making_a_dataset_again_gives_the_same_files(tmp_path: Path, fonts: list[Font]) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
         make(MakeConfig(num=3, seed=seed), tmp_path / name)

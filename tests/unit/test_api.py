@@ -34,7 +34,7 @@ def test_what_can_not_be_is_refused_before_there_is_a_folder(asked: dict[str, An
     assert not Path("runs").exists()
 
 
-def test_a_new_folder_of_a_run_that_never_began_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_folder_of_a_run_that_never_started_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = []
 
     def failing(command: list[str]) -> tuple[int, DataError]:

@@ -30,6 +30,11 @@ class _Alone:
     rank, size = 0, 1
 
 
+def digest_of_step(step: Step) -> bytes:
+    """Return the digest (16 bytes) of the sample ids of a step whose micro-batches are all here."""
+    return digest_of_samples(np.concatenate([micro_batch.indices for micro_batch in step.micro_batches]))
+
+
 def sample_ids(order: Order, start: int, stop: int) -> Iterator[bytes]:
     """Yield the digest (16 bytes) of each step's sample ids, over all ranks.
 
@@ -38,8 +43,7 @@ def sample_ids(order: Order, start: int, stop: int) -> Iterator[bytes]:
         start: First step.
         stop: The step after the last one.
     """
-    for step in order.steps(_Alone(), start=start, stop=stop):
-        yield digest_of_samples(np.concatenate([micro_batch.indices for micro_batch in step.micro_batches]))
+    return map(digest_of_step, order.steps(_Alone(), start=start, stop=stop))
 
 
 def digest_content(job: Job) -> bytes:
@@ -121,7 +125,8 @@ class StepRecorder:
             return
         content = digest_content(job) if job.config.record.content else NO_DIGEST
         if self._writer is not None:
-            self._writer.append(record_of(step, result, next(self._ids), content))
+            samples = digest_of_step(step) if step.world_size == 1 else next(self._ids)
+            self._writer.append(record_of(step, result, samples, content))
             job.progress.chain = self._writer.link.hex()
 
     def close(self) -> None:

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from lockstep.data.crop import Box, RandomBoxes, centre_square, fitting_scale, resize_into, resized_shorter
 from lockstep.data.decoded import DecodedPictures
-from lockstep.data.images import ByteArray, Picture
+from lockstep.data.images import ByteArray, EncodedImage
 from lockstep.data.keyed import IntArray, KeyArray, uniform
 from lockstep.data.names import first_outside, outside
 from lockstep.data.samples import Batch, Samples
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
-from lockstep.recipes.classify.listing import IMAGES_FIX, Files, folder_of
+from lockstep.recipes.classify.folders import Files
+from lockstep.recipes.classify.listing import IMAGES_FIX, folder_of
 
 # Columns of a sample's random numbers: the first decides on the flip, the others on the crop.
 _FLIP, _CROP = 0, 1
@@ -82,7 +83,7 @@ class ImageFiles(Samples):
         """Decode, crop and resize a batch: inputs (N, S, S, 3) bytes, targets (N,) int64.
 
         Raises:
-            DataError: An image can't be read.
+            DataError: An image cannot be read.
         """
         size_px = self._config.size_px
         images = torch.empty(len(indices), size_px, size_px, 3, dtype=torch.uint8)
@@ -111,42 +112,44 @@ class ImageFiles(Samples):
             resize_into(images[row], pixels, box, mirrored=flips[row])
 
     def _random_crop(self, index: int, boxes: RandomBoxes, row: int) -> tuple[ByteArray, Box]:
-        head, picture = self._open(index)
+        head, encoded = self._open(index)
         box = boxes.box(row, head.size)
         scale = self._scale(head, min(box.width, box.height), self._config.size_px, _TRAIN_MARGIN)
         box = box.at(scale)
-        return self._pixels(index, picture, scale, bottom_px=box.top + box.height), box
+        return self._pixels(index, encoded, scale, bottom_px=box.top + box.height), box
 
     def _center_crop(self, index: int) -> Tensor:
-        head, picture = self._open(index)
+        head, encoded = self._open(index)
         scale = self._scale(head, min(head.size), resize_px(self._config), _EVAL_MARGIN)
-        return crop_centre(self._pixels(index, picture, scale), self._config)
+        return crop_centre(self._pixels(index, encoded, scale), self._config)
 
-    def _open(self, index: int) -> tuple[Head, Picture | None]:
+    def _open(self, index: int) -> tuple[Head, EncodedImage | None]:
         """Return the header of an image, and the opened file unless the header and maybe the pixels are cached."""
         head = self._heads.get(index)
         if head is not None:
             return head, None
-        picture = Picture(self.files[index])
-        head = Head(picture.size, picture.is_scalable)
+        encoded = EncodedImage(self.files[index])
+        head = Head(encoded.size, encoded.is_scalable)
         if self._decoded is not None:
             self._heads[index] = head
-        return head, picture
+        return head, encoded
 
     def _scale(self, head: Head, shorter_px: int, target_px: int, margin: float) -> int:
         if not (head.is_scalable and self._config.scaled_decode):
             return 1
         return fitting_scale(shorter_px, target_px, margin=margin)
 
-    def _pixels(self, index: int, picture: Picture | None, scale: int, *, bottom_px: int | None = None) -> ByteArray:
+    def _pixels(
+        self, index: int, encoded: EncodedImage | None, scale: int, *, bottom_px: int | None = None
+    ) -> ByteArray:
         path = self.files[index]
         if self._decoded is None:
-            return (picture or Picture(path)).pixels(scale, bottom_px=bottom_px)
+            return (encoded or EncodedImage(path)).pixels(scale, bottom_px=bottom_px)
         whole = self._heads[index].size
         size = (-(-whole[0] // scale), -(-whole[1] // scale))
         pixels = self._decoded.read(path, scale, size)
         if pixels is None:
-            pixels = (picture or Picture(path)).pixels(scale)
+            pixels = (encoded or EncodedImage(path)).pixels(scale)
             if pixels.shape[1::-1] != size:
                 raise DataError(
                     f"the size of image {path} changed during the run",
@@ -177,11 +180,11 @@ class Normalise:
         if images.device.type != "cpu":
             values = torch.addcmul(self._offset, rows.float(), self._factor)
         else:
-            # Allocated by numpy, which asks for huge pages; torch does not, and a batch needs thousands of small ones.
+            # Allocated by numpy, which requests huge pages. torch does not, and a batch then needs thousands of pages.
             values = torch.from_numpy(np.empty(rows.shape, dtype=np.float32))
-            # One image at a time, which stays in the CPU cache for both passes. A batch does not.
-            for taken, made in zip(rows, values, strict=True):
-                torch.addcmul(self._offset, made.copy_(taken), self._factor, out=made)
+            # One image at a time, which stays in the CPU cache for both passes. A whole batch does not.
+            for image, value in zip(rows, values, strict=True):
+                torch.addcmul(self._offset, value.copy_(image), self._factor, out=value)
         return values.view(images.shape).permute(0, 3, 1, 2)
 
 
@@ -201,11 +204,11 @@ def preprocess(path: Path, config: DataConfig) -> Tensor:
     Raises:
         DataError: The file is not an image, or is damaged.
     """
-    picture = Picture(path)
+    encoded = EncodedImage(path)
     scale = 1
-    if picture.is_scalable and config.scaled_decode:
-        scale = fitting_scale(min(picture.size), resize_px(config), margin=_EVAL_MARGIN)
-    return Normalise(config)(crop_centre(picture.pixels(scale), config).unsqueeze(0))[0]
+    if encoded.is_scalable and config.scaled_decode:
+        scale = fitting_scale(min(encoded.size), resize_px(config), margin=_EVAL_MARGIN)
+    return Normalise(config)(crop_centre(encoded.pixels(scale), config).unsqueeze(0))[0]
 
 
 def open_files(base: Path, files: Files, classes: Sequence[str], config: DataConfig, *, train: bool) -> ImageFiles:

@@ -1,4 +1,4 @@
-"""Draws training samples, an evaluation and a prediction for the run folder."""
+"""Draw training samples, an evaluation and a prediction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.metrics.classification import Accuracy
 from lockstep.report.fonts import font_for
 from lockstep.report.pictures import draw_confusion, draw_sheet
 
-# A larger confusion matrix is not readable as a picture.
+# A larger confusion matrix is not readable as an image.
 _MAX_CLASSES = 40
 
 
@@ -87,21 +87,21 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
 
     Args:
         path: The image file.
-        prediction: What `to_prediction` returned for it.
+        prediction: The result of `to_prediction` for it.
     """
-    picture = Image.fromarray(read_rgb(path))
-    picture.thumbnail((720, 720))
-    width, line_px, margin_px = max(picture.width, 360), 26, 12
+    image = Image.fromarray(read_rgb(path))
+    image.thumbnail((720, 720))
+    width, line_px, margin_px = max(image.width, 360), 26, 12
     top = prediction["top"]
     font = font_for("".join(entry["class"] for entry in top), 15)
-    canvas = Image.new("RGB", (width, picture.height + line_px * len(top) + 2 * margin_px), "white")
-    canvas.paste(picture, ((width - picture.width) // 2, 0))
+    canvas = Image.new("RGB", (width, image.height + line_px * len(top) + 2 * margin_px), "white")
+    canvas.paste(image, ((width - image.width) // 2, 0))
     draw = ImageDraw.Draw(canvas)
     left = margin_px + 10 + max(int(font.getlength(entry["class"])) for entry in top)
-    for place, entry in enumerate(top):
-        y = picture.height + margin_px + place * line_px
+    for rank, entry in enumerate(top):
+        y = image.height + margin_px + rank * line_px
         draw.text((left - 10, y + line_px // 2), entry["class"], (34, 34, 34), font, anchor="rm")
         length = max(1, int((width - left - 70) * entry["probability"]))
-        draw.rectangle((left, y + 5, left + length, y + line_px - 5), (33, 102, 172) if place == 0 else (150, 150, 150))
+        draw.rectangle((left, y + 5, left + length, y + line_px - 5), (33, 102, 172) if rank == 0 else (150, 150, 150))
         draw.text((left + length + 6, y + line_px // 2), f"{entry['probability']:.1%}", (34, 34, 34), font, anchor="lm")
     return canvas

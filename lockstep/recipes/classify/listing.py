@@ -1,4 +1,4 @@
-"""Lists the images of a dataset, their classes and the validation split.
+"""List the images of a dataset, their classes and the validation split.
 
 A listing is plain JSON and is stored in the run folder. It does not depend on the order of names in the file system.
 """
@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import io
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,20 +18,12 @@ from lockstep.config.plain_file import read_plain
 from lockstep.data.names import first_outside, outside
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
-from lockstep.recipes.classify.folders import ENDINGS, check_names, is_image, walk
-
-# Common names of the folders of a training and a validation split. The first that exists is used.
-_HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
+from lockstep.recipes.classify.folders import Files, check_classes, list_folder
 
 _CSV_COLUMNS = "the path of an image, a comma, its class;\na header line, if any, is path,label"
 
 _MAX_CSV_BYTES = 1 << 30
-# The confusion matrix has 8 bytes for each pair of classes.
-MAX_CLASSES = 12_000
 IMAGES_FIX = "Correct the line, or set data.images to a folder that contains all images."
-
-# Class -> files, relative to the folder in which they were listed.
-Files = dict[str, list[str]]
 
 # (files, the folder or CSV file that names them, images needed per class) -> the usable files.
 Choose = Callable[[Files, Path, int], Files]
@@ -72,7 +64,7 @@ def find_images(config: DataConfig, seed: int, choose: Choose = take_all) -> Lis
         choose: Selects the usable files before the split.
 
     Raises:
-        DataError: There are no images, or the splits do not match. Shows the path, and the line of a CSV file.
+        DataError: There are no images, or the splits do not match. The error names the path and the line of a CSV file.
     """
     path = config.root or config.train
     if path is None:
@@ -137,59 +129,6 @@ def folder_of(path: Path, images: Path | None = None) -> Path:
     return path.parent if images is None else images.expanduser().absolute()
 
 
-def list_folder(folder: Path, setting: str) -> Files:
-    """List the images in class folders and their subfolders, sorted by name.
-
-    Args:
-        folder: The folder that contains the class folders.
-        setting: The setting that names it, for errors.
-
-    Raises:
-        DataError: There are no class folders, or one is empty.
-    """
-    root = folder.expanduser()
-    if root.is_file():
-        raise DataError(
-            f"{root} is a file, not a folder of class folders",
-            given=f"{setting}={folder}",
-            fix="Unpack it, if it is an archive. For CSV files, set data.train=train.csv data.eval=eval.csv.",
-        )
-    try:
-        names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-    except OSError as error:
-        raise DataError(
-            f"the folder {root} can't be read: {error.strerror or error}",
-            given=f"{setting}={folder}",
-            fix=f"Set {setting} to a readable folder.",
-        ) from error
-    if not names:
-        num_images = sum(is_image(name) for name in os.listdir(root))
-        raise DataError(
-            f"{root} contains no class folders",
-            given=f"{num_images:,} images outside of class folders" if num_images else "no folders",
-            allowed=f"{root}/daisy/a.jpg, {root}/tulips/b.jpg and so on: a folder for each class",
-            fix="Move the images of each class into a folder named after the class.",
-        )
-    if {name.lower() for name in names} <= {half for halves in _HALVES for half in halves}:
-        raise DataError(
-            f"the folders in {root} look like a split, not like classes: {', '.join(names)}",
-            fix=_split_settings(root, names),
-        )
-    check_names(root, names)
-    _check_classes(root, names)
-    files: Files = {}
-    for name in names:
-        files[name] = sorted(walk(root, name))
-        check_names(root, files[name])
-        if not files[name]:
-            raise DataError(
-                f"the class folder {root / name} contains no images",
-                allowed=f"files that end in {', '.join(ENDINGS)}",
-                fix="Add images to it, or delete it.",
-            )
-    return files
-
-
 def read_csv(path: Path, images: Path | None = None) -> Files:
     """List the images of a CSV file of path,label, with or without a header line.
 
@@ -236,7 +175,7 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
         raise DataError(
             f"{path} names no images", allowed="lines such as daisy/a.jpg,daisy", fix="Add a line for each image."
         )
-    _check_classes(path, files)
+    check_classes(path, files)
     return {label: sorted(files[label]) for label in sorted(files)}
 
 
@@ -302,25 +241,3 @@ def _select(files: Files, classes: Sequence[str] | None, path: Path) -> Files:
             f"{path} has only one class: {', '.join(files)}", allowed="two or more", fix="Add images of another class."
         )
     return files
-
-
-def _split_settings(root: Path, names: Sequence[str]) -> str:
-    """Return a fix with the settings that name the folders of a split."""
-    known = {name.lower(): name for name in names}
-    train, validation = (next((known[half] for half in halves if half in known), None) for halves in _HALVES)
-    if train is None or validation is None:
-        return f"Set data.root to one of these folders, such as {root / names[0]}."
-    return f"Set data.train={root / train} data.eval={root / validation}"
-
-
-def _check_classes(path: Path, names: Collection[str]) -> None:
-    """Refuse too many classes, and names of several lines, which would break tables and pictures."""
-    if len(names) > MAX_CLASSES:
-        raise DataError(
-            f"{path} has {len(names):,} classes",
-            allowed=f"at most {MAX_CLASSES:,}",
-            fix="Check that labels are classes, not unique names.",
-        )
-    for name in names:
-        if name.splitlines() != [name]:
-            raise DataError(f"a class name in {path} has a line break: {name!r}", fix="Rename it.")

@@ -55,9 +55,9 @@ def to_prediction(logits: Tensor, num_top: int = 3) -> Mapping[str, Any]:
 
 def _ink(path: Path) -> GreyArray:
     """Read (H, W) ink: 0 for paper, 1 for full ink."""
-    from lockstep.data.images import Picture  # imported late, because training does not need it
+    from lockstep.data.images import EncodedImage  # imported late, because training does not need it
 
-    grey = _grey(Picture(path, max_pixels=_MAX_PIXELS).image())
+    grey = _grey(EncodedImage(path, max_pixels=_MAX_PIXELS).image())
     border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
     ink = 1 - grey if np.median(border) > 0.5 else grey
     if ink.max() - ink.min() < 0.05:

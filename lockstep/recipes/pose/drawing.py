@@ -31,7 +31,7 @@ _DARK, _PAPER, _INK, _FAINT = (20, 20, 20), (255, 255, 255), (34, 34, 34), (120,
 _PANEL_PX, _GAP_PX, _MARGIN_PX, _TEXT_PX = 240, 8, 20, 18
 
 
-class Pictures(Protocol):
+class ImageSamples(Protocol):
     """A dataset that can return the original images."""
 
     def rgb(self, index: int) -> npt.NDArray[np.uint8]:
@@ -102,23 +102,21 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any], *, skeleton: Skel
     return draw_people(image, shown, skeleton) if shown else _with_caption(image, "no people")
 
 
-def draw_evaluation(metric: PoseMetric, samples: Pictures, folder: Path) -> None:
+def draw_evaluation(metric: PoseMetric, samples: ImageSamples, folder: Path) -> None:
     """Draw the first images of an evaluation into `people.png`: prediction, ground truth and heatmaps.
 
     Args:
         metric: The merged metric of the evaluation.
         samples: The validation images.
-        folder: Folder for the picture.
+        folder: Folder for `people.png`.
     """
-    shown = sorted((p for p in metric.pictures if p["sketch"] is not None), key=lambda p: int(p["index"]))
+    shown = sorted((each for each in metric.images if each["sketch"] is not None), key=lambda each: int(each["index"]))
     rows = []
-    for picture in shown:
-        image = Image.fromarray(samples.rgb(picture["index"]))
-        found = [np.array(result["keypoints"]).reshape(-1, 3) for result in picture["results"]]
-        there = [
-            np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in picture["target"]["annotations"]
-        ]
-        rows.append(_row(image, _sure(found), there, np.array(picture["sketch"], np.uint8), metric.skeleton))
+    for each in shown:
+        image = Image.fromarray(samples.rgb(each["index"]))
+        found = [np.array(result["keypoints"]).reshape(-1, 3) for result in each["results"]]
+        there = [np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in each["target"]["annotations"]]
+        rows.append(_row(image, _sure(found), there, np.array(each["sketch"], np.uint8), metric.skeleton))
     if not rows:
         return
     folder.mkdir(parents=True, exist_ok=True)

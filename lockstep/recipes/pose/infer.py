@@ -30,7 +30,7 @@ from lockstep.recipes.pose.view import View, check_shape, view
 
 # The category id of "person" in COCO and CrowdPose.
 PERSON = 1
-# Longer side of the heatmap that is kept for pictures.
+# Longer side of the heatmap that is kept for drawings.
 _SKETCH_PX = 96
 
 
@@ -98,36 +98,36 @@ def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Detections]]:
     mirrored = skeleton.mirrored if test.flip else None
     size_px = test.size_px or config.data.size_px
 
-    def infer(model: nn.Module, pictures: Any) -> list[Detections]:
-        is_named = isinstance(pictures, Mapping)
-        images = pictures["rgb"] if is_named else pictures
-        numbers = pictures["image_id"] if is_named else [0] * len(images)
+    def infer(model: nn.Module, inputs: Any) -> list[Detections]:
+        is_named = isinstance(inputs, Mapping)
+        images = inputs["rgb"] if is_named else inputs
+        numbers = inputs["image_id"] if is_named else [0] * len(images)
         found = []
-        for picture, number in zip(images, numbers, strict=True):
-            check_shape(f"image {number}", picture.shape[-1], picture.shape[-2])
-            views, base = make_views(picture, size_px, test.scales)
-            heat, tags = forward_views(model, picture, views, base if test.project else None, mirrored=mirrored)
+        for image, number in zip(images, numbers, strict=True):
+            check_shape(f"image {number}", image.shape[-1], image.shape[-2])
+            views, base = make_views(image, size_px, test.scales)
+            heat, tags = forward_views(model, image, views, base if test.project else None, mirrored=mirrored)
             people, scores = grouping.people(heat, tags)
             # All views show the same part of the image, so any of them converts coordinates: here the smallest.
-            each = _found(people, scores, heat, list(views.values())[-1], picture)
+            each = _found(people, scores, heat, list(views.values())[-1], image)
             found.append(replace(each, image_id=number))
         return found
 
     return infer
 
 
-def make_views(picture: Tensor, size_px: int, scales: Sequence[float]) -> tuple[dict[float, View], View]:
+def make_views(image: Tensor, size_px: int, scales: Sequence[float]) -> tuple[dict[float, View], View]:
     """Make the views of an image.
 
     Args:
-        picture: (3, H, W).
+        image: (3, H, W).
         size_px: Shorter side at scale 1, pixels.
         scales: The scales.
 
     Returns:
         Views by scale, the largest first; and the view at scale 1, even if it is not among them.
     """
-    height, width = picture.shape[-2:]
+    height, width = image.shape[-2:]
     smallest = min(scales)
     views = {
         scale: view(width, height, size_px=size_px, scale=scale, min_scale=smallest)
@@ -138,7 +138,7 @@ def make_views(picture: Tensor, size_px: int, scales: Sequence[float]) -> tuple[
 
 def forward_views(
     model: nn.Module,
-    picture: Tensor,
+    image: Tensor,
     views: Mapping[float, View],
     project_to: View | None,
     *,
@@ -148,7 +148,7 @@ def forward_views(
 
     Args:
         model: (N, 3, H, W) -> [(N, K + K or 1, H / 4, W / 4) heat and tags, (N, K, H / 2, W / 2) heat].
-        picture: (3, H, W) uint8.
+        image: (3, H, W) uint8.
         views: Views by scale, the largest first. Tags are taken from scale 1, or from the only view.
         project_to: Resize all maps to the size of this view. None: to half the size of the largest view.
         mirrored: For each joint its partner in a mirrored image, for flip testing. None: no flip testing.
@@ -160,7 +160,7 @@ def forward_views(
     total: Tensor | None = None
     tags: Tensor | None = None
     for scale, seen in views.items():
-        heat, own_tags = _forward_view(model, normalise(seen.sample(picture)), mirrored)
+        heat, own_tags = _forward_view(model, normalise(seen.sample(image)), mirrored)
         size = size or (heat.shape[-2], heat.shape[-1])
         heat = _resized(heat, size)
         total = heat if total is None else total.add_(heat)
@@ -219,12 +219,12 @@ def _resized(maps: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _found(
-    people: npt.NDArray[np.float32], scores: npt.NDArray[np.float32], heat: Tensor, seen: View, picture: Tensor
+    people: npt.NDArray[np.float32], scores: npt.NDArray[np.float32], heat: Tensor, seen: View, image: Tensor
 ) -> Detections:
     """Convert joints in pixels of a map to detections in pixels of the image."""
     joints = people[:, :, : SCORE + 1].astype(np.float64)
-    joints[:, :, : Y + 1] = seen.to_picture(joints[:, :, : Y + 1], heat.shape[-1], heat.shape[-2])
-    height, width = picture.shape[-2:]
+    joints[:, :, : Y + 1] = seen.to_image(joints[:, :, : Y + 1], heat.shape[-1], heat.shape[-2])
+    height, width = image.shape[-2:]
     highest = seen.crop(heat.amax(dim=0, keepdim=True), width, height)
     factor = min(1.0, _SKETCH_PX / max(highest.shape))
     size = [max(1, round(side * factor)) for side in highest.shape[1:]]

@@ -25,7 +25,7 @@ CROWDPOSE_GROUPS = {"AP_easy": (-np.inf, 0.2), "AP_medium": (0.2, 0.8), "AP_hard
 # CrowdPose has boxes but no areas. Its evaluation uses this fraction of the area of the box.
 CROWDPOSE_AREA = 0.53
 
-Picture = Mapping[str, Any]
+EvaluatedImage = Mapping[str, Any]
 
 
 class PoseMetric:
@@ -36,23 +36,23 @@ class PoseMetric:
 
     Args:
         skeleton: The joints of the dataset. CrowdPose's has its own rules of evaluation.
-        num_sketches: Number of first images whose heatmaps are kept, reduced in size, for pictures.
+        num_sketches: Number of first images whose heatmaps are kept, reduced in size, to be drawn.
     """
 
     def __init__(self, skeleton: Skeleton, num_sketches: int = 8) -> None:
         self.skeleton = skeleton
         self._num_sketches = num_sketches
-        self._pictures: dict[int, Picture] = {}
+        self._images: dict[int, EvaluatedImage] = {}
 
     @property
     def num_samples(self) -> int:
         """The number of images, including merged ones."""
-        return len(self._pictures)
+        return len(self._images)
 
     @property
-    def pictures(self) -> list[Picture]:
+    def images(self) -> list[EvaluatedImage]:
         """All images, sorted by number: `target`, `index` in the dataset, `results` and `sketch` (or None)."""
-        return [self._pictures[number] for number in sorted(self._pictures)]
+        return [self._images[number] for number in sorted(self._images)]
 
     def add(self, outputs: Sequence[Detections], batch: Batch) -> None:
         """Add the detections of a batch.
@@ -74,36 +74,36 @@ class PoseMetric:
 
     def state(self) -> dict[str, Any]:
         """Return all images as plain values."""
-        return {"pictures": self.pictures}
+        return {"images": self.images}
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add the images of another rank."""
-        for picture in state["pictures"]:
-            self._keep(int(picture["target"]["image_id"]), picture)
+        for image in state["images"]:
+            self._keep(int(image["target"]["image_id"]), image)
 
     def result(self) -> dict[str, float]:
         """Compute the metrics: AP, AP50, AP75, AR, AR/50, AR/75; COCO also by size, CrowdPose by crowd index.
 
         A metric is -1 if there are no people to find, as in COCO's own evaluation.
         """
-        pictures = self.pictures
+        images = self.images
         return keypoint_scores(
-            [picture["target"] for picture in pictures],
-            [result for picture in pictures for result in picture["results"]],
+            [image["target"] for image in images],
+            [result for image in images for result in image["results"]],
             self.skeleton,
         )
 
-    def _keep(self, number: int, picture: Picture) -> None:
-        if number in self._pictures:
+    def _keep(self, number: int, image: EvaluatedImage) -> None:
+        if number in self._images:
             raise DataError(
-                f"image {number} was evaluated twice", where=str(picture["target"].get("file_name", "")) or None,
+                f"image {number} was evaluated twice", where=str(image["target"].get("file_name", "")) or None,
                 fix="Give each image of the annotation file a unique id.",
             )  # fmt: skip
-        self._pictures[number] = picture
+        self._images[number] = image
 
 
 def keypoint_scores(
-    targets: Sequence[Picture], results: Sequence[Mapping[str, Any]], skeleton: Skeleton
+    targets: Sequence[EvaluatedImage], results: Sequence[Mapping[str, Any]], skeleton: Skeleton
 ) -> dict[str, float]:
     """Compute the metrics of predictions against the ground truth.
 
@@ -127,7 +127,7 @@ def keypoint_scores(
 
 
 def run_evaluation(
-    targets: Sequence[Picture],
+    targets: Sequence[EvaluatedImage],
     results: Sequence[Mapping[str, Any]],
     skeleton: Skeleton,
     known: Mapping[Any, Any] | None = None,

@@ -40,15 +40,15 @@ class View:
     centre: tuple[int, int]
     factor: float
 
-    def sample(self, picture: Tensor) -> Tensor:
+    def sample(self, image: Tensor) -> Tensor:
         """Resample (3, H, W) uint8 to (3, height, width) uint8: bilinear, rounded, black beyond the image."""
-        values = picture.to(torch.float32)
+        values = image.to(torch.float32)
         for axis, size, centre in ((2, self.width, self.centre[0]), (1, self.height, self.centre[1])):
             places = (torch.arange(size, dtype=torch.float64) - size / 2) * self.factor + centre
             values = _sample_axis(values, axis, places)
         return values.add_(0.5).floor_().clamp_(0, 255).to(torch.uint8)
 
-    def to_picture(self, points: npt.NDArray[np.float64], map_width: int, map_height: int) -> npt.NDArray[np.float64]:
+    def to_image(self, points: npt.NDArray[np.float64], map_width: int, map_height: int) -> npt.NDArray[np.float64]:
         """Transform points of a map of this view to points of the image.
 
         Args:

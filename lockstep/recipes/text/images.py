@@ -1,4 +1,4 @@
-"""Reads, resizes and normalizes images of lines.
+"""Read, resize and normalize images of text lines.
 
 Legend: N images, H and W their height and width in pixels.
 """
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.data.images import Picture, read_rgb
+from lockstep.data.images import EncodedImage, read_rgb
 from lockstep.data.keyed import IntArray
 from lockstep.data.opencv import cv2
 from lockstep.recipes.text import packed_lmdb
@@ -29,7 +29,7 @@ def read_grey(path: Path) -> GreyArray:
     """Read an image file as (H, W) bytes.
 
     Raises:
-        DataError: It can't be read.
+        DataError: The file cannot be read.
     """
     return _grey(read_rgb(path))
 
@@ -38,16 +38,16 @@ def size_of(path: Path) -> tuple[int, int]:
     """Read (width, height) of an image file, after its EXIF rotation.
 
     Raises:
-        DataError: It can't be read.
+        DataError: The file cannot be read.
     """
-    return Picture(path).size
+    return EncodedImage(path).size
 
 
 def read_packed(folder: Path, number: int) -> GreyArray:
     """Read an image of an LMDB dataset as (H, W) bytes.
 
     Raises:
-        DataError: There is none, or it is damaged.
+        DataError: The dataset has no such image, or it is damaged.
     """
     return _grey(_packed(folder, number).pixels())
 
@@ -56,29 +56,29 @@ def packed_size(folder: Path, number: int) -> tuple[int, int]:
     """Read (width, height) of an image of an LMDB dataset, after its EXIF rotation.
 
     Raises:
-        DataError: There is none, or it is not an image.
+        DataError: The dataset has no such entry, or it is not an image.
     """
     return _packed(folder, number).size
 
 
-def stretch(picture: GreyArray, width_px: int) -> GreyArray:
+def stretch(image: GreyArray, width_px: int) -> GreyArray:
     """Resize (H, W) bytes to (32, width_px) like the reference: bicubic, without padding."""
-    resized = cv2.resize(picture, (width_px, HEIGHT_PX), interpolation=cv2.INTER_CUBIC)
+    resized = cv2.resize(image, (width_px, HEIGHT_PX), interpolation=cv2.INTER_CUBIC)
     return np.asarray(resized, dtype=np.uint8)
 
 
-def normalise(pictures: Sequence[GreyArray], mean: float, std: float) -> Tensor:
+def normalise(images: Sequence[GreyArray], mean: float, std: float) -> Tensor:
     """Stack and normalize images of one size.
 
     Args:
-        pictures: N images, (H, W) uint8.
+        images: N images, (H, W) uint8.
         mean: Mean to subtract, for pixels in [0, 1].
         std: Standard deviation to divide by.
 
     Returns:
         (N, 1, H, W) float32.
     """
-    pixels = torch.from_numpy(np.stack(pictures)).to(torch.float32)
+    pixels = torch.from_numpy(np.stack(images)).to(torch.float32)
     return pixels.div_(255).sub_(mean).div_(std).unsqueeze(1)
 
 
@@ -102,6 +102,6 @@ def _grey(rgb: npt.NDArray[np.uint8]) -> GreyArray:
     return np.asarray(cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY), dtype=np.uint8)
 
 
-def _packed(folder: Path, number: int) -> Picture:
+def _packed(folder: Path, number: int) -> EncodedImage:
     content = packed_lmdb.read_image(folder, number)
-    return Picture(f"image-{number:09d} of {folder}", content, max_pixels=_MAX_PACKED_PIXELS)
+    return EncodedImage(f"image-{number:09d} of {folder}", content, max_pixels=_MAX_PACKED_PIXELS)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lockstep.data.picture_file import MAX_FILE_BYTES, too_large
+from lockstep.data.image_file import MAX_FILE_BYTES, too_large
 from lockstep.errors import DataError
 from lockstep.recipes.text.lmdb_pages import check_pages
 

@@ -79,16 +79,16 @@ def to_prediction(logits: Tensor, alphabet: Alphabet, config: DecodeConfig) -> M
 
 def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
     """Draw an image with its predicted text below."""
-    picture = Image.fromarray(read_rgb(path))
-    picture.thumbnail(_MAX_DRAWN_PX)  # an image of 1 by millions of pixels would make a sheet of gigabytes
+    image = Image.fromarray(read_rgb(path))
+    image.thumbnail(_MAX_DRAWN_PX)  # an image of 1 by millions of pixels would make a sheet of gigabytes
     caption = f"{prediction['text'] or '(empty)'}   {prediction['confidence']:.1%}"
     font = font_for(caption, _TEXT_PX)
     left, top, right, bottom = font.getbbox(caption)
-    width = max(picture.width, math.ceil(right - left)) + 2 * _MARGIN_PX
-    height = picture.height + math.ceil(bottom - top) + 3 * _MARGIN_PX
+    width = max(image.width, math.ceil(right - left)) + 2 * _MARGIN_PX
+    height = image.height + math.ceil(bottom - top) + 3 * _MARGIN_PX
     sheet = Image.new("RGB", (width, height), "white")
-    sheet.paste(picture, (_MARGIN_PX, _MARGIN_PX))
-    corner = (_MARGIN_PX - left, picture.height + 2 * _MARGIN_PX - top)
+    sheet.paste(image, (_MARGIN_PX, _MARGIN_PX))
+    corner = (_MARGIN_PX - left, image.height + 2 * _MARGIN_PX - top)
     ImageDraw.Draw(sheet).text(corner, caption, (34, 34, 34), font)
     return sheet
 

@@ -31,7 +31,7 @@ class FakeTrained(SimpleNamespace):
         self.calls.append(args)
         for path in args[1]:
             fault = DataError(f"{path} is no picture") if path.suffix == ".txt" else None
-            yield predict.Answer(path, {"error": str(fault)} if fault else self.prediction, fault)
+            yield predict.Prediction(path, {"error": str(fault)} if fault else self.prediction, fault)
 
 
 @pytest.fixture
@@ -63,7 +63,9 @@ def test_predict_prints_a_line_for_each_file(fake: FakeTrained, capsys: pytest.C
     assert fake.calls[-1][0] == TrainedModel(Path("a.pth"), [], "best", "digits")
 
 
-def test_predict_goes_on_after_a_file_that_is_no_picture(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_continues_after_a_file_that_is_not_an_image(
+    fake: FakeTrained, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["predict", "runs/a", "a.png", "b.txt", "c.png"]) == DataError.exit_code
     captured = capsys.readouterr()
     assert [line.split()[0] for line in captured.out.splitlines()] == ["a.png", "c.png"]
@@ -100,6 +102,6 @@ def test_an_equals_sign_in_the_name_of_a_file_that_is_there_is_no_setting(
     assert fake.calls == [(TrainedModel(Path("runs/a"), ["other=0.1"]), [Path("lr=0.1")], None)]
 
 
-def test_predict_without_a_file_says_what_is_missing(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_without_a_file_reports_what_is_missing(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["predict", "runs/a", "other=0.1"]) == DataError.exit_code
     assert "lockstep predict runs/a FILE" in capsys.readouterr().err

@@ -90,7 +90,7 @@ def test_old_launchers_way_of_giving_the_local_rank_is_accepted(api: FakeApi) ->
     assert run(["train", "digits", "--local_rank=0"]) == 0
 
 
-def test_a_wrong_setting_is_told_before_anything_starts(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_setting_is_refused_before_anything_starts(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "digits", "optim.lrr=0.1"]) == ConfigError.exit_code
     captured = capsys.readouterr()
     assert api.calls == []
@@ -144,7 +144,7 @@ def test_ctrl_c_is_quiet(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> No
         (["--foo"], "No such option"),
     ],
 )
-def test_a_wrong_command_is_told_by_typer(
+def test_a_wrong_command_is_refused_by_typer(
     api: FakeApi, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
 ) -> None:
     assert run(arguments) == 2
@@ -152,7 +152,7 @@ def test_a_wrong_command_is_told_by_typer(
     assert api.calls == []
 
 
-def test_a_setting_with_dashes_is_told_how_settings_are_given(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_with_dashes_is_refused_with_the_right_form(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "digits", "--epochs", "3"]) == 2
     assert "without dashes: epochs=3" in capsys.readouterr().err
 

@@ -40,7 +40,7 @@ def shell(line: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]
     ],
 )
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_disk_that_is_full_while_printing_is_said_in_one_line(
+def test_a_disk_that_is_full_while_printing_is_reported_in_one_line(
     tmp_path: Path, line: str, code: int, said: str, unbuffered: str
 ) -> None:
     if not os.path.exists("/dev/full"):
@@ -49,7 +49,7 @@ def test_a_disk_that_is_full_while_printing_is_said_in_one_line(
     assert (done.returncode, done.stderr) == (code, said)
 
 
-def test_a_current_folder_that_is_gone_is_said(
+def test_a_missing_current_folder_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = tmp_path / "gone"
@@ -73,7 +73,7 @@ class Ascii(io.TextIOWrapper):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "gbk", "latin-1"])
-def test_a_console_writes_what_its_encoding_lacks_as_escapes_and_goes_on(encoding: str) -> None:
+def test_a_console_writes_what_its_encoding_lacks_as_escapes_and_continues(encoding: str) -> None:
     stream = Ascii(encoding)
     console = Console(stream, interactive=False)
     console.say("über 数据 \U0001f600")

@@ -44,7 +44,7 @@ def test_a_run_folder_without_a_name_is_refused(
     assert calls == []
 
 
-def test_a_run_folder_that_can_not_be_made_is_told_before_anything_starts(
+def test_a_run_folder_that_can_not_be_made_is_refused_before_anything_starts(
     calls: list[tuple[Any, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""What this machine knows of its own ports and interfaces."""
+"""Ports and interfaces of this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.runs import own_port
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
-def test_a_port_that_is_kept_can_be_listened_on_by_who_knows_its_number() -> None:
+def test_a_reserved_port_can_be_listened_on_by_its_number() -> None:
     kept = ReservedPort()
     for host in ("127.0.0.1", ""):
         with _listen("127.0.0.1", kept.renew(host)) as listener:
@@ -38,7 +38,7 @@ def test_a_reserved_port_is_not_assigned_again_and_refuses_connections() -> None
 
 
 @linux
-def test_who_holds_a_port_is_found() -> None:
+def test_the_process_that_holds_a_port_is_found() -> None:
     port = own_port()
     with _listen("127.0.0.1", port):
         assert port_holder(port).startswith(f"pid {os.getpid()} (")

@@ -1,4 +1,4 @@
-"""What processes send each other arrives with every bit, and what is no message is refused without being run."""
+"""Messages between processes arrive bit for bit, and invalid ones are refused without running code."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_neighbour_s_stacks_are_had_though_it_is_stuck_in_native_code(
 ) -> None:
     pid, descriptor = stuck(how)
     file = tmp_path / "stacks.txt"
-    # It has said that it is about to be stuck; and on a busy machine it may need longer to write than it is given.
+    # It has reported that it is about to hang; on a busy machine it may need longer to write than the limit.
     wait_until(lambda: stacks.write_for(pid, descriptor, file, "rank 1") and how.__name__ in file.read_text())
     os.kill(pid, 0)  # it is as it was
 

@@ -140,7 +140,7 @@ def test_the_nearest_setting_is_named_also_by_its_name_in_other_tools(override: 
         ("device=cuda0", "Use device=cuda."),
         ("device=gpu9", "Use an allowed value, such as device=auto."),
         ("epochs=0", "Use an allowed value, such as epochs=10."),
-        ("optim=3", "Set what is in the section, such as optim.KEY=VALUE."),
+        ("optim=3", "Set a key of the section, such as optim.KEY=VALUE."),
         ("optim.schedule=multi_step", "Set optim.milestones=[30, 60], for example."),
         ("loss_scale=3", "Set precision=fp16, or loss_scale=dynamic."),
     ],
@@ -192,7 +192,7 @@ def test_an_unknown_section_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (f"device={'x' * 300}", "device can't be", "auto | cpu | cuda"),
     ],
 )
-def test_a_value_that_can_not_be_says_what_is_allowed(override: str, what: str, allowed: str) -> None:
+def test_a_wrong_value_is_refused_with_the_allowed_ones(override: str, what: str, allowed: str) -> None:
     if len(override) > 80:
         with pytest.raises(ConfigError) as caught:
             load(Config, [PRESET], [override])
@@ -210,7 +210,7 @@ def test_a_wrong_value_of_a_file_has_its_line(tmp_path: Path, monkeypatch: pytes
     assert (error.what, error.slots["given"]) == ('optim.name can\'t be "x"', "my.yaml:3")
 
 
-def test_a_missing_setting_says_what_it_needs() -> None:
+def test_a_missing_setting_is_an_error_with_its_meaning() -> None:
     error = fails(layers=(mapping_layer({"recipe": "shapes"}, "x"),))
     assert error.what == "data.root is missing"
     assert error.slots["allowed"] == "path: folder with the images"
@@ -284,7 +284,7 @@ def test_a_recipes_own_check_is_explained() -> None:
     assert error.slots["given"] == "on the command line: seed=3"
 
 
-def test_a_key_with_a_dot_in_a_file_is_told_how_it_is_written(tmp_path: Path) -> None:
+def test_a_key_with_a_dot_in_a_file_is_refused_with_the_right_form(tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text("optim.lr: 0.2\n")
     with pytest.raises(ConfigError) as caught:
         load(RunConfig, [mapping_layer({"recipe": "x"}, "here"), read_layer(tmp_path / "my.yaml")])

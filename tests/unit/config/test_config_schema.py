@@ -54,7 +54,7 @@ def test_a_config_can_not_be_changed() -> None:
         config.optim.lr = 3.0
 
 
-def test_every_setting_says_what_it_is_for() -> None:
+def test_every_setting_has_a_description() -> None:
     assert [setting.key for setting in settings(RunConfig) if not setting.meaning] == []
 
 
@@ -92,3 +92,9 @@ def test_the_linear_rule_for_the_learning_rate_is_explicit(
 ) -> None:
     optim = OptimConfig(lr=0.1, lr_for_batch=lr_for_batch)
     assert RunConfig(recipe="test", global_batch=global_batch, optim=optim).peak_lr == peak
+
+
+def test_more_epochs_than_any_run_has_are_refused() -> None:
+    # The number of steps must fit into the 64 bits of records and checkpoints.
+    with pytest.raises(ValidationError, match="epochs"):
+        RunConfig(recipe="x", epochs=2**64)

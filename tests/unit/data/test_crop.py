@@ -1,4 +1,4 @@
-"""Random parts of pictures, distributed as people expect, and brought to size without loss of quality."""
+"""Random crops are distributed as in torchvision, and resized without loss of quality."""
 
 from __future__ import annotations
 

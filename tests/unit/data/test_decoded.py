@@ -1,4 +1,4 @@
-"""Decoded pictures on disk: the same bits, never more than allowed, whole or not at all."""
+"""The cache of decoded images: equal bits, within its limit, complete files only."""
 
 from __future__ import annotations
 
@@ -85,14 +85,12 @@ def test_a_damaged_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "empty": b"",
     }
     file.write_bytes(changed[damage])
-    # Zeros are what a machine that lost its power can leave: then it has been started anew since.
+    # A power failure can leave zeros in a file; the machine was booted again after it.
     monkeypatch.setattr(decoded, "_boot", lambda: b"another start...")
     assert DecodedPictures(tmp_path / "kept", 10**6).read(tmp_path / "a.png", 1) is None
 
 
-def test_after_the_machine_was_started_anew_what_is_whole_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_reboot_intact_files_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = picture(tmp_path / "a.png")
     DecodedPictures(tmp_path / "kept", 10**6).keep(tmp_path / "a.png", 1, pixels)
     monkeypatch.setattr(decoded, "_boot", lambda: b"another start...")

@@ -78,7 +78,7 @@ def test_the_next_address_is_tried_after_a_missing_a_wrong_and_a_cut_off_file(tm
     assert _files(tmp_path) == ["file"]
 
 
-def test_every_fault_is_told_and_nothing_is_left(tmp_path: Path, server: Server) -> None:
+def test_every_fault_is_reported_and_nothing_is_left(tmp_path: Path, server: Server) -> None:
     with pytest.raises(DataError) as caught:
         _fetch(tmp_path / "file", *map(server.url, ("missing", "other", "short")), "http://127.0.0.1:1/refused")
     text = str(caught.value)

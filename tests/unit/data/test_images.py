@@ -1,4 +1,4 @@
-"""Picture files of any kind come out as a person sees them."""
+"""Image files of any kind are read as an image viewer shows them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from lockstep.data.images import JpegHead, Picture, read_rgb
+from lockstep.data.images import EncodedImage, JpegHead, read_rgb
 from lockstep.errors import DataError
 
 
@@ -72,7 +72,7 @@ def test_of_an_animation_the_first_picture_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("name", ["a.jpg", "a.png"])
-def test_a_picture_stands_upright_as_its_exif_says(tmp_path: Path, orientation: int, name: str) -> None:
+def test_an_image_is_upright_by_its_exif_orientation(tmp_path: Path, orientation: int, name: str) -> None:
     # How the camera must have stored it for a viewer to show the scene.
     turned = {
         1: None, 2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
@@ -83,15 +83,15 @@ def test_a_picture_stands_upright_as_its_exif_says(tmp_path: Path, orientation: 
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored.save(tmp_path / name, exif=exif)
-    picture = Picture(tmp_path / name)
+    picture = EncodedImage(tmp_path / name)
     assert picture.size == (96, 64)
     assert distance(picture.pixels(), np.asarray(scene())) < 2
     if picture.is_scalable:
-        smaller = Picture(tmp_path / name).pixels(2, bottom_px=10)
+        smaller = EncodedImage(tmp_path / name).pixels(2, bottom_px=10)
         assert distance(smaller[:10], np.asarray(scene().resize((48, 32), Image.Resampling.BOX))[:10]) < 4
 
 
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF")  # Pillow says so; that is the case here
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")  # Pillow warns; the test expects it
 def test_a_broken_exif_block_does_not_lose_the_picture(tmp_path: Path) -> None:
     scene().save(tmp_path / "a.jpg", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff")
     assert distance(read_rgb(tmp_path / "a.jpg"), np.asarray(scene())) < 2
@@ -113,10 +113,10 @@ def test_plain_jpeg_files_decode_to_pillows_bits(tmp_path: Path, options: dict[s
 @pytest.mark.parametrize("share", [0.05, 0.4, 0.63, 0.9, 1.0])
 def test_reading_only_the_upper_part_gives_the_same_bits(tmp_path: Path, scale: int, share: float) -> None:
     photo(tmp_path / "a.jpg", 400, 300)
-    whole = Picture(tmp_path / "a.jpg").pixels(scale)
+    whole = EncodedImage(tmp_path / "a.jpg").pixels(scale)
     assert whole.shape == (-(-300 // scale), -(-400 // scale), 3)
     bottom = max(1, int(whole.shape[0] * share))
-    part = Picture(tmp_path / "a.jpg").pixels(scale, bottom_px=bottom)
+    part = EncodedImage(tmp_path / "a.jpg").pixels(scale, bottom_px=bottom)
     assert np.array_equal(part[:bottom], whole[:bottom])
 
 
@@ -129,9 +129,9 @@ def test_any_upper_part_has_the_same_bits_however_colours_are_stored(
     noise = np.random.default_rng(3).integers(0, 256, (99, 60, 3), dtype=np.uint8)
     content = simplejpeg.encode_jpeg(noise, quality=95, colorsubsampling=subsampling)
     (tmp_path / "a.jpg").write_bytes(content[:2] + head + content[2:])
-    whole = Picture(tmp_path / "a.jpg").pixels(scale)
+    whole = EncodedImage(tmp_path / "a.jpg").pixels(scale)
     for bottom in range(1, len(whole) + 1):
-        part = Picture(tmp_path / "a.jpg").pixels(scale, bottom_px=bottom)
+        part = EncodedImage(tmp_path / "a.jpg").pixels(scale, bottom_px=bottom)
         assert np.array_equal(part[:bottom], whole[:bottom]), bottom
 
 
@@ -139,8 +139,8 @@ def test_black_rows_are_not_taken_for_rows_that_are_missing(tmp_path: Path) -> N
     pixels = np.zeros((256, 256, 3), np.uint8)
     pixels[40:60] = 200
     Image.fromarray(pixels).save(tmp_path / "a.jpg")
-    whole = Picture(tmp_path / "a.jpg").pixels(2)
-    assert np.array_equal(Picture(tmp_path / "a.jpg").pixels(2, bottom_px=64)[:64], whole[:64])
+    whole = EncodedImage(tmp_path / "a.jpg").pixels(2)
+    assert np.array_equal(EncodedImage(tmp_path / "a.jpg").pixels(2, bottom_px=64)[:64], whole[:64])
 
 
 @pytest.mark.parametrize("options", [{}, {"exif": Image.Exif().tobytes()}, {"subsampling": 0}])
@@ -149,12 +149,12 @@ def test_the_lower_part_of_a_file_is_not_decoded_where_it_is_not_needed(
 ) -> None:
     photo(tmp_path / "a.jpg", 800, 600, **options)
     content = bytearray((tmp_path / "a.jpg").read_bytes())
-    before = Picture(tmp_path / "a.jpg").pixels(2)
+    before = EncodedImage(tmp_path / "a.jpg").pixels(2)
     start = len(content) * 3 // 4
     content[start:-100] = b"\x55" * (len(content) - 100 - start)
     (tmp_path / "a.jpg").write_bytes(bytes(content))
-    assert not np.array_equal(Picture(tmp_path / "a.jpg").pixels(2), before)
-    part = Picture(tmp_path / "a.jpg").pixels(2, bottom_px=100)
+    assert not np.array_equal(EncodedImage(tmp_path / "a.jpg").pixels(2), before)
+    part = EncodedImage(tmp_path / "a.jpg").pixels(2, bottom_px=100)
     assert part.shape[0] < 150
     assert np.array_equal(part[:100], before[:100])
 
@@ -168,7 +168,7 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path, share: float, name: st
     path.write_bytes(content[: int(len(content) * share)])
     for ask in ({}, {"scale": 2, "bottom_px": 5}, {"bottom_px": 5}):
         with pytest.raises(DataError, match=name):
-            Picture(path).pixels(**ask)
+            EncodedImage(path).pixels(**ask)
 
 
 @pytest.mark.parametrize("content", [b"", b"no picture at all", b"\xff\xd8\xff\xe0", b"\x89PNG\r\n\x1a\n", b"GIF89a"])
@@ -208,7 +208,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(tmp_path: Path) ->
     (tmp_path / "bomb.jpg").write_bytes(jpeg[:place] + struct.pack(">HH", 60_000, 60_000) + jpeg[place + 4 :])
     for name in ("bomb.png", "bomb.jpg"):
         with pytest.raises(DataError, match=r"178,956,970 pixels"):
-            Picture(tmp_path / name)
+            EncodedImage(tmp_path / name)
 
 
 def test_only_a_plain_jpeg_is_read_without_a_closer_look() -> None:

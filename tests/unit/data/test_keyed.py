@@ -61,7 +61,7 @@ def test_several_columns_at_once_are_the_same_numbers() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(word=words)
-def test_a_key_seeds_all_three_generators_and_they_go_on_after_as_before(word: int) -> None:
+def test_a_key_seeds_all_three_generators_and_restores_them_afterwards(word: int) -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.random()), float(torch.rand(()))
 

@@ -1,4 +1,4 @@
-"""What a sample is does not depend on who reads it, when, or after what."""
+"""A sample does not depend on which process reads it, when, or after which other sample."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 
 from lockstep.cluster.world import alone
 from lockstep.data.keyed import IntArray, KeyArray, keys
-from lockstep.data.loader import Loader, training_requests
+from lockstep.data.loader import Loader, requests_of
 from lockstep.data.order import Order
 from lockstep.data.samples import Batch, DatasetSamples, Samples
 from lockstep.errors import ConfigError, DataError
@@ -118,7 +118,11 @@ def batches(num_workers: int, start: int = 0, **options: Any) -> list[Batch]:
     samples = DatasetSamples(Pictures())
     stop = 2 * order.steps_per_epoch
     loader = Loader(
-        samples, lambda: training_requests(order, place, start, stop), CPU, num_workers=num_workers, **options
+        samples,
+        lambda: requests_of(order.steps(place, start=start, stop=stop)),
+        CPU,
+        num_workers=num_workers,
+        **options,
     )
     read = [
         loader.batch(micro.indices, micro.keys)
@@ -148,7 +152,7 @@ def test_reading_from_the_middle_of_a_run_gives_the_batches_of_the_whole_run() -
 def test_the_first_samples_are_kept_as_they_were_read_and_change_no_batch(num_workers: int) -> None:
     order, place = Order(40, 11, 4, seed=5), alone("cpu")
     loader = Loader(
-        DatasetSamples(Pictures()), lambda: training_requests(order, place, 0, 8), CPU, num_workers=num_workers
+        DatasetSamples(Pictures()), lambda: requests_of(order.steps(place, stop=8)), CPU, num_workers=num_workers
     )
     loader.num_to_keep = 6
     micro_batches = [micro for step in order.steps(place, start=0, stop=8) for micro in step.micro_batches]
@@ -168,7 +172,7 @@ def test_pictures_are_laid_out_channels_last_where_asked() -> None:
     assert torch.equal(usual, last)
 
 
-def test_a_data_set_that_changes_the_order_is_caught() -> None:
+def test_a_dataset_that_changes_the_order_is_caught() -> None:
     indices = np.arange(4)
     loader = Loader(Backwards(), lambda: iter([]), CPU)
     with pytest.raises(ConfigError, match="returned other samples than the requested ones"):
@@ -176,7 +180,7 @@ def test_a_data_set_that_changes_the_order_is_caught() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_error_of_the_data_set_comes_as_it_is_from_any_process(num_workers: int) -> None:
+def test_an_error_of_the_dataset_comes_as_it_is_from_any_process(num_workers: int) -> None:
     indices = np.arange(2)
     request = (indices, keys(0, 0, indices))
     loader = Loader(Damaged(), lambda: iter([request]), CPU, num_workers=num_workers)

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from lockstep.data import picture_file
+from lockstep.data import image_file
 
 _MEASURE = """
 import sys
 from pathlib import Path
-from lockstep.data.images import Picture
+from lockstep.data.images import EncodedImage
 
 def kilobytes():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 before = kilobytes()
-Picture(sys.argv[1]).pixels()
+EncodedImage(sys.argv[1]).pixels()
 print((kilobytes() - before) << 10)
 """
 _SIDE_PX = 4000
@@ -32,11 +32,11 @@ _SIDE_PX = 4000
 @pytest.mark.parametrize(
     ("form", "mode", "options", "allowed"),
     [
-        ("PNG", "RGBA", {}, picture_file._OTHERS_BYTES_PER_PIXEL),
-        ("WEBP", "RGBA", {}, picture_file._BYTES_PER_PIXEL["WEBP"]),
-        ("TIFF", "F", {"compression": "tiff_deflate"}, picture_file._BYTES_PER_PIXEL["TIFF"]),
-        ("JPEG", "CMYK", {"progressive": True}, picture_file._BYTES_PER_PIXEL["progressive"]),
-        ("JPEG", "RGB", {}, picture_file.BASELINE_BYTES_PER_PIXEL),
+        ("PNG", "RGBA", {}, image_file._OTHERS_BYTES_PER_PIXEL),
+        ("WEBP", "RGBA", {}, image_file._BYTES_PER_PIXEL["WEBP"]),
+        ("TIFF", "F", {"compression": "tiff_deflate"}, image_file._BYTES_PER_PIXEL["TIFF"]),
+        ("JPEG", "CMYK", {"progressive": True}, image_file._BYTES_PER_PIXEL["progressive"]),
+        ("JPEG", "RGB", {}, image_file.BASELINE_BYTES_PER_PIXEL),
     ],
 )
 def test_decoding_takes_no_more_memory_than_is_computed(

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from lockstep.config.document import read
-from lockstep.data.images import Picture, read_rgb
+from lockstep.data.images import EncodedImage, read_rgb
 from lockstep.data.names import first_outside
 from lockstep.errors import ConfigError, DataError, LockstepError
 from lockstep.provenance.environment import commit_of
@@ -81,7 +81,7 @@ def _png(width: int, height: int) -> bytes:
 def test_a_small_png_file_of_very_many_pixels_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(_png(10_000, 10_000)[:300_000])
     with pytest.raises(DataError, match="100,000,000 pixels, too many"):
-        Picture(tmp_path / "a.png")
+        EncodedImage(tmp_path / "a.png")
 
 
 def test_a_progressive_jpeg_file_of_very_many_scans_is_refused(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_pictures_are_opened_in_one_place(repo: Path) -> None:
         if re.search(r"Image\.open\(|imread|imdecode|decode_jpeg\(|decode_image", path.read_text(encoding="utf-8"))
     }
     assert found == {
-        "lockstep/data/picture_file.py",
+        "lockstep/data/image_file.py",
         "lockstep/data/images.py",
         "lockstep/report/pictures.py",  # the comment of a picture that a run has drawn, of two formats
     }

@@ -47,7 +47,7 @@ def test_another_machine_is_a_warning_since_training_works_but_for_equal_bits(fa
     assert compared(fact, ["EPYC", "Xeon"], ["a", "b"]).verdict == "warning"
 
 
-def test_a_data_sets_fingerprint_follows_its_size_and_what_is_read() -> None:
+def test_a_datasets_fingerprint_follows_its_size_and_what_is_read() -> None:
     first = fingerprint(Numbers([1, 2, 3, 4]))
     assert first.startswith("4 samples ")
     assert fingerprint(Numbers([1, 2, 3, 4])) == first

@@ -22,16 +22,16 @@ class Usage(NamedTuple):
 
 
 def test_a_healthy_machine_has_no_problem(tmp_path: Path) -> None:
-    findings = machine.whole(tmp_path / "runs" / "not-yet")
-    assert [finding for finding in findings if finding.verdict == "problem"] == []
+    results = machine.whole(tmp_path / "runs" / "not-yet")
+    assert [result for result in results if result.verdict == "problem"] == []
     assert {"python", "torch", "torchvision", "cores", "memory", "disk space", "disk speed", "shared memory"} <= {
-        finding.check for finding in findings
+        result.check for result in results
     }
     assert list(tmp_path.iterdir()) == []  # the trial write leaves nothing
 
 
 @pytest.mark.parametrize(("free", "verdict"), [(100 * 2**20, "problem"), (2**30, "warning"), (2**40, "ok")])
-def test_a_disk_that_is_nearly_full_is_said(
+def test_a_disk_that_is_nearly_full_is_reported(
     free: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**41, 2**41 - free, free))
@@ -40,7 +40,7 @@ def test_a_disk_that_is_nearly_full_is_said(
     assert bool(found.fix) == (verdict != "ok")
 
 
-def test_little_shared_memory_is_said_with_dockers_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_shared_memory_is_reported_with_dockers_option(monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.statvfs("/dev/shm")
     values = list(real)
     values[4] = 64 * 2**20 // real.f_frsize  # f_bavail
@@ -50,7 +50,7 @@ def test_little_shared_memory_is_said_with_dockers_option(monkeypatch: pytest.Mo
     assert "--shm-size" in found.fix
 
 
-def test_a_low_limit_of_open_files_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_low_limit_of_open_files_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
     found = machine.open_files()
     assert (found.value, found.verdict) == ("at most 256", "warning")
@@ -58,8 +58,8 @@ def test_a_low_limit_of_open_files_is_said(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_short_form_asks_for_shared_memory_only_where_workers_need_it(tmp_path: Path) -> None:
-    assert [finding.check for finding in machine.short(tmp_path, needs_shared_memory=False)] == [
+    assert [result.check for result in machine.short(tmp_path, needs_shared_memory=False)] == [
         "disk space",
         "open files",
     ]
-    assert "shared memory" in {finding.check for finding in machine.short(tmp_path, needs_shared_memory=True)}
+    assert "shared memory" in {result.check for result in machine.short(tmp_path, needs_shared_memory=True)}

@@ -1,4 +1,4 @@
-"""What tests of the engine share."""
+"""Shared fixtures of the engine's tests."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_an_epoch_is_saved_before_it_is_evaluated(folder: RunFolder) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         go(job_of(parts([], metric=lambda: Broken(iter([])))), folder)
     assert steps(folder.checkpoints) == [STEPS_PER_EPOCH]
-    # It is evaluated where it goes on, and only once.
+    # It is evaluated after the resume, and only once.
     job = job_of(parts([0.1, 0.2, 0.3]))
     go(job, folder)
     assert job.progress.step == 3 * STEPS_PER_EPOCH

@@ -1,4 +1,4 @@
-"""Pictures of a run: the training samples and the loss curves, which cost the run neither a bit nor its end."""
+"""Pictures of a run, the training samples and the loss curves, which change no bit and cannot end the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints are written beside training: their content, which thread waits for which, and where errors are raised."""
+"""Checkpoints written in the background: their content, which thread waits for which, and where errors are raised."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_save_returns_at_once_and_holds_the_weights_of_its_moment(
     saver.save(job)
     assert disk.began.wait(100)
     assert steps(folder.checkpoints) == []
-    assert advance(job) != expected  # training goes on
+    assert advance(job) != expected  # training continues
     disk.may_go.set()
     saver.wait()
     assert saved_sha256(folder, 1) == expected

@@ -59,7 +59,7 @@ def job_of(num_procs: int, **settings: object) -> tuple[RunSpec, Job]:
     return request, job
 
 
-def test_the_head_says_which_micro_batch_gives_all_processes_work() -> None:
+def test_the_header_names_the_micro_batch_that_gives_all_processes_work() -> None:
     _, rows = head(*job_of(8, global_batch=48, micro_batch=12), {})
     assert rows["idle"].splitlines() == [
         "4 of 8 processes are idle: a step has 4 micro-batches",
@@ -68,7 +68,7 @@ def test_the_head_says_which_micro_batch_gives_all_processes_work() -> None:
     assert "idle" not in head(*job_of(8, global_batch=48, micro_batch=6), {})[1]
 
 
-def test_the_head_counts_with_a_data_set_that_is_smaller_than_a_batch() -> None:
+def test_the_head_counts_with_a_dataset_that_is_smaller_than_a_batch() -> None:
     _, rows = head(*job_of(4, global_batch=128, micro_batch=32), {})
     assert rows["idle"].splitlines()[1].startswith("micro_batch=21 ")  # 64 samples
 
@@ -79,7 +79,8 @@ def test_the_head_is_80_columns_wide(name: str) -> None:
     title, rows = head(*job_of(8, global_batch=48, micro_batch=12), {name: "\n".join(shapes)})
     lines = block(title, rows).splitlines()
     assert 70 < max(map(len, lines)) <= 80
-    assert all(shape in " ".join(" ".join(lines).split()) for shape in shapes)
+    assert " ".join(rows[name].split()) == " ".join(shapes)
+    assert " ".join(shapes) in " ".join(" ".join(lines).split())
 
 
 def test_the_end_is_80_columns_wide_but_for_what_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

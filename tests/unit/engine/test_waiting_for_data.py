@@ -13,7 +13,7 @@ from tests.runs import records, result
 
 
 @pytest.mark.full
-def test_a_run_says_how_much_of_its_time_waited_for_data_and_that_it_is_the_bottleneck(tmp_path: Path) -> None:
+def test_a_run_reports_its_share_of_time_waiting_for_data_and_the_bottleneck(tmp_path: Path) -> None:
     with patch.object(bottleneck, "WINDOW_S", 0.2):
         answer = carry_out(alone("cpu"), tmp_path / "run", "never", {"read_s": 0.12})
     assert answer["said"].count("data loading is the bottleneck: ") == 1
@@ -28,7 +28,7 @@ def test_a_run_says_how_much_of_its_time_waited_for_data_and_that_it_is_the_bott
     )
 
 
-def test_a_run_that_is_not_held_up_says_so_too(tmp_path: Path) -> None:
+def test_a_run_that_does_not_wait_for_data_reports_its_share_too(tmp_path: Path) -> None:
     answer = carry_out(alone("cpu"), tmp_path / "run", "never", {})
     assert "bottleneck" not in answer["said"]
     assert "of training time waiting for data" in answer["said"]

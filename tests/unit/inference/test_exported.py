@@ -179,7 +179,7 @@ def test_what_onnx_can_not_hold_is_refused_in_one_line() -> None:
         export_module._to_onnx(Unusual(), torch.zeros(2, 1, 4, 4), {})
 
 
-def test_without_onnx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnx_the_fix_is_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else real(name))
     with pytest.raises(ConfigError, match="needs onnxscript") as caught:
@@ -192,7 +192,7 @@ def test_another_format_is_refused() -> None:
         export("w.safetensors", "coreml", preset="digits")
 
 
-def test_a_recipe_that_names_no_input_shape_lends_that_of_a_held_out_sample() -> None:
+def test_a_recipe_without_an_input_shape_uses_that_of_a_validation_sample() -> None:
     parts, settings = model_of("digits")
     found = find("digits")
     config = load(found.config_class, found.layers, settings).config
@@ -206,7 +206,7 @@ def test_a_model_that_takes_a_dict_is_refused(monkeypatch: pytest.MonkeyPatch) -
         input_shape(found.build(config, {"classes": ["dark", "bright"]}), config)
 
 
-def test_the_command_says_what_was_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_what_was_checked(capsys: pytest.CaptureFixture[str]) -> None:
     model_of("digits")
     assert command(["export", "w.safetensors", "--preset", "digits"]) == 0
     lines = capsys.readouterr().out.splitlines()

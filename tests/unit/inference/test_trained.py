@@ -1,4 +1,4 @@
-"""What is asked of a trained model: a run folder, or a file of weights from elsewhere."""
+"""Evaluation and prediction by a trained model: a run folder, or a file of weights."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_file_that_can_not_be_read_has_its_error_and_the_others_their_answers(
         predict(run, files)
 
 
-def test_an_evaluation_of_pictures_of_any_size_goes_one_by_one_and_has_no_loss_where_the_recipe_infers(
+def test_images_of_any_size_are_evaluated_one_by_one_without_loss_if_the_recipe_infers(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = evaluate(run)
@@ -189,12 +189,12 @@ def test_a_file_of_weights_is_asked_as_the_model_of_a_preset(
         ("nothing.pth", "digits", "nothing.pth does not exist"),
     ],
 )
-def test_what_does_not_fit_together_is_said(run: Path, pictures: Path, path: str, preset: str, text: str) -> None:
+def test_settings_that_conflict_are_refused(run: Path, pictures: Path, path: str, preset: str, text: str) -> None:
     with pytest.raises((ConfigError, CheckpointError), match=text):
         evaluate(path, preset=preset)
 
 
-def test_a_run_that_is_not_there_is_told_with_the_newest_that_are() -> None:
+def test_a_missing_run_is_an_error_with_the_newest_runs() -> None:
     for number in range(1, 8):
         Path(f"runs/digits-000{number}").mkdir(parents=True)
         config = Path(f"runs/digits-000{number}/config.yaml")

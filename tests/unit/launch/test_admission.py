@@ -1,4 +1,4 @@
-"""Which launchers may join a run: what is compared, and what a store of another program can do."""
+"""Which launchers may join a run: what is compared, and stores of other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--hosts` may say."""
+"""Values of `--hosts`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled model, by torch's quickest backend: what is compiled, how often, and the error if it can't be."""
+"""The compiled model, by torch's fastest backend: what is compiled, how often, and the error if it fails."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_each_shape_is_compiled_once_however_often_they_take_turns(programs: lis
     assert len(programs) == 3
 
 
-def test_too_many_shapes_end_the_run_where_torch_would_go_on_uncompiled(
+def test_too_many_shapes_end_the_run_where_torch_would_continue_uncompiled(
     programs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled, "MAX_SHAPES", 3)
@@ -60,7 +60,7 @@ def test_too_many_shapes_end_the_run_where_torch_would_go_on_uncompiled(
     assert len(programs) == 3
 
 
-def test_a_machine_without_a_compiler_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_compiler_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_found() -> str:
         raise RuntimeError("no compiler")
 
@@ -92,6 +92,6 @@ def test_compiling_is_a_sign_of_life_and_is_counted(monkeypatch: pytest.MonkeyPa
     assert pulse.num_beats == beats
 
 
-def test_compile_and_synchronised_batch_norm_are_refused_together() -> None:
+def test_compile_and_synchronized_batch_norm_are_refused_together() -> None:
     with pytest.raises(ValueError, match="compile=true cannot be combined with batch_norm=sync"):
         RunConfig(recipe="test", compile=True, batch_norm="sync")

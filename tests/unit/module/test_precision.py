@@ -118,7 +118,7 @@ def test_settings_that_can_not_be_are_refused(values: dict[str, Any], says: str)
         config(**values)
 
 
-def test_where_the_scale_begins() -> None:
+def test_where_the_scale_starts() -> None:
     assert init_scale(config()) == init_scale(config(precision="bf16")) == 1
     assert init_scale(config(precision="fp16")) == 65536
     assert init_scale(config(precision="fp16", loss_scale=256)) == 256
@@ -142,7 +142,7 @@ def test_what_a_smaller_scale_can_not_cure_is_no_overflow() -> None:
     for progress, terms, chosen in [
         (Progress(loss_scale=1), [1.0], fp16),  # at the floor
         (Progress(loss_scale=1024), [0.5, float("nan")], fp16),  # the loss itself
-        (Progress(loss_scale=1024), [1.0], config(precision="fp16", loss_scale=1024)),  # a scale that a person chose
+        (Progress(loss_scale=1024), [1.0], config(precision="fp16", loss_scale=1024)),  # a scale that the user set
         (Progress(), [1.0], config(precision="bf16")),
     ]:
         before = copy.copy(progress)

@@ -50,7 +50,7 @@ def test_multi_step_multiplies_at_each_milestone_in_epochs() -> None:
     assert got == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01])
 
 
-def test_warmup_grows_in_equal_parts_and_then_the_schedule_goes_on_as_if_there_were_none() -> None:
+def test_warmup_is_linear_and_the_schedule_then_continues_as_without_it() -> None:
     with_warmup = factors(12, 4, schedule="cosine", warmup_epochs=1)
     without = factors(12, 4, schedule="cosine")
     assert with_warmup[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])

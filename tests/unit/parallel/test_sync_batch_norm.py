@@ -158,7 +158,7 @@ def test_each_micro_batch_has_its_own_dropout_and_buffers() -> None:
     assert all(torch.equal(one, two) for one, two in zip(*masks, strict=True))
 
 
-def test_a_frozen_batch_norm_is_not_synchronised() -> None:
+def test_a_frozen_batch_norm_is_not_synchronized() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4))
     model[1].eval()

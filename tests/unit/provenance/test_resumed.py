@@ -73,7 +73,7 @@ class Recipe:
                      eval_data=lambda: Data(self.data), metric=lambda: Accuracy(2))  # fmt: skip
 
     def train(self, folder: Path, resume: str = "auto", **more: Any) -> dict[str, Any]:
-        """Train to the end, or go on with what is complete already."""
+        """Train to the end, or resume a complete run."""
         on_change = more.pop("on_change", "auto")
         config = RunConfig(
             recipe=str(self.file), epochs=1, global_batch=4, micro_batch=2, device="cpu", optim=OptimConfig(lr=0.1),
@@ -221,7 +221,7 @@ def test_another_model_of_processor_with_the_same_bits_is_reported() -> None:
     assert "processor: one in the checkpoint, two now" in warning
 
 
-def test_a_module_that_is_loaded_only_when_a_run_begins_is_no_change() -> None:
+def test_a_module_that_is_loaded_only_at_the_start_of_a_run_is_no_change() -> None:
     assert verdict(KNOWN, replace(KNOWN, code={**KNOWN.code, "code of listing.py": "y"})) == []
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,16 +117,19 @@ def test_a_preset_of_two_recipes_is_asked_for_by_its_full_name(shelf: Path) -> N
 def test_an_unknown_name_lists_what_there_is(shelf: Path, name: str, nearest: str | None) -> None:
     error = refused(name)
     assert error.what == f"there is no recipe or preset called {name}"
-    assert nearest is None or error.slots["fix"] == f"Use {nearest}."
-    assert {"mnist", "shapes", "waves"} <= set(re.split(r"[,:\s]+", error.slots["allowed"]))
-    assert "shapes/stars" in error.slots["allowed"].replace("\n", " ")
+    no_name = "Use one of these, a YAML file (.yaml) or a recipe file (.py)."
+    assert error.slots["fix"] == (no_name if nearest is None else f"Use {nearest}.")
+    recipes, presets = (set(names.replace(",", " ").split()) for names in error.slots["allowed"].split("presets:"))
+    assert {"recipes:", "mnist", "shapes", "waves"} <= recipes
+    assert {"shapes/stars", "shapes/small", "waves/small"} <= presets
     assert all(len(line) <= 80 for line in str(error).splitlines())
 
 
 def test_a_run_folder_is_recognised_as_one(shelf: Path) -> None:
     (shelf / "run").mkdir()
     (shelf / "run" / "config.yaml").write_text("recipe: shapes")
-    assert "run is a run folder" in refused("run").slots["cause"]
+    assert refused("run").slots["cause"] == "run is a run folder"
+    assert refused("run").slots["fix"] == "Resume it with --run-dir run --resume auto"
 
 
 def test_a_yaml_file_goes_over_the_recipes_default_preset(shelf: Path) -> None:
@@ -247,7 +249,9 @@ def test_a_recipe_file_called_like_a_standard_module_leaves_that_alone(shelf: Pa
         ("\nimport sys\nsys.exit()\n", "bad.py can't be imported: SystemExit", "bad.py:3"),
     ],
 )
-def test_a_recipe_file_that_can_not_be_used_says_why(shelf: Path, text: str, what: str, given: str | None) -> None:
+def test_a_recipe_file_that_can_not_be_used_is_refused_with_the_reason(
+    shelf: Path, text: str, what: str, given: str | None
+) -> None:
     (shelf / "bad.py").write_text(text)
     error = refused("bad.py")
     assert (error.what, error.slots.get("given", error.slots.get("where"))) == (what, given)

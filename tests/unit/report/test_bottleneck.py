@@ -7,13 +7,13 @@ from lockstep.report.bottleneck import WINDOW_S, DataWait, advice
 
 def test_the_share_is_that_since_the_last_call() -> None:
     wait = DataWait()
-    wait.start(100.0, 50.0)  # a run that goes on
+    wait.start(100.0, 50.0)  # a resumed run
     assert wait.share(110.0, 51.0) == pytest.approx(0.1)
     assert wait.share(114.0, 53.0) == pytest.approx(0.5)
     assert wait.share(114.0, 53.0) == 0.0
 
 
-def test_a_bottleneck_is_said_once_and_only_after_a_while() -> None:
+def test_a_bottleneck_is_reported_once_and_only_after_a_while() -> None:
     wait = DataWait()
     wait.start(0.0, 0.0)
     assert wait.notice(0.9 * WINDOW_S, 0.9 * WINDOW_S, "more workers") is None

@@ -66,7 +66,7 @@ def test_a_quick_run_gets_few_lines_in_a_log_file() -> None:
     assert len(out.getvalue().splitlines()) <= 3
 
 
-def test_a_slow_run_says_something_each_minute_in_a_log_file() -> None:
+def test_a_slow_run_prints_a_line_each_minute_in_a_log_file() -> None:
     out, clock = io.StringIO(), Clock()
     _train(Console(out, False, clock), clock, num_epochs=1, epoch_steps=100_000, step_s=1.0)
     assert 1600 <= len(out.getvalue().splitlines()) <= 1670
@@ -110,7 +110,7 @@ def test_a_wide_terminal_shows_how_much_of_the_epoch_is_done(monkeypatch: pytest
     assert "22/80  loss 0.04545  9,812 samples/s  0:29 left" in plain(out.getvalue())
 
 
-def test_what_is_said_stands_above_the_line_of_progress() -> None:
+def test_messages_are_above_the_progress_line() -> None:
     out, clock = io.StringIO(), Clock()
     console = Console(out, True, clock)
     _train(console, clock, num_epochs=1, epoch_steps=1, step_s=1.0)

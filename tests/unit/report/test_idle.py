@@ -9,11 +9,11 @@ def num_micro(batch: int, micro_batch: int) -> int:
     return -(-batch // micro_batch)
 
 
-def test_processes_that_all_have_work_are_not_told_of() -> None:
+def test_busy_processes_are_not_reported() -> None:
     assert idle_row(1, 1, 1) == idle_row(8, 48, 6) == idle_row(3, 64, 16) == ""
 
 
-def test_it_is_said_how_many_are_idle_and_what_would_give_them_work() -> None:
+def test_the_idle_row_has_the_number_of_idle_processes_and_a_fix() -> None:
     assert idle_row(8, 48, 12) == (
         "4 of 8 processes are idle: a step has 4 micro-batches\n"
         "micro_batch=6 gives all of them work (and changes the result)"

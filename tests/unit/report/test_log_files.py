@@ -19,7 +19,7 @@ def test_each_rank_writes_to_its_own_file(tmp_path: Path) -> None:
     assert "this is rank 3" not in log_path(tmp_path, 0).read_text()
 
 
-def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_the_same_file(tmp_path: Path) -> None:
     for text in ("first", "second"):
         with rank_log(tmp_path, 0) as log:
             log.info(text)

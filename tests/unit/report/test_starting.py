@@ -11,7 +11,7 @@ import pytest
 from lockstep.report.starting import notice_if_slow
 
 
-def test_a_slow_start_is_said_once_and_a_quick_one_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slow_start_is_reported_once_and_a_quick_one_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     begun = threading.Event()
     with notice_if_slow("starting 3 processes", lambda: bool(begun.set()), quiet_s=0.01):
         assert begun.wait(60)
@@ -28,7 +28,7 @@ def test_a_line_that_would_come_too_late_is_left_out(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == ""
 
 
-def test_a_line_that_can_not_be_written_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_can_not_be_written_disturbs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = []
     monkeypatch.setattr(threading, "excepthook", faults.append)
     with Path("/dev/full").open("w") as full, monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Ranks' own work: compared by what a micro-batch takes, and said once where one is slow for a while."""
+"""Slow ranks: compared by the time of a micro-batch, and reported once after a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `lockstep plan` says, against what a real pass takes."""
+"""The output of `lockstep plan`, compared with a real pass."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_the_tree_takes_a_copy_of_the_gradients_for_each_of_its_floors() -> None
     assert bucket_copies(config(mode="fast"), 2) == (1, 1)
 
 
-def test_synchronised_batch_norm_holds_all_micro_batches_of_a_process_at_once() -> None:
+def test_synchronized_batch_norm_holds_all_micro_batches_of_a_process_at_once() -> None:
     sizes = sizes_of(resnet18())
     assert memory(config(batch_norm="sync"), sizes, 100, 2, "ddp")["activations"] == 400
     assert memory(config(), sizes, 100, 2, "ddp")["activations"] == 100
@@ -262,7 +262,7 @@ def test_without_a_shape_a_training_sample_is_looked_at(tmp_path: Path, capsys: 
     assert "there are no samples" in capsys.readouterr().err
 
 
-def test_a_plan_says_that_processes_are_idle(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_reports_idle_processes(capsys: pytest.CaptureFixture[str]) -> None:
     many = ["plan", "digits", "--procs", "8", "global_batch=48", "micro_batch=12"]
     assert run(many) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -281,9 +281,7 @@ def test_a_plan_says_that_processes_are_idle(capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)["idle_procs"] == 0
 
 
-def test_a_model_that_follows_from_data_that_is_not_there_is_told_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_depends_on_missing_data_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "classify", f"data.root={tmp_path}/nowhere"]) == 3
     told = capsys.readouterr().err
     assert "nowhere" in told

@@ -23,7 +23,7 @@ FILES = ("weights.safetensors", "optimizer.safetensors", "state.json", "manifest
 
 
 def some(step: int) -> Checkpoint:
-    """A checkpoint in which every value tells the step."""
+    """A checkpoint in which every value is the step."""
     state = {0: {"momentum_buffer": torch.full((40,), float(step)), "step": torch.tensor(step)}}
     groups = [{"lr": 0.1, "betas": [0.9, 0.999], "params": [0]}]
     weights = {"conv.weight": torch.full((4, 10), float(step)), "bn.num_batches_tracked": torch.tensor(step)}
@@ -38,7 +38,7 @@ def is_whole(found: Checkpoint) -> bool:
 
 
 def passed_over(folder: Path) -> tuple[list[str], Checkpoint]:
-    """What is said of the damaged ones before a whole one, and that."""
+    """Return the messages on damaged checkpoints, and the intact one."""
     said = []
     for _, found in newest(folder):
         if isinstance(found, Checkpoint):
@@ -111,7 +111,7 @@ def _nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=100, deadline=None)
 @given(manifest=st.recursive(st.none() | st.integers() | st.text(max_size=5), _nested))
-def test_a_manifest_that_says_something_else_is_an_error_with_a_text(whole: Path, manifest: Any) -> None:
+def test_a_manifest_with_other_content_is_an_error(whole: Path, manifest: Any) -> None:
     file = whole / "manifest.json"
     content = file.read_bytes()
     file.write_text(json.dumps(manifest if isinstance(manifest, list) else {"format": 1, "files": manifest}))

@@ -121,7 +121,7 @@ def test_the_newest_and_the_best_stay(tmp_path: Path, keep: int, best: int | Non
     assert steps(tmp_path) == stay
 
 
-def test_a_torn_later_checkpoint_pushes_no_whole_one_out(tmp_path: Path) -> None:
+def test_a_truncated_newer_checkpoint_does_not_remove_an_intact_one(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save(small(step), tmp_path)
     (tmp_path / "step-000030" / "state.json").write_text("{")
@@ -171,5 +171,5 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
     path = save(small(1), tmp_path)
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
-    with pytest.raises(CheckpointError, match="has checkpoint format 99"):
+    with pytest.raises(CheckpointError, match=r"has checkpoint format 99(.|\n)*allowed  format 1"):
         load_checkpoint(path)

@@ -81,7 +81,7 @@ def test_on_a_read_only_disk_nothing_can_be_written_and_all_can_be_read(small_di
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_of_somebody_else_is_named(tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(CheckpointError) as caught:
         save(of_size(1, 1000), tmp_path)

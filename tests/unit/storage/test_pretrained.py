@@ -29,7 +29,7 @@ def net(num_classes: int = 5, fill: float | None = None) -> nn.Sequential:
 
 
 def training_script(state: dict[str, Tensor]) -> dict[str, Any]:
-    """What a training script saves: weights, and all that it needs to go on."""
+    """A checkpoint of a training script: weights, and all values that it needs to resume."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.zeros(2, 3, 3, 3)).sum().backward()

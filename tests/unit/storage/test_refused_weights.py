@@ -51,7 +51,7 @@ def test_a_whole_model_as_torch_save_pickles_it_is_refused_with_a_fix(tmp_path: 
     assert caught.value.slots["given"] == "torch.nn.modules.container.Sequential"
     assert "content.state_dict()" in caught.value.slots["fix"]
     assert all(len(line) <= 80 for line in str(caught.value).splitlines()[1:])
-    held = torch.load(tmp_path / "model.pt", weights_only=False)  # what it says to do
+    held = torch.load(tmp_path / "model.pt", weights_only=False)  # as the fix instructs
     torch.save(held.state_dict(), tmp_path / "new.pt")
     assert len(read_state(tmp_path / "new.pt")) == 7
 

@@ -25,7 +25,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_locks")
-def test_without_locks_a_run_begins_and_leaves_no_owner(tmp_path: Path) -> None:
+def test_without_locks_a_run_starts_and_leaves_no_owner(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.open()
     assert (tmp_path / "run" / "run.owner").read_text() == f"process {os.getpid()} on {os.uname().nodename}\n"

@@ -54,7 +54,7 @@ Region = Runs | Outlines
 
 @dataclass(frozen=True)
 class Annotations:
-    """What is known of some images.
+    """Annotations of N images: A annotations with K joints each.
 
     Attributes:
         ids: N image numbers.
@@ -65,12 +65,12 @@ class Annotations:
         people_ids: (A,) annotation numbers.
         category: The number of the category "person".
         keypoints: (A, K, 3): x, y, visible.
-        num_keypoints: (A,) as the file says.
+        num_keypoints: (A,) the field of this name in the file.
         boxes: (A, 4) x, y, width, height.
         areas: (A,) or None where the file has none.
         is_crowd: (A,).
-        regions: Where the annotations lie that no keypoints are learnt from, by their place in A; None where the file
-            has only a box.
+        regions: Areas of the annotations that are left out of the loss, by their index in A. None: the file has only a
+            box.
     """
 
     ids: list[int]
@@ -90,17 +90,17 @@ class Annotations:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def rows(self, picture: int) -> slice:
-        """The annotations of an image."""
-        return slice(int(self.starts[picture]), int(self.starts[picture + 1]))
+    def rows(self, image: int) -> slice:
+        """Return the rows of the annotations of an image."""
+        return slice(int(self.starts[image]), int(self.starts[image + 1]))
 
-    def ground_truth(self, picture: int) -> dict[str, Any]:
+    def ground_truth(self, image: int) -> dict[str, Any]:
         """Return the ground truth of an image; `Source.ground_truth` describes it."""
         people = []
-        for row in range(*self.rows(picture).indices(len(self.people_ids))):
+        for row in range(*self.rows(image).indices(len(self.people_ids))):
             person = {
                 "id": int(self.people_ids[row]),
-                "image_id": self.ids[picture],
+                "image_id": self.ids[image],
                 "category_id": self.category,
                 "keypoints": self.keypoints[row].reshape(-1).tolist(),
                 "num_keypoints": int(self.num_keypoints[row]),
@@ -109,11 +109,11 @@ class Annotations:
             }
             people.append(person if self.areas is None else {**person, "area": float(self.areas[row])})
         return {
-            "image_id": self.ids[picture],
-            "file_name": self.names[picture],
-            "width": int(self.sizes[picture, 0]),
-            "height": int(self.sizes[picture, 1]),
-            "crowd_index": self.crowd_indices[picture],
+            "image_id": self.ids[image],
+            "file_name": self.names[image],
+            "width": int(self.sizes[image, 0]),
+            "height": int(self.sizes[image, 1]),
+            "crowd_index": self.crowd_indices[image],
             "annotations": people,
         }
 
@@ -127,14 +127,14 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
     content = read_json(path)
     images, entries, categories = (entries_of(content, part, path) for part in ("images", "annotations", "categories"))
     category = _person(categories, skeleton, path)
-    picture = Fields(images, "images", path)
-    ids = picture.column("id", _is_64_bit, "a whole number of 64 bits")
-    names = picture.column("file_name", is_name, "a file name that can be printed, without .. or a leading /")
+    image = Fields(images, "images", path)
+    ids = image.column("id", _is_64_bit, "a whole number of 64 bits")
+    names = image.column("file_name", is_name, "a file name that can be printed, without .. or a leading /")
     sizes = f"a whole number of pixels, up to {MAX_PIXELS:,} in the image"
-    widths, heights = (picture.column(name, _is_side, sizes) for name in ("width", "height"))
-    picture.unique("id", ids)
+    widths, heights = (image.column(name, _is_side, sizes) for name in ("width", "height"))
+    image.unique("id", ids)
     _check_pixels(widths, heights, ids, path)
-    crowd_indices = picture.column("crowdIndex", lambda value: value is None or is_number(value), "a number, or none")
+    crowd_indices = image.column("crowdIndex", lambda value: value is None or is_number(value), "a number, or none")
 
     numbers = [None, *(each.get("id") for each in categories)]
     owned = Fields(entries, "annotations", path).column(
@@ -180,7 +180,7 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
 
 
 def _counts(person: Fields, keypoints: Floats, skeleton: Skeleton) -> IntArray:
-    """(A,) how many joints the file says that people have."""
+    """Return (A,) the file's number of joints of each person, after checking it."""
     most = skeleton.num_joints
     counts = person.column("num_keypoints", lambda value: is_count(value) and value <= most, f"from 0 to {most}")
     array = np.array(counts, dtype=np.int64)
@@ -196,7 +196,7 @@ def _counts(person: Fields, keypoints: Floats, skeleton: Skeleton) -> IntArray:
 
 
 def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path) -> int:
-    """The number of the category whose joints these are."""
+    """Return the number of the category with these joints."""
     people = [entry for entry in categories if entry.get("name") == "person"]
     if not people or not is_whole(people[0].get("id")):
         names = ", ".join(shown(entry.get("name")) for entry in categories[:8])

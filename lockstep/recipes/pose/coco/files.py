@@ -21,7 +21,7 @@ ANNOTATIONS = {
     "coco": ("annotations/person_keypoints_{}.json", "person_keypoints_{}.json"),
     "crowdpose": ("json/crowdpose_{}.json", "annotations/crowdpose_{}.json", "crowdpose_{}.json"),
 }
-PICTURES = {
+IMAGE_FOLDERS = {
     "coco": ("images/{}", "{}", "images/{}.zip", "{}.zip"),
     "crowdpose": ("images", "images.zip"),
 }
@@ -31,25 +31,25 @@ class AnnotatedImages:
     """Images of one annotation file.
 
     Args:
-        annotations: What is known of them.
-        store: Where they lie.
-        pictures: Which of them, by their place in the file.
+        annotations: The annotations of the file.
+        store: The folders or zip files of the images.
+        images: Indices of the used images in the file.
         with_masks: Leave crowds and people without keypoints out of the loss. The reference does so on COCO only.
     """
 
-    def __init__(self, annotations: Annotations, store: Store, pictures: list[int], *, with_masks: bool) -> None:
-        self.annotations, self._store, self._pictures, self._with_masks = annotations, store, pictures, with_masks
-        missing = store.missing([annotations.names[picture] for picture in pictures])
+    def __init__(self, annotations: Annotations, store: Store, images: list[int], *, with_masks: bool) -> None:
+        self.annotations, self._store, self._images, self._with_masks = annotations, store, images, with_masks
+        missing = store.missing([annotations.names[image] for image in images])
         if missing:
             more = f" … and {len(missing) - 3:,} more" if len(missing) > 3 else ""
             raise DataError(
-                f"{len(missing):,} of {len(pictures):,} images are missing in {store.title}",
+                f"{len(missing):,} of {len(images):,} images are missing in {store.title}",
                 given="\n".join(missing[:3]) + more,
                 fix="Download them, or set data.root to the folder of the dataset.",
             )
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._images)
 
     @property
     def files(self) -> list[str]:
@@ -57,25 +57,25 @@ class AnnotatedImages:
         place = self._store.title
         if Path(place).is_file():
             return [place]
-        return [f"{place}/{self.annotations.names[picture]}" for picture in self._pictures]
+        return [f"{place}/{self.annotations.names[image]}" for image in self._images]
 
     def example(self, index: int, key: int) -> Example:
         """Read an image."""
-        picture, known = self._pictures[index], self.annotations
-        rows = known.rows(picture)
+        image, known = self._images[index], self.annotations
+        rows = known.rows(image)
         is_person = ~known.is_crowd[rows] | (known.num_keypoints[rows] > 0)
-        name = known.names[picture]
-        width, height = known.sizes[picture].tolist()
+        name = known.names[image]
+        width, height = known.sizes[image].tolist()
         return Example(
             rgb=decode(self._store.read(name), f"{self._store.title}/{name}", (width, height)),
             joints=known.keypoints[rows][is_person],
             sizes=known.boxes[rows][is_person, 2:].max(axis=1, initial=0),
-            mask=draw_mask(known, picture) if self._with_masks else None,
+            mask=draw_mask(known, image) if self._with_masks else None,
         )
 
     def ground_truth(self, index: int) -> dict[str, Any]:
         """Return the ground truth of an image."""
-        return self.annotations.ground_truth(self._pictures[index])
+        return self.annotations.ground_truth(self._images[index])
 
 
 class ConcatImages:
@@ -130,11 +130,11 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages | ConcatIm
                 fix="Add the area of each person, in pixels.",
             )
         counts = np.diff(known.starts)
-        pictures = np.flatnonzero(counts > 0).tolist() if train else list(range(len(known)))
+        images = np.flatnonzero(counts > 0).tolist() if train else list(range(len(known)))
         if limit is not None:
-            pictures, limit = pictures[:limit], max(0, limit - len(pictures))
-        folders = [config.root.expanduser() / form.format(name) for form in PICTURES[config.name]]
-        parts.append(AnnotatedImages(known, open_store(folders), pictures, with_masks=config.name == "coco"))
+            images, limit = images[:limit], max(0, limit - len(images))
+        folders = [config.root.expanduser() / form.format(name) for form in IMAGE_FOLDERS[config.name]]
+        parts.append(AnnotatedImages(known, open_store(folders), images, with_masks=config.name == "coco"))
     if not any(len(part) for part in parts):
         raise DataError(
             f"split {split} of {config.name} has no image" + (" with people" if train else ""),

@@ -18,7 +18,7 @@ MAX_OUTLINE_PX = 1_000_000  # of a region; following it takes some 200 bytes a p
 _MAX_OUTLINES_PX = 10_000_000  # of all regions of an image; each is kept as run lengths until all are joined
 
 
-def draw_mask(annotations: Annotations, picture: int) -> Pixels | None:
+def draw_mask(annotations: Annotations, image: int) -> Pixels | None:
     """Draw the loss mask of an image.
 
     Returns:
@@ -27,11 +27,11 @@ def draw_mask(annotations: Annotations, picture: int) -> Pixels | None:
     Raises:
         DataError: A region does not fit the image.
     """
-    rows = range(*annotations.rows(picture).indices(len(annotations.people_ids)))
+    rows = range(*annotations.rows(image).indices(len(annotations.people_ids)))
     hidden = [row for row in rows if row in annotations.regions]
     if not hidden:
         return None
-    width, height = annotations.sizes[picture].tolist()
+    width, height = annotations.sizes[image].tolist()
     inside: Pixels = np.zeros((width, height), dtype=np.uint8)  # run lengths go down the columns
     runs: list[dict[str, Any]] = []
     left_px = float(_MAX_OUTLINES_PX)
@@ -49,7 +49,7 @@ def draw_mask(annotations: Annotations, picture: int) -> Pixels | None:
         except (ValueError, TypeError, RuntimeError) as error:
             raise DataError(
                 f"the region of annotation {annotations.people_ids[row]} does not fit its image",
-                where=f"image {annotations.ids[picture]}, {width}x{height}",
+                where=f"image {annotations.ids[image]}, {width}x{height}",
                 cause=error,
                 fix="Correct the annotation file.",
             ) from error
@@ -77,7 +77,7 @@ def _drawn(region: Runs, width: int, height: int) -> Pixels:
 
 
 def _outlined(region: Outlines | None, box: Floats, width: int, height: int) -> tuple[list[dict[str, Any]], float]:
-    """A region's outlines, or its box if it has none, as COCO's packed run lengths; and how long they are."""
+    """Convert a region's outlines, or its box if it has none, to COCO's packed run lengths; and return their length."""
     if region is None:
         left, top, wide, high = box.tolist()
         right, bottom = left + wide, top + high
@@ -91,6 +91,6 @@ def _outlined(region: Outlines | None, box: Floats, width: int, height: int) -> 
 
 
 def _length(outline: Floats) -> float:
-    """The pixels that an outline goes through, closed."""
+    """Return the number of pixels on a closed outline."""
     points = outline[: len(outline) // 2 * 2].reshape(-1, 2)
     return float(np.abs(points - np.roll(points, 1, axis=0)).max(axis=1).sum())

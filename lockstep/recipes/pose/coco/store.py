@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from lockstep.data.images import Picture
-from lockstep.data.picture_file import MAX_FILE_BYTES, read_content, too_large
+from lockstep.data.image_file import MAX_FILE_BYTES, read_content, too_large
+from lockstep.data.images import EncodedImage
 from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Pixels
 
@@ -142,7 +142,7 @@ def _check_size(name: str, found: tuple[int, int], annotated: tuple[int, int]) -
 
 
 def decode(content: bytes, name: str, size: tuple[int, int]) -> Pixels:
-    """An image's file -> (H, W, 3) bytes, red, green, blue, as it is stored: annotations ignore how EXIF turns it.
+    """Decode an image file to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
 
     Args:
         content: The file.
@@ -152,6 +152,6 @@ def decode(content: bytes, name: str, size: tuple[int, int]) -> Pixels:
     Raises:
         DataError: It is no image, is damaged, or has another size.
     """
-    picture = Picture(name, content, upright=False)
-    _check_size(name, picture.size, size)
-    return picture.pixels()
+    image = EncodedImage(name, content, upright=False)
+    _check_size(name, image.size, size)
+    return image.pixels()

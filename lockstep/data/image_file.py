@@ -116,7 +116,7 @@ def open_image(content: bytes | bytearray, name: Path | str) -> Image.Image:
     except Image.DecompressionBombError:
         raise enormous(name) from None
     except UnidentifiedImageError:
-        raise not_a_picture(name, content) from None
+        raise not_an_image(name, content) from None
     except Exception as error:  # Pillow's parsers raise any kind of exception
         raise damaged(name, error) from error
     if not is_small:
@@ -264,7 +264,7 @@ def too_large(name: Path | str, num_bytes: int) -> DataError:
     )
 
 
-def not_a_picture(name: Path | str, content: bytes | bytearray) -> DataError:
+def not_an_image(name: Path | str, content: bytes | bytearray) -> DataError:
     """Make the error for a file that is not an image."""
     fix = "Replace the file, or remove it from the dataset."
     if not content:
