@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from lockstep.diff.folders import Change, FolderDifference, compare_folders, rea
 from lockstep.diff.search import Location, search
 from lockstep.diff.side import Side
 from lockstep.errors import CheckpointError, LockstepError
+from lockstep.report.console import Console
 
 _SHOWN = 8  # differences of a kind
 _NUM_SAMPLES = 16
@@ -114,13 +117,16 @@ def diff_runs(
     found = RunDifference(a, b, folders)
     if step is None or not is_replayed:
         return found
+    console = Console(sys.stderr)
     try:
         with ExitStack() as stack:
+            stack.callback(console.close)
             sides = [
                 Side(name, run, overrides, recipe, stack)
                 for name, run, recipe in zip("ab", recorded, recipes, strict=True)
             ]
-            return RunDifference(a, b, folders, search(sides[0], sides[1], step))
+            report = partial(console.share_done, "replaying")
+            return RunDifference(a, b, folders, search(sides[0], sides[1], step, report))
     except LockstepError as error:
         return RunDifference(a, b, folders, problem=error.line)
 

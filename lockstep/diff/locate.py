@@ -167,6 +167,7 @@ class _Operations:
     numbers: tuple[int | None, int | None]
     a: Operation | None
     b: Operation | None
+    is_same_code: bool
 
     @property
     def name(self) -> str:
@@ -174,9 +175,9 @@ class _Operations:
         return _both(*("" if each is None else each.title for each in (self.a, self.b)))
 
     def keys(self, index: int) -> list[tuple[Key, Key]]:
-        """Return the keys of their results in a micro-batch, if they are of one kind."""
+        """Return the keys of their results in a micro-batch, if both have the same place in the same code."""
         one, other = self.numbers
-        if one is None or other is None or self.a is None or self.b is None or self.a.name != self.b.name:
+        if one is None or other is None or not self.is_same_code:
             return []
         return [((OPERATION, index, one), (OPERATION, index, other))]
 
@@ -186,8 +187,15 @@ def _first_operations(
 ) -> _Operations:
     one = _first_operation(a, is_meant_a, _values(b))
     other = _first_operation(b, is_meant_b, _values(a))
+    names = [
+        [] if number is None else [each.name for each in trace.operations[: number + 1]]
+        for trace, number in ((a, one), (b, other))
+    ]
     return _Operations(
-        (one, other), None if one is None else a.operations[one], None if other is None else b.operations[other]
+        (one, other),
+        None if one is None else a.operations[one],
+        None if other is None else b.operations[other],
+        is_same_code=bool(names[0]) and names[0] == names[1],
     )
 
 

@@ -12,7 +12,7 @@ altered, or a run does not repeat its own record.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from lockstep.diff.folders import unequal_fields
@@ -25,6 +25,7 @@ from lockstep.provenance.step_log import StepRecord
 from lockstep.storage.checkpoint import AVERAGE
 
 Sides = tuple[Side, Side]
+Progress = Callable[[int, int], None]
 # Fields of a record that name the place of a difference.
 _PLACES = {
     "samples": ("samples", "(order of samples)"),
@@ -64,23 +65,24 @@ class Location:
     num_replays: int = 0
 
 
-def search(a: Side, b: Side, step: int) -> Location | None:
+def search(a: Side, b: Side, step: int, report: Progress = lambda done, total: None) -> Location | None:
     """Find the first difference between two runs.
 
     Args:
         a: The first run.
         b: The second run.
         step: The last step to replay: the first one whose records differ, or the last one before a checkpoint differs.
+        report: Called after each step that both runs have replayed, with the number of steps done and to do.
 
     Returns:
         The difference; None if both runs and both replays are equal up to that step.
     """
     sides = (a, b)
-    found = _search(sides, step)
+    found = _search(sides, step, report)
     return None if found is None else replace(found, num_replays=a.num_replays + b.num_replays)
 
 
-def _search(sides: Sides, step: int) -> Location | None:
+def _search(sides: Sides, step: int, report: Progress) -> Location | None:
     a, b = sides
     if a.has_average != b.has_average:
         a.has_average = b.has_average = False  # the training itself may be equal
@@ -99,6 +101,7 @@ def _search(sides: Sides, step: int) -> Location | None:
         for side in sides:
             side.go_to(equal)
     agrees = [True, True]
+    start = a.step_number
     while a.step_number < limit:
         before = a.snapshot(), b.snapshot()
         records = a.step(), b.step()
@@ -107,6 +110,7 @@ def _search(sides: Sides, step: int) -> Location | None:
             for side, snapshot in zip(sides, before, strict=True):
                 side.restore(snapshot)
             return _within_step(sides, before, records, agrees)
+        report(a.step_number - start, limit - start)
         if not all(agrees):
             return _not_reproduced(sides, agrees, records[0])
     return _altered(sides, limit)

@@ -5,39 +5,29 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from lockstep.cluster.env import ALONE
-from lockstep.config.load import load, mapping_layer
-from lockstep.config.schema import RunConfig
 from lockstep.data.order import Step
 from lockstep.diff.folders import Recorded
+from lockstep.diff.opening import open_job
 from lockstep.diff.tensors import digest
-from lockstep.engine.assemble import init_weights, make_job
-from lockstep.engine.dataset_info import build_from
+from lockstep.engine.assemble import init_weights
 from lockstep.engine.job import Progress
 from lockstep.engine.output.recorder import digest_content, record_of
 from lockstep.engine.restoring import restore_job
 from lockstep.engine.saving import pack_job
 from lockstep.engine.step import run_step
-from lockstep.errors import CheckpointError, ConfigError
-from lockstep.inference.trained_model import TrainedModel
-from lockstep.launch.start import join_world
+from lockstep.errors import CheckpointError
 from lockstep.module.determinism import use_deterministic_algorithms
 from lockstep.optim.build import load_state
-from lockstep.provenance.run_identity import SETTINGS, identity
-from lockstep.provenance.same_run import differing, settings_of
 from lockstep.provenance.step_log import NO_DIGEST, StepRecord, digest_of_samples
-from lockstep.recipes.catalog import RecipeSpec, find
 from lockstep.storage import checkpoint
 from lockstep.storage.checkpoint import name_of
 from lockstep.storage.manifest import WEIGHTS
-from lockstep.storage.run_folder import RunFolder
-from lockstep.storage.run_weights import identity_of
 from lockstep.storage.weights import file_limits, read
 
 # Requests are then read one by one, at any step.
@@ -82,25 +72,14 @@ class Side:
     ) -> None:
         self.name, self.recorded, self.num_replays = name, recorded, 0
         self._folder = recorded.path.absolute()
-        model = TrainedModel(self._folder, (*overrides, *_IN_PROCESS))
-        spec, config = model.settings() if recipe is None else _settings_with(model, recipe)
-        _check(recorded.path, config)
-        world = stack.enter_context(join_world(ALONE, config))
-        info = model.dataset_info(spec, config, world)
-        # The recipe file may have moved, or be another one: checkpoints have the name that the run gave it.
-        kept = identity_of(self._folder, "last")[1].get(SETTINGS)
-        if isinstance(kept, dict) and isinstance(kept.get("recipe"), str):
-            config = config.model_copy(update={"recipe": kept["recipe"]})
-        # As at a restart: the check that a recipe is repeatable is not what the user asks for here.
-        self.job = make_job(config, lambda: build_from(spec, config, info, self._folder), world, is_restart=True)
-        self.job.identity = identity(config, info)
+        self.job, build = open_job(recorded, overrides, recipe, stack)
         first = recorded.log.get(recorded.log.first_step)
         self._has_content = first is not None and any(first.content)
         self.has_average = self.job.average is not None
         self.activate()
-        init_weights(self.job, lambda: spec.build(config, info))
+        init_weights(self.job, build)
         self._fresh = self.snapshot()
-        self.loader = self.job.open_loader()
+        self.loader, _ = self.job.open_loader()
         stack.callback(lambda: self.loader.close())
 
     @property
@@ -210,27 +189,3 @@ class Side:
 
 def _raise(error: CheckpointError) -> None:
     raise error
-
-
-def _check(path: Path, config: RunConfig) -> None:
-    if config.mode != "exact":
-        raise ConfigError(
-            f"{path} was trained with mode={config.mode}, whose bits no replay has to repeat",
-            fix="Train with mode=exact to locate differences within a step.",
-        )
-    other = differing({**settings_of(RunFolder(path)), "recipe": config.recipe}, config)
-    if other:
-        raise ConfigError(
-            "a replay can't change settings that determine the result",
-            given="\n".join(other),
-            fix="Give settings such as data.root only.",
-        )
-
-
-def _settings_with(model: TrainedModel, recipe: Path) -> tuple[RecipeSpec, RunConfig]:
-    """Return a run's settings with another recipe file, which the user named and therefore trusts."""
-    base = find(str(recipe))
-    values = settings_of(RunFolder(model.path))
-    values.pop("recipe", None)
-    layers = (*base.layers, mapping_layer(values, str(model.path / "config.yaml")))
-    return replace(base, layers=layers), load(base.config_class, layers, model.overrides).config

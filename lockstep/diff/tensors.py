@@ -42,7 +42,7 @@ def digest(tensors: Sequence[Tensor]) -> bytes:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in a value: in lists, tuples, dicts and data classes too."""
+    """Return the tensors, of any shape, in a value: in lists, tuples, dicts and data classes too."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):
