@@ -31,7 +31,7 @@ from lockstep.diff.trace import (
 
 
 @dataclass(frozen=True)
-class Place:
+class FirstDifference:
     """Where two steps differ first.
 
     Attributes:
@@ -57,7 +57,7 @@ class Place:
     samples: list[int] = field(default_factory=list)
 
 
-def locate(a: StepTrace, b: StepTrace) -> Place | None:
+def locate(a: StepTrace, b: StepTrace) -> FirstDifference | None:
     """Return the first difference before the update; None if both steps apply equal gradients.
 
     Args:
@@ -74,35 +74,37 @@ def locate(a: StepTrace, b: StepTrace) -> Place | None:
         before, after = (a.summed, b.summed) if kind == SUMMED else (a.applied, b.applied)
         if (names := _unequal(before, after)) is not None:
             keys: list[tuple[Key, Key]] = [((kind, 0, names[0]), (kind, 0, names[1]))]
-            return Place(phase, module=module_of(names[0]), what=f"gradient of {names[0]}", keys=keys)
+            return FirstDifference(phase, module=module_of(names[0]), what=f"gradient of {names[0]}", keys=keys)
     return None
 
 
-def _samples(a: Sequence[MicroTrace], b: Sequence[MicroTrace]) -> Place | None:
+def _samples(a: Sequence[MicroTrace], b: Sequence[MicroTrace]) -> FirstDifference | None:
     """Compare the samples of all micro-batches: they are known before the step begins."""
     for index, (one, other) in enumerate(zip(a, b, strict=False)):
         if len(one.indices) != len(other.indices):
             sizes = [f"{len(each.indices)} samples" for each in (one, other)]
-            return Place("samples", index, what="size of the micro-batch", a=sizes[0], b=sizes[1], samples=one.indices)
+            return FirstDifference(
+                "samples", index, what="size of the micro-batch", a=sizes[0], b=sizes[1], samples=one.indices
+            )
         for at, (sample, instead) in enumerate(zip(one.indices, other.indices, strict=True)):
             if sample != instead:
                 what = f"sample at position {at}"
-                return Place("samples", index, what=what, a=str(sample), b=str(instead), samples=one.indices)
+                return FirstDifference("samples", index, what=what, a=str(sample), b=str(instead), samples=one.indices)
     if len(a) != len(b):
-        return Place("samples", what="number of micro-batches", a=str(len(a)), b=str(len(b)))
+        return FirstDifference("samples", what="number of micro-batches", a=str(len(a)), b=str(len(b)))
     return None
 
 
-def _sample_values(index: int, a: MicroTrace, b: MicroTrace) -> Place | None:
+def _sample_values(index: int, a: MicroTrace, b: MicroTrace) -> FirstDifference | None:
     sample = next((each for each in a.indices if a.samples.get(each) != b.samples.get(each)), None)
     if sample is None:
         return None
     key: Key = (BATCH, index, 0)
     what = f"sample {sample}, row {a.indices.index(sample)} of the batch,"
-    return Place("sample values", index, what=what, keys=[(key, key)], samples=[sample])
+    return FirstDifference("sample values", index, what=what, keys=[(key, key)], samples=[sample])
 
 
-def _forward(index: int, a: MicroTrace, b: MicroTrace) -> Place | None:
+def _forward(index: int, a: MicroTrace, b: MicroTrace) -> FirstDifference | None:
     values_a, values_b = _values(a), _values(b)
     one, other = _first_call(a, None, values_b), _first_call(b, None, values_a)
     if one is None and other is None:
@@ -121,18 +123,18 @@ def _forward(index: int, a: MicroTrace, b: MicroTrace) -> Place | None:
     is_outer = any(call.parent == one for call in a.calls)
     keys = [*operations.keys(index), *calls] if is_outer else [*calls, *operations.keys(index)]
     module = _both(_title(a, one), _title(b, other))
-    return Place("forward", index, module, operations.name, "output", keys, samples=a.indices)
+    return FirstDifference("forward", index, module, operations.name, "output", keys, samples=a.indices)
 
 
-def _loss(index: int, a: MicroTrace, b: MicroTrace) -> Place | None:
+def _loss(index: int, a: MicroTrace, b: MicroTrace) -> FirstDifference | None:
     if a.loss == b.loss:
         return None
     operations = _first_operations(a, b, lambda each: each.phase == LOSS, lambda each: each.phase == LOSS)
     keys: list[tuple[Key, Key]] = [*operations.keys(index), ((LOSS, index, 0), (LOSS, index, 0))]
-    return Place("loss", index, "loss", operations.name, "result", keys, samples=a.indices)
+    return FirstDifference("loss", index, "loss", operations.name, "result", keys, samples=a.indices)
 
 
-def _backward(index: int, a: MicroTrace, b: MicroTrace) -> Place | None:
+def _backward(index: int, a: MicroTrace, b: MicroTrace) -> FirstDifference | None:
     names = _unequal(a.gradients, b.gradients)
     if names is None:
         return None
@@ -144,7 +146,7 @@ def _backward(index: int, a: MicroTrace, b: MicroTrace) -> Place | None:
     keys = operations.keys(index)
     what = "result" if keys else f"gradient of {names[0]}"
     gradient: tuple[Key, Key] = ((GRADIENT, index, names[0]), (GRADIENT, index, names[1]))
-    return Place("backward", index, module, operations.name, what, [*keys, gradient], samples=a.indices)
+    return FirstDifference("backward", index, module, operations.name, what, [*keys, gradient], samples=a.indices)
 
 
 def _values(trace: MicroTrace) -> set[bytes]:

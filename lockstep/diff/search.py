@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from lockstep.diff.folders import unequal_fields
-from lockstep.diff.locate import Place, locate
+from lockstep.diff.locate import FirstDifference, locate
 from lockstep.diff.side import Side
 from lockstep.diff.tensors import Element, first_element, first_tensor, largest_difference, module_of
 from lockstep.diff.trace import Key, StepTrace
@@ -100,8 +100,7 @@ def _search(sides: Sides, step: int, report: Progress) -> Location | None:
         limit = next((each for each in common if each > equal), newest)
         for side in sides:
             side.go_to(equal)
-    agrees = [True, True]
-    start = a.step_number
+    agrees, start = [True, True], a.step_number
     while a.step_number < limit:
         before = a.snapshot(), b.snapshot()
         records = a.step(), b.step()
@@ -187,7 +186,7 @@ def _no_module(phase: str) -> str:
     return {"samples": "(order of samples)", "sample values": "(data)"}.get(phase, "")
 
 
-def _capture(sides: Sides, before: Sequence[object], place: Place) -> Element | None:
+def _capture(sides: Sides, before: Sequence[object], place: FirstDifference) -> Element | None:
     """Repeat the step, keep the tensors of a place, and return the first element that differs."""
     if not place.keys:
         return None
