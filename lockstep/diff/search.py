@@ -239,7 +239,7 @@ def _update(sides: Sides, records: tuple[StepRecord, StepRecord], notes: list[st
 
 
 def _not_reproduced(sides: Sides, agrees: Sequence[bool], record: StepRecord) -> Location:
-    """Describe a step at which both replays agree, and a run's record differs from its replay."""
+    """Describe a step at which both replays agree, and the record of a run differs."""
     step = sides[0].step_number - 1
     wrong = [side for side, is_as_recorded in zip(sides, agrees, strict=True) if not is_as_recorded]
     names = " and ".join(side.name for side in wrong)

@@ -111,7 +111,17 @@ class Side:
             self.step()
 
     def plan(self) -> Step:
-        """Return the plan of the next step."""
+        """Return the plan of the next step.
+
+        Raises:
+            CheckpointError: The run has no further step, although its record has.
+        """
+        if self.step_number >= self.job.num_steps:
+            number, num_steps = self.step_number, self.job.num_steps
+            raise CheckpointError(
+                f"{self._folder} records step {number:,}, and its settings lead to {num_steps:,} steps",
+                fix="Restore steps.bin and config.yaml.",
+            )
         return next(self.job.order.steps(self.job.world, start=self.step_number, stop=self.step_number + 1))
 
     def step(self) -> StepRecord:

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from benchmarks.diff_trials.runs import NUM_STEPS, Trials
 from lockstep.cli.main import run
 from lockstep.diff.diff import diff_runs, lines
 from lockstep.diff.folders import first_difference
-from lockstep.provenance.step_log import StepLog, StepRecord
+from lockstep.provenance.step_log import StepLog, StepRecord, read_steps, write_steps
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +114,16 @@ def test_a_setting_that_determines_the_result_is_refused(trials: Trials, tmp_pat
     (tmp_path / "b" / "steps.bin").write_bytes(steps)
     found = diff_runs(trials.folder / "a", tmp_path / "b", ["optim.lr=1.0"])
     assert "a replay can't change settings that determine the result" in found.problem
+
+
+def test_a_record_with_more_steps_than_the_settings_is_reported(trials: Trials, tmp_path: Path) -> None:
+    for name, loss in (("a", 1.0), ("b", 2.0)):
+        shutil.copytree(trials.folder / "a", tmp_path / name)
+        log = read_steps(tmp_path / name / "steps.bin")
+        further = StepRecord(NUM_STEPS, loss, 1.0, 0.1, bytes(16)).to_bytes()
+        write_steps(tmp_path / name / "steps.bin", replace(log, body=log.body + further))
+    found = diff_runs(tmp_path / "a", tmp_path / "b")
+    assert f"records step {NUM_STEPS}, and its settings lead to {NUM_STEPS} steps" in found.problem
 
 
 def test_the_common_part_of_two_logs_is_compared() -> None:
