@@ -23,7 +23,7 @@ def cli_page() -> str:
     """Every command and option, from typer."""
     import typer
 
-    from lockstep.cli.main import app
+    from lockstep.cli.app import app
 
     root = typer.main.get_command(app)
     blocks = [

@@ -35,6 +35,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "resume",
             "run-folder",
             "trust",
+            "diff",
             "two-machines",
             "slurm",
             "launchers",

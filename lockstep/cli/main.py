@@ -11,66 +11,22 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TextIO
 
 import typer
 
-from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train, trust, verify
-from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
+from lockstep.cli.app import app
+from lockstep.cli.options import DEBUG_VARIABLE
 from lockstep.cluster import abort
 from lockstep.errors import ConfigError, LaunchError, LockstepError, to_json
 from lockstep.launch.commands import ERROR_FILE
 from lockstep.launch.ssh import stop_at_eof
 from lockstep.open_files import is_too_many_files, too_many_files
-from lockstep.version import __version__
 
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 # Errors of a path that no nearer code has handled.
 _OF_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
-
-# Plain help takes half the time of help with boxes, and reads the same in a log.
-app = typer.Typer(
-    name="lockstep",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
-)
-
-
-def _print_version(value: bool) -> None:
-    if value:
-        print(f"lockstep {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-    local_rank: LocalRank = None,  # torch.distributed.launch puts it before the command's name
-) -> None:
-    """Train PyTorch vision models on any number of processes, to the same model each time.
-
-    First run:  lockstep train digits
-    """
-
-
-app.command("train")(train.train)
-app.command("eval")(evaluate.evaluate)
-app.command("predict")(predict.predict)
-app.command("verify")(verify.verify)
-app.command("export")(export.export)
-app.command("config")(config.config)
-app.command("doctor")(doctor.doctor)
-app.command("scale")(scale.scale)
-app.command("plan")(plan.plan)
-app.command("submit")(submit.submit)
-app.command("trust")(trust.trust)
-app.add_typer(data.app, name="data")
 
 
 def main() -> None:

@@ -109,17 +109,18 @@ def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
     return [
         f"{name}: {old.get(name, 'not set')} in the run, {new.get(name, 'not set')} now"
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and not _is_free(name)
+        if old.get(name) != new.get(name) and not is_free(name)
     ]
 
 
-def _is_free(name: str) -> bool:
+def is_free(name: str) -> bool:
+    """Whether a setting, by its dotted name, does not change the result."""
     return name in FREE or name.split(".")[0] in FREE
 
 
 def result_settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings that determine the result, by dotted name. A recipe file counts by its name alone."""
-    settings = {name: value for name, value in flat(plain_settings(config)).items() if not _is_free(name)}
+    settings = {name: value for name, value in flat(plain_settings(config)).items() if not is_free(name)}
     return settings | {"recipe": Path(config.recipe).name}
 
 

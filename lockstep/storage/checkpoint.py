@@ -53,7 +53,7 @@ FILES = (MANIFEST, STATE, OPTIMIZER, WEIGHTS)
 BEST = "best.json"
 T = TypeVar("T")
 # Module names cannot contain a colon, so these prefixes never collide with the name of a weight.
-_OPTIMIZER, AVERAGE = "optimizer:", "average:"
+OPTIMIZER_STATE, AVERAGE = "optimizer:", "average:"
 
 
 @dataclass
@@ -143,7 +143,7 @@ def write(
 
 def file_of(name: str) -> str:
     """Return the file that holds a tensor, given the tensor's name."""
-    return OPTIMIZER if name.startswith((_OPTIMIZER, AVERAGE)) else WEIGHTS
+    return OPTIMIZER if name.startswith((OPTIMIZER_STATE, AVERAGE)) else WEIGHTS
 
 
 def by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -238,7 +238,7 @@ def pack(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
     values: dict[str, Any] = {}
     for index, entries in checkpoint.optimizer["state"].items():
         for key, value in entries.items():
-            name = f"{_OPTIMIZER}{index}:{key}"
+            name = f"{OPTIMIZER_STATE}{index}:{key}"
             if isinstance(value, Tensor):
                 tensors[name] = value
             else:
@@ -271,11 +271,11 @@ def unpack(tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None 
 
 
 def _unpack(tensors: dict[str, Tensor], plain: dict[str, Any]) -> Checkpoint:
-    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith((_OPTIMIZER, AVERAGE))}
+    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith((OPTIMIZER_STATE, AVERAGE))}
     average = {name.removeprefix(AVERAGE): tensor for name, tensor in tensors.items() if name.startswith(AVERAGE)}
     entries: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **plain["values"]}.items():
-        if name.startswith(_OPTIMIZER):
+        if name.startswith(OPTIMIZER_STATE):
             _, index, key = name.split(":")
             entries.setdefault(int(index), {})[key] = value
     optimizer = {"state": entries, "param_groups": plain["groups"]}

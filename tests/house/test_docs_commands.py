@@ -38,7 +38,7 @@ def options() -> dict[str, set[str]]:
     """Every command with its options."""
     import typer
 
-    from lockstep.cli.main import app
+    from lockstep.cli.app import app
 
     found: dict[str, set[str]] = {}
     todo = [("", typer.main.get_command(app))]

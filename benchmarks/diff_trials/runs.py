@@ -1,0 +1,210 @@
+"""Runs for the trials of `lockstep diff`: trained and compared within this process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.diff_trials import recipe as recipe_module
+from lockstep.cluster.env import ALONE
+from lockstep.cluster.signals import StopSignal
+from lockstep.config.load import load
+from lockstep.data.loader import Loader
+from lockstep.data.order import Order, Step
+from lockstep.diff.diff import RunDifference, diff_runs
+from lockstep.engine import loop
+from lockstep.engine.job import Job
+from lockstep.engine.output.reports import Reports
+from lockstep.engine.run import run
+from lockstep.engine.run_spec import RunSpec
+from lockstep.engine.step import StepResult, run_step
+from lockstep.launch.start import join_world
+from lockstep.recipes.catalog import find
+from lockstep.recipes.trust import trust
+
+RECIPE = Path(recipe_module.__file__)
+NUM_STEPS = 40  # of 2 epochs, with a checkpoint every 10 steps
+# Called in place of `run_step`, which it may call: (job, step, loader, flag) -> the step's result.
+Cheat = Callable[[Job, Step, Loader, float], StepResult]
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+
+class Killed(BaseException):
+    """The process of a trial ends here, as if it were killed: nothing is saved."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A planted difference between two runs.
+
+    Attributes:
+        kind: What is different.
+        name: Kind and parameters.
+        step: The step that has to be found; None: no step differs.
+        place: A part of the module that has to be found; empty if it cannot be known from the run folders.
+        settings: Settings of the second run.
+        base: Settings of both runs.
+        code: (old, new) parts of the recipe's source, for the second run.
+        data: Changes the data of the second run.
+        cheat: Trains the second run in place of `run_step`.
+        stop: Step before which the second run is killed, changed by `edit`, and resumed; None: it is not.
+        edit: Changes the folder of the second run.
+    """
+
+    kind: str
+    name: str
+    step: int | None
+    place: str = ""
+    settings: tuple[str, ...] = ()
+    base: tuple[str, ...] = ()
+    code: tuple[tuple[str, str], ...] = ()
+    data: Callable[[Arrays], None] | None = None
+    cheat: Cheat = run_step
+    stop: int | None = None
+    edit: Callable[[Path], None] | None = None
+
+
+@dataclass
+class Trials:
+    """Runs in a scratch folder.
+
+    Attributes:
+        folder: The scratch folder. XDG_CONFIG_HOME should be in a temporary folder too: recipes are trusted.
+        first: Folder of the first run, by settings.
+    """
+
+    folder: Path
+    first: dict[tuple[str, ...], Path] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Write the recipe and the data of the first run."""
+        self._write_recipe("first", ())
+        self._write_data("first", None)
+
+    def compare(self, fault: Fault, number: int) -> RunDifference:
+        """Train two runs with a planted difference, and compare them."""
+        if fault.base not in self.first:
+            folder = self.folder / f"a{len(self.first)}"
+            self.train(folder, "first", "first", fault.base)
+            self.first[fault.base] = folder
+        name, folder = f"second{number}", self.folder / f"b{number}"
+        source = self._write_recipe(name, fault.code) if fault.code else "first"
+        data = self._write_data(name, fault.data) if fault.data is not None else "first"
+        settings = (*fault.base, *fault.settings)
+        if fault.stop is not None:
+            self.train(folder, source, data, settings, _killed_before(fault.stop))
+        elif fault.cheat is not run_step or fault.settings or fault.code or fault.data is not None:
+            self.train(folder, source, data, settings, fault.cheat)
+        else:
+            shutil.copytree(self.first[fault.base], folder)
+        if fault.edit is not None:
+            fault.edit(folder)
+        if fault.stop is not None:
+            self.train(folder, source, data, settings, resume="auto")
+        found = diff_runs(self.first[fault.base], folder)
+        shutil.rmtree(folder)
+        return found
+
+    def train(
+        self,
+        folder: Path,
+        source: str,
+        data: str,
+        settings: Sequence[str] = (),
+        cheat: Cheat = run_step,
+        resume: str = "never",
+    ) -> None:
+        """Train a run in this process."""
+        found = find(str(self.folder / source / "recipe.py"))
+        root = f"data.root={self.folder / data}"
+        config = load(found.config_class, found.layers, [root, *settings]).config
+        spec = RunSpec("trial", config, {}, folder, resume, False, time.time())
+        with (
+            join_world(ALONE, config) as world,
+            patch.object(loop, "run_step", cheat),
+            patch.object(Reports, "_draw", lambda *_: None),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.suppress(Killed),
+        ):
+            run(spec, found, world, StopSignal())
+
+    def _write_recipe(self, name: str, code: Sequence[tuple[str, str]]) -> str:
+        text = RECIPE.read_text(encoding="utf-8")
+        for old, new in code:
+            assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in the recipe"
+            text = text.replace(old, new)
+        path = self.folder / name / "recipe.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        trust(path)
+        return name
+
+    def _write_data(self, name: str, change: Callable[[Arrays], None] | None) -> str:
+        generator = np.random.default_rng(5)
+        labels = generator.integers(0, 3, 240)
+        pictures = generator.normal(size=(240, 1, 6, 6)).astype(np.float32) + labels[:, None, None, None].astype(
+            np.float32
+        )
+        arrays: Arrays = {"pictures": pictures, "labels": labels}
+        if change is not None:
+            change(arrays)
+        (self.folder / name).mkdir(exist_ok=True)
+        np.savez(self.folder / name / "pictures.npz", **arrays)  # type: ignore[arg-type]  # names -> arrays
+        return name
+
+
+def _killed_before(stop: int) -> Cheat:
+    def cheat(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
+        if step.number == stop:
+            raise Killed
+        return run_step(job, step, loader, flag)
+
+    return cheat
+
+
+def first_step_of(*samples: int) -> int:
+    """Return the first step that trains on one of some samples, with the settings of the recipe."""
+    return next(step for step, indices in enumerate(_samples(240)) if set(samples) & set(indices))
+
+
+def first_other_order(num_samples: int) -> int:
+    """Return the first step whose samples differ if the dataset has another size."""
+    pairs = zip(_samples(240), _samples(num_samples), strict=False)
+    return next(step for step, (one, other) in enumerate(pairs) if one != other)
+
+
+def _samples(num_samples: int) -> Iterator[list[int]]:
+    alone = type("Alone", (), {"rank": 0, "size": 1})()
+    for step in Order(num_samples, 12, 4, 0).steps(alone, stop=NUM_STEPS):
+        yield [index for each in step.micro_batches for index in each.indices.tolist()]
+
+
+def is_step_found(fault: Fault, found: RunDifference) -> bool:
+    """Whether a comparison found the step of a planted difference."""
+    if fault.step is None:
+        return found.location is None and found.folders.step is None and bool(found.folders.versions)
+    return found.location is not None and found.location.step == fault.step
+
+
+def is_place_found(fault: Fault, found: RunDifference) -> bool:
+    """Whether a comparison found the module of a planted difference."""
+    where = found.location
+    return bool(fault.place) and where is not None and fault.place in f"{where.phase}: {where.module}"
+
+
+def edit_json(path: Path, edit: Callable[[dict[str, object]], None]) -> None:
+    """Change a JSON file in place."""
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))

@@ -1,0 +1,69 @@
+"""The commands of `lockstep`, by name. Each module imports late, so that --help answers before torch is imported."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lockstep.cli import (
+    config,
+    data,
+    diff,
+    doctor,
+    evaluate,
+    export,
+    plan,
+    predict,
+    scale,
+    submit,
+    train,
+    trust,
+    verify,
+)
+from lockstep.cli.options import LocalRank
+from lockstep.version import __version__
+
+# Plain help takes half the time of help with boxes, and reads the same in a log.
+app = typer.Typer(
+    name="lockstep",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        print(f"lockstep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    local_rank: LocalRank = None,  # torch.distributed.launch puts it before the command's name
+) -> None:
+    """Train PyTorch vision models on any number of processes, to the same model each time.
+
+    First run:  lockstep train digits
+    """
+
+
+app.command("train")(train.train)
+app.command("eval")(evaluate.evaluate)
+app.command("predict")(predict.predict)
+app.command("verify")(verify.verify)
+app.command("diff")(diff.diff)
+app.command("export")(export.export)
+app.command("config")(config.config)
+app.command("doctor")(doctor.doctor)
+app.command("scale")(scale.scale)
+app.command("plan")(plan.plan)
+app.command("submit")(submit.submit)
+app.command("trust")(trust.trust)
+app.add_typer(data.app, name="data")

@@ -1,0 +1,86 @@
+"""A run as a job of one process, from its run folder, for replays that write nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from lockstep.cluster.env import ALONE
+from lockstep.config.load import load, mapping_layer
+from lockstep.config.schema import RunConfig
+from lockstep.diff.folders import Recorded
+from lockstep.engine.assemble import make_job
+from lockstep.engine.dataset_info import build_from
+from lockstep.engine.job import Job
+from lockstep.engine.parts import Parts
+from lockstep.errors import ConfigError
+from lockstep.inference.trained_model import TrainedModel
+from lockstep.launch.start import join_world
+from lockstep.provenance.run_identity import SETTINGS, identity
+from lockstep.provenance.same_run import differing, settings_of
+from lockstep.recipes.catalog import RecipeSpec, find
+from lockstep.storage.run_folder import RunFolder
+from lockstep.storage.run_weights import identity_of
+
+# Requests are then read one by one, at any step.
+_IN_PROCESS = ("loader.num_workers=0",)
+
+
+def open_job(
+    recorded: Recorded, overrides: Sequence[str], recipe: Path | None, stack: ExitStack
+) -> tuple[Job, Callable[[], Parts]]:
+    """Open a run, with a fresh model.
+
+    Args:
+        recorded: What the run folder states.
+        overrides: Settings that do not change the result.
+        recipe: The recipe file to replay with; None: the recipe that `config.yaml` names, if the user trusts it.
+        stack: Leaves the world of one process.
+
+    Returns:
+        The job, and a function that builds the recipe's parts again.
+
+    Raises:
+        ConfigError: The run is not exact, or an override would change its result.
+        LockstepError: Recipe, data or settings are missing or were altered.
+    """
+    folder = recorded.path.absolute()
+    model = TrainedModel(folder, (*overrides, *_IN_PROCESS))
+    spec, config = model.settings() if recipe is None else _settings_with(model, recipe)
+    _check(recorded.path, config)
+    world = stack.enter_context(join_world(ALONE, config))
+    info = model.dataset_info(spec, config, world)
+    # The recipe file may have moved, or be another one: checkpoints have the name that the run gave it.
+    kept = identity_of(folder, "last")[1].get(SETTINGS)
+    if isinstance(kept, dict) and isinstance(kept.get("recipe"), str):
+        config = config.model_copy(update={"recipe": kept["recipe"]})
+    # As at a restart: the check that a recipe is repeatable is not what the user asks for here.
+    job = make_job(config, lambda: build_from(spec, config, info, folder), world, is_restart=True)
+    job.identity = identity(config, info)
+    return job, lambda: spec.build(config, info)
+
+
+def _check(path: Path, config: RunConfig) -> None:
+    if config.mode != "exact":
+        raise ConfigError(
+            f"{path} was trained with mode={config.mode}, whose bits no replay has to repeat",
+            fix="Train with mode=exact to locate differences within a step.",
+        )
+    other = differing({**settings_of(RunFolder(path)), "recipe": config.recipe}, config)
+    if other:
+        raise ConfigError(
+            "a replay can't change settings that determine the result",
+            given="\n".join(other),
+            fix="Give settings such as data.root only.",
+        )
+
+
+def _settings_with(model: TrainedModel, recipe: Path) -> tuple[RecipeSpec, RunConfig]:
+    """Return a run's settings with another recipe file, which the user named and therefore trusts."""
+    base = find(str(recipe))
+    values = settings_of(RunFolder(model.path))
+    values.pop("recipe", None)
+    layers = (*base.layers, mapping_layer(values, str(model.path / "config.yaml")))
+    return replace(base, layers=layers), load(base.config_class, layers, model.overrides).config
