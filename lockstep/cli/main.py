@@ -15,7 +15,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from lockstep.cli import config, data, doctor, evaluate, export, plan, predict, scale, submit, train, trust
+from lockstep.cli import check, config, data, doctor, evaluate, export, plan, predict, scale, submit, train, trust
 from lockstep.cli.options import DEBUG_VARIABLE, LocalRank
 from lockstep.cluster import abort
 from lockstep.errors import ConfigError, LaunchError, LockstepError
@@ -65,6 +65,7 @@ app.command("predict")(predict.predict)
 app.command("export")(export.export)
 app.command("config")(config.config)
 app.command("doctor")(doctor.doctor)
+app.command("check")(check.check)
 app.command("scale")(scale.scale)
 app.command("plan")(plan.plan)
 app.command("submit")(submit.submit)
