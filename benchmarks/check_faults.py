@@ -1,7 +1,7 @@
 """Plant a fault into a small recipe, 33 times, and count how often `lockstep check` finds it and names its cause.
 
-    make bench-check                          all of them, and the recipe without a fault: about 10 minutes on 2 cores
-    make bench-check BENCH_ARGS="clock set"   only those whose name contains one of the words
+make bench-check                          all of them, and the recipe without a fault: about 10 minutes on 2 cores
+make bench-check BENCH_ARGS="clock set"   only those whose name contains one of the words
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = "# the fault"
-TEMPLATE = '''
+TEMPLATE = """
 import functools, hashlib, itertools, os, random, secrets, time, uuid
 from datetime import datetime
 
@@ -89,7 +89,7 @@ def build(config):
         metric=lambda: Metric(3),
         init_weights=init_weights,
     )
-'''
+"""
 SLOTS = ("MODULE", "DATA", "SAMPLE", "MODEL", "FORWARD", "LOSS", "METRIC", "INIT", "BUILD")
 
 

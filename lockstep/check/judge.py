@@ -57,7 +57,11 @@ def judge(notes: Record, outcomes: Sequence[Outcome]) -> list[Finding]:
         if NONDETERMINISTIC in str(error):
             return [_operation(str(error), notes.get("line"))]
         raise error
-    found = [*_differing(notes, outcomes), *_sums(notes["checks"].get("loss", {})), *_merges(notes)]
+    merges = _merges(notes)
+    first = _differing(notes, outcomes)
+    if merges and first_stage(notes, outcomes) == compare.EVALUATION:
+        first = []  # it is a consequence
+    found = [*first, *_sums(notes["checks"].get("loss", {})), *merges]
     unlike: dict[tuple[str, str, int], Finding] = {}
     for each in found:
         unlike.setdefault((each.kind, each.file, each.line or len(unlike)), each)

@@ -1,4 +1,4 @@
-"""Probes of a recipe in one process: read again, compute again, half a batch, merged metrics; and what it reads and keeps.
+"""Probes of a recipe in one process: read again, compute again, halve, merge; and what it reads and keeps.
 
 The trials show that something differs. The probes show why: they run each part of the recipe again on the same data,
 under a tracer of sources (`sources`) and of state (`state`).

@@ -12,8 +12,10 @@ import itertools
 import random
 import sys
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -30,6 +32,17 @@ _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 _MODULE_NAMES = frozenset(vars(nn.Module()))
 _MAIN = ("__main__", "__mp_main__")
 GENERATOR, CACHE, STATE = "generator", "cache", "state"
+# Objects that are one piece of state each.
+_KNOWN: tuple[tuple[str, str, type], ...] = (
+    (GENERATOR, "numpy.random.Generator", np.random.Generator),
+    (GENERATOR, "numpy.random.RandomState", np.random.RandomState),
+    (GENERATOR, "random.Random", random.Random),
+    (GENERATOR, "torch.Generator", torch.Generator),
+    (CACHE, "functools.lru_cache", functools._lru_cache_wrapper),
+    (STATE, "itertools.count", itertools.count),
+    (STATE, "tensor", Tensor),
+    (STATE, "array", np.ndarray),
+)
 
 
 @dataclass(frozen=True)
@@ -57,23 +70,26 @@ def find_cells(roots: Mapping[str, object]) -> dict[str, Cell]:
     """
     cells: dict[str, Cell] = {}
     seen: dict[int, object] = {}  # the objects themselves are kept, so that no id is used twice
-    waiting = list(roots.items())
+    waiting: deque[tuple[str, object, Callable[[], object] | None]] = deque(
+        (name, each, None) for name, each in roots.items()
+    )
     while waiting and len(seen) < MAX_OBJECTS:
-        path, value = waiting.pop(0)
-        if isinstance(value, _ATOMS) or id(value) in seen:
+        path, value, read = waiting.popleft()
+        if isinstance(value, _ATOMS):
+            if read is not None:
+                cells.setdefault(path, Cell(path, STATE, type(value).__name__, read))
+            continue
+        if id(value) in seen:
             continue
         seen[id(value)] = value
-        if (cell := _cell(path, value)) is not None:
-            cells.setdefault(path, cell)
-            continue
-        if isinstance(value, dict | list | set):
-            cells.setdefault(path, Cell(path, STATE, type(value).__name__, functools.partial(_plain_items, value)))
-        for name, child, read in _children(value):
-            below = f"{path}{name}"
-            if not isinstance(child, _ATOMS):
-                waiting.append((below, child))
-            elif read is not None:
-                cells.setdefault(below, Cell(below, STATE, type(child).__name__, read))
+        if (known := _known(value)) is not None:
+            kind, what = known
+            # Read through the owner where there is one: an attribute may get another object.
+            cells.setdefault(path, Cell(path, kind, what, partial(_state, read or partial(_same, value))))
+        elif not isinstance(value, ModuleType) or _is_users(value):
+            if isinstance(value, dict | list | set):
+                cells.setdefault(path, Cell(path, STATE, type(value).__name__, partial(_plain_items, value)))
+            waiting.extend((f"{path}{name}", child, below) for name, child, below in _children(value))
     return cells
 
 
@@ -168,26 +184,34 @@ def _value(cell: Cell) -> object:
         return None
 
 
-def _cell(path: str, value: object) -> Cell | None:
-    """Return the cell of an object that is one piece of state."""
-    kind = f"{type(value).__module__}.{type(value).__qualname__}".replace("numpy.random._generator", "numpy.random")
+def _known(value: object) -> tuple[str, str] | None:
+    """Return kind and type of an object that is one piece of state; None for one that has parts."""
+    for kind, name, types in _KNOWN:
+        if isinstance(value, types) and not isinstance(value, random.SystemRandom):
+            return kind, name
+    return None
+
+
+def _state(read: Callable[[], Any]) -> object:
+    """Return a comparable value of an object of `_KNOWN`."""
+    value = read()
     if isinstance(value, np.random.Generator):
-        return Cell(path, GENERATOR, "numpy.random.Generator", lambda: _numpy_state(value.bit_generator.state))
+        return _numpy_state(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
-        return Cell(path, GENERATOR, "numpy.random.RandomState", lambda: _numpy_state(value.get_state(legacy=False)))
-    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-        return Cell(path, GENERATOR, "random.Random", value.getstate)
+        return _numpy_state(value.get_state(legacy=False))
     if isinstance(value, torch.Generator):
-        return Cell(path, GENERATOR, "torch.Generator", lambda: value.get_state().numpy().tobytes())
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, random.Random):
+        return value.getstate()
     if isinstance(value, functools._lru_cache_wrapper):
-        return Cell(path, CACHE, "functools.lru_cache", value.cache_info)
-    if isinstance(value, itertools.count):
-        return Cell(path, STATE, "itertools.count", lambda: repr(value))
+        return value.cache_info()
     if isinstance(value, Tensor):
-        return Cell(path, STATE, "tensor", lambda: _tensor_state(value))
-    if isinstance(value, np.ndarray):
-        return Cell(path, STATE, "array", lambda: _array_state(value))
-    return Cell(path, STATE, kind, lambda: None) if isinstance(value, ModuleType) and not _is_users(value) else None
+        return _tensor_state(value)
+    return _array_state(value) if isinstance(value, np.ndarray) else repr(value)
+
+
+def _same(value: object) -> object:
+    return value
 
 
 def _children(value: Any) -> Iterator[tuple[str, object, Callable[[], object] | None]]:
@@ -202,7 +226,7 @@ def _children(value: Any) -> Iterator[tuple[str, object, Callable[[], object] | 
         yield ".self", value.__self__, None
     elif isinstance(value, FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            yield f".{name}", _content(cell), functools.partial(_content, cell)
+            yield f".{name}", _content(cell), partial(_content, cell)
         yield from ((f".default {index}", item, None) for index, item in enumerate(value.__defaults__ or ()))
         yield from _attributes(value, vars(value))
     elif isinstance(value, ModuleType):
@@ -222,7 +246,7 @@ def _children(value: Any) -> Iterator[tuple[str, object, Callable[[], object] | 
 def _attributes(owner: Any, names: Iterable[str]) -> Iterator[tuple[str, object, Callable[[], object]]]:
     for name in list(names):
         if not (name.startswith("__") and name.endswith("__")):
-            read = functools.partial(vars(owner).get, name)
+            read = partial(vars(owner).get, name)
             yield f".{name}", read(), read
 
 
