@@ -194,9 +194,9 @@ def _describe(difference: Difference, between: str) -> str:
         if difference.detail == "validation":
             return f"validation sample {difference.name} differs between {between}".replace("  ", " ")
         return f"the evaluation's {name} differs between {between}: {difference.detail}"
-    what = {compare.LOSS: "the loss", compare.GRADIENTS: "the gradient of", compare.BUFFERS: "buffer",
-            compare.WEIGHTS: "parameter", compare.OPTIMIZER: "the optimizer's", compare.START: "the"}  # fmt: skip
-    return f"{what[difference.stage]} {name} differs between {between}{step}"
+    nouns = {compare.LOSS: "the loss", compare.GRADIENTS: "the gradient of", compare.BUFFERS: "buffer",
+             compare.WEIGHTS: "parameter", compare.OPTIMIZER: "the optimizer's", compare.START: "the"}  # fmt: skip
+    return f"{nouns[difference.stage]} {name} differs between {between}{step}"
 
 
 def _of_error(outcome: Outcome, error: LockstepError) -> Finding:

@@ -26,8 +26,9 @@ from lockstep.check.digest import ModuleRecorder, digests, gradients, optimizer_
 from lockstep.check.frames import is_user
 from lockstep.cluster import codec
 from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
+from lockstep.cluster.signals import exit_with_parent
 from lockstep.cluster.world import World
-from lockstep.config.load import load
+from lockstep.config.load import load, short_path
 from lockstep.data.groups import groups_of
 from lockstep.data.keyed import IntArray, KeyArray, key
 from lockstep.data.loader import Loader, Request
@@ -269,9 +270,15 @@ def guarded(run: Callable[[], Record]) -> Record:
     except LockstepError as error:
         return {"error": error, "line": user_line_of(error)}
     except Exception as error:  # a bug in the recipe
-        text = str(error).strip().partition("\n")[0][:300]
-        found = ConfigError(f"the recipe raised {type(error).__name__}: {text}")
-        return {"error": found, "line": user_line_of(error)}
+        if os.environ.get("LOCKSTEP_DEBUG") == "1":
+            traceback.print_exception(error, file=sys.__stderr__)
+        line = user_line_of(error)
+        found = ConfigError(
+            f"the recipe raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}",
+            where=f"{short_path(Path(line[0]))}:{line[1]}" if line else None,
+            fix="Correct the recipe. LOCKSTEP_DEBUG=1 shows the traceback.",
+        )
+        return {"error": found, "line": line}
 
 
 def user_line_of(error: BaseException) -> list[Any] | None:
@@ -287,6 +294,7 @@ def user_line_of(error: BaseException) -> list[Any] | None:
 
 def main(arguments: list[str]) -> int:
     """Run a trial of one process in an interpreter of its own, for another PYTHONHASHSEED."""
+    exit_with_parent()
     source, overrides, num_eval, answers = json.loads(arguments[0])
     return run_trial(source, overrides, Trial("", is_other_hash=True), num_eval, Path(answers), ALONE)
 

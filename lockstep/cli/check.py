@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import closing
 from typing import Annotated
@@ -25,6 +26,9 @@ def check(source: SourceName, overrides: Overrides = None, as_json: Json = False
     from lockstep.launch.start import PRELOAD
     from lockstep.recipes.catalog import find
 
+    # Nothing is written: no __pycache__ beside the recipe, here and in the processes that this one starts.
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     found = find(source)
     given = [*(overrides or []), "mode=exact"]
     config = load(found.config_class, found.layers, given).config
