@@ -5,8 +5,8 @@ from __future__ import annotations
 from lockstep.config.schema import RunConfig
 
 MICRO_BATCH, EVAL_BATCH = 4, 4
-# Micro-batches of a step: 1, 2 and 3 processes get unequal shares of 5.
-NUM_MICRO_BATCHES = (5, 4, 3, 7)
+# Micro-batches of a step, the first that fits: 2 and 3 processes get unequal shares of 5.
+NUM_MICRO_BATCHES = (5, 4, 3, *range(6, 100))
 NUM_EVAL = 6 * EVAL_BATCH  # validation samples
 TIMEOUT_S = 120
 
