@@ -96,11 +96,11 @@ def _all(notes: dict[str, Any]) -> Iterable[Cause]:
 
 
 def _sets(notes: dict[str, Any]) -> list[tuple[str, int]]:
-    return [(file, line) for file in notes.get("files", []) for line in set_iterations(file)]
+    return [(file, line) for file in notes.get("files", []) for line in loops_over_sets(file)]
 
 
 @cache
-def set_iterations(file: str) -> tuple[int, ...]:
+def loops_over_sets(file: str) -> tuple[int, ...]:
     """Return the lines of a source file that iterate over a set, other than through sorted(), len() and the like."""
     try:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
@@ -138,22 +138,23 @@ def explain(cause: Cause | None, stage: str, where: str) -> tuple[str, str]:
     if cause is None:
         return _UNKNOWN[where], f"Make it a function of the {unit} and of its seeded random numbers alone."
     text, fix = _TEXTS[cause.kind]
-    return text.format(what=cause.what, unit=unit), fix.format(what=cause.what, unit=unit)
+    return text.format(what=cause.what, unit=unit), fix.format(unit=unit, seeded=_SEEDED[unit])
 
 
-_SEEDED = (
-    "Draw from torch's, numpy's or Python's global generator, which is seeded for each {unit}, or from the sample's "
-    "key: lockstep.uniform(keys, column)."
-)
+_SEEDED = {
+    "sample": "Draw from torch's, numpy's or Python's global generator, which is seeded for each sample, or from the "
+    "sample's key: lockstep.uniform(keys, column).",
+    "micro-batch": "Draw from torch's, numpy's or Python's global generator, which is seeded for each micro-batch.",
+}
 _TEXTS = {
-    GENERATOR: ("it draws from a random generator of its own, {what}, which continues from earlier calls", _SEEDED),
-    sources.ENTROPY: ("it draws from an unseeded source: {what}", "Seed it, or use: " + _SEEDED),
+    GENERATOR: ("it draws from a random generator of its own, {what}, which continues from earlier calls", "{seeded}"),
+    sources.ENTROPY: ("it draws from an unseeded source: {what}", "Remove it. {seeded}"),
     sources.CLOCK: ("it reads the clock: {what}", "Compute the {unit} without the time."),
     sources.PROCESS: ("it reads what identifies a process, host or object: {what}", "Compute the {unit} without it."),
     sources.RANK: ("it reads the rank or the number of processes: {what}", "Compute the {unit} without it."),
     sources.WORKER: (
         "it depends on the DataLoader worker: {what}",
-        "Compute the {unit} without the worker's id and seed. " + _SEEDED,
+        "Compute the {unit} without the worker's id and seed. {seeded}",
     ),
     sources.HASH: (
         "it calls {what}, whose result for text depends on PYTHONHASHSEED",

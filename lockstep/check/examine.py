@@ -22,7 +22,8 @@ from lockstep.check.finding import Finding
 from lockstep.check.judge import Outcome, first_stage, judge, passed
 from lockstep.check.probe import probe
 from lockstep.check.sizes import NUM_EVAL, TIMEOUT_S
-from lockstep.check.trial import Trial, run_trial
+from lockstep.check.steps import Trial
+from lockstep.check.trial import run_trial
 from lockstep.cluster import codec
 from lockstep.config.process_range import ProcessRange
 from lockstep.config.schema import RunConfig

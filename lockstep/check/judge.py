@@ -14,7 +14,8 @@ from lockstep.check.compare import Difference
 from lockstep.check.context import REPLACED, WRITTEN
 from lockstep.check.digest import INPUT, ROOT
 from lockstep.check.finding import Finding
-from lockstep.check.trial import Record, Trial
+from lockstep.check.guard import Record
+from lockstep.check.steps import Trial
 from lockstep.config.load import short_path
 from lockstep.errors import LockstepError
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from lockstep.check.context import Notes, Probed
+from lockstep.check.guard import Record, guarded, quiet, shuffle_generators
 from lockstep.check.metric_probe import probe_metric
 from lockstep.check.model_probe import probe_model
 from lockstep.check.sample_probe import probe_samples
 from lockstep.check.sizes import small_sizes
 from lockstep.check.state import LineWatch, global_generators
-from lockstep.check.trial import Record, guarded, quiet, shuffle_generators
 from lockstep.cluster import codec
 from lockstep.cluster.world import alone
 from lockstep.config.load import load

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lockstep.check import sources
-from lockstep.check.causes import set_iterations
+from lockstep.check.causes import loops_over_sets
 from lockstep.check.sources import SourceTracer
 
 
@@ -66,4 +66,4 @@ def test_loops_over_sets_are_found_and_sorted_ones_are_not(tmp_path) -> None:
         "d = name in {'x'}\n"
         "e = len(set(names))\n"
     )
-    assert set_iterations(str(path)) == (1, 3, 4)
+    assert loops_over_sets(str(path)) == (1, 3, 4)

@@ -12,7 +12,7 @@ from torch import nn
 from lockstep.check.compare import EVALUATION, FORWARD, GRADIENTS, LOSS, SAMPLES, START, first_difference, merge_ranks
 from lockstep.check.digest import ModuleRecorder, digest_of
 from lockstep.check.sizes import small_sizes
-from lockstep.check.trial import steps_to_run
+from lockstep.check.steps import steps_to_run
 from lockstep.config.schema import RunConfig
 
 
