@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lockstep.engine.replica_check import checksums
+from lockstep.parallel.checksum import checksums
 
 Event = tuple[str, str, str]
 INPUT, OUTPUT = "input", "output"

@@ -158,7 +158,10 @@ def _other_hash(source: str, overrides: list[str], folder: Path) -> Iterator[Cal
     def wait() -> Any:
         process.wait(TIMEOUT_S)
         if not (folder / "rank-0").is_file():
-            raise LaunchError(f"the trial with PYTHONHASHSEED={seed} ended with exit code {process.returncode}")
+            raise LaunchError(
+                f"the trial with PYTHONHASHSEED={seed} ended with exit code {process.returncode}",
+                fix="Train the recipe for an epoch on one process, whose output names the cause.",
+            )
         return _read(folder / "rank-0")
 
     try:

@@ -78,5 +78,5 @@ def _first_step(probed: Probed, train: Samples) -> list[MicroBatch]:
     class Alone:
         rank, size = 0, 1
 
-    order = make_order(probed.config, train, is_sharded=False)
+    order = make_order(probed.config, train, 1, is_sharded=False)
     return list(next(order.steps(Alone(), stop=1)).micro_batches)

@@ -6,13 +6,13 @@ from typing import Any
 
 from lockstep.check.context import Probed
 from lockstep.check.state import changed
+from lockstep.data.digests import sample_digests
 from lockstep.data.groups import groups_of
 from lockstep.data.keyed import keys
 from lockstep.data.loader import Loader, Request
 from lockstep.data.order import MicroBatch
 from lockstep.data.samples import DatasetSamples, Samples
 from lockstep.engine.build import open_data
-from lockstep.provenance.fingerprint import sample_digests
 
 
 def probe_samples(probed: Probed, data: tuple[Samples, Samples], leaf: MicroBatch) -> None:

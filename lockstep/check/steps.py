@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from lockstep.check.digest import ModuleRecorder, digests, gradients, optimizer_state
 from lockstep.check.guard import Record
 from lockstep.cluster.world import World
+from lockstep.data.digests import sample_digests
 from lockstep.data.keyed import IntArray, KeyArray, key
 from lockstep.data.loader import Loader, Request
 from lockstep.data.order import Step
@@ -21,7 +23,6 @@ from lockstep.data.samples import Batch
 from lockstep.engine.job import Job
 from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.step import run_step
-from lockstep.provenance.fingerprint import sample_digests
 
 NUM_STEPS = 6
 SAVED_AFTER = 3  # steps before the stop
