@@ -60,7 +60,7 @@ def test_defaults_are_plain_values_and_leave_out_what_is_needed() -> None:
 def test_the_table_shows_the_presets_values_and_sections_last() -> None:
     config = RunConfig(recipe="x", epochs=7).model_dump(mode="json")
     rows = table(RunConfig, config)
-    assert Row("epochs", "int > 0", "7", "Passes over the training set.") in rows
+    assert Row("epochs", "int > 0 and <= 1000000000", "7", "Passes over the training set.") in rows
     meaning = "Decay rates of the moment estimates (adam, adamw)."
     assert Row("optim.betas", "list of 2 float >= 0 and < 1", "[0.9, 0.999]", meaning) in rows
     first_section = next(number for number, row in enumerate(rows) if row.type == "section")
