@@ -101,7 +101,7 @@ def report_audits(verdicts: list[Verdict], rows: list[tuple[str, str, str]]) -> 
         variance += probability * (1 - probability)
     away = (found - expected) / variance**0.5
     measured = f"{found} found, {expected:.1f} expected ({away:+.1f} standard deviations)"
-    rows.append((f"{NUM_AUDITS:,} audits of {SHARE:.0%} of the steps", "as theory says, within 3", measured))
+    rows.append((f"{NUM_AUDITS:,} audits of {SHARE:.0%} of the steps", "as the formula gives, within 3", measured))
     return abs(away) < 3
 
 

@@ -84,7 +84,7 @@ def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunCo
     started = time.perf_counter()
     for start, stop in ((start, min(stop, job.num_steps)) for start, stop in plan.segments):
         if start >= stop:
-            continue  # the record has more steps than the settings: a difference by itself
+            continue  # the record has more steps than the settings, which `_compare_whole` reports
         if start == 0:
             # Only possible on a fresh job: step 0 is the first of the sorted segments.
             init_weights(job, lambda: recipe.build(config, dataset_info))

@@ -229,9 +229,7 @@ def verified(path: Path) -> None:
     if path.name == "steps.bin":
         try:
             log = read_steps(path)
-            log.link()
-            log.skipped()
-            log.get(log.first_step)
+            _ = log.link(), log.skipped(), log.get(log.first_step)
         finally:
             StepWriter(path, 3, bytes(32)).close()
     elif path.name == "provenance.json":
