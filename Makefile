@@ -14,7 +14,7 @@ PY := .venv/bin/python
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := lockstep tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-diff audit test-versions
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-diff bench-recheck bench-kernels audit test-versions bench-verify
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,6 +106,15 @@ bench-checkpoints: .venv/.installed  ## compare how long a checkpoint blocks tra
 
 bench-watch: .venv/.installed  ## measure the cost of the hang detector and the replica check
 	@$(PY) benchmarks/watch_cost.py $(BENCH_ARGS)
+
+bench-recheck: .venv/.installed  ## check how soon watch.recheck names a rank with flipped bits, and measure its cost
+	@$(PY) benchmarks/recheck.py $(BENCH_ARGS)
+
+bench-kernels: .venv/.installed  ## compare the bits of operations under other CPU kernels; BENCH_ARGS="--emulator qemu-x86_64-static" for other processors
+	@$(PY) benchmarks/kernels.py $(BENCH_ARGS)
+
+bench-verify: .venv/.installed-dev  ## verify tampered and honest runs, and measure the cost of record and verification
+	@$(PY) -m benchmarks.tampered_runs $(BENCH_ARGS)
 
 bench-link: .venv/.installed-dev  ## compare a step over a 100 Mbit/s link with the time its bytes need; needs Linux and root
 	@$(PY) benchmarks/link.py $(BENCH_ARGS)

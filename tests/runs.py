@@ -73,6 +73,11 @@ def weights(folder: Path) -> str:
     return result(folder)["weights_sha256"]
 
 
+def chain(folder: Path) -> str:
+    """The last link of a run's record of steps."""
+    return result(folder)["chain"]
+
+
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:
     """A run's records of one kind, so far; not of a line that is just being written."""
     path = folder / "metrics.jsonl"

@@ -64,6 +64,7 @@ def scale(
     """
     from lockstep.config.load import load
     from lockstep.launch import forkserver
+    from lockstep.launch.kernels import pin_kernels
     from lockstep.launch.start import PRELOAD
     from lockstep.recipes.catalog import find
 
@@ -75,6 +76,7 @@ def scale(
     for name in names:
         load(found.config_class, found.layers, [*given, *VARIANTS[name]])
     other_load, is_busy = describe_other_load()  # before any process of this command starts
+    pin_kernels(config.kernels)
     forkserver.prepare([*PRELOAD, "lockstep.scaling.measure"], config.num_threads)
     from lockstep.report.console import Console
 

@@ -26,6 +26,7 @@ from lockstep.errors import LaunchError, LockstepError
 from lockstep.launch import forkserver
 from lockstep.launch.commands import CALLER
 from lockstep.launch.gpus import check_device
+from lockstep.launch.kernels import pin_kernels
 from lockstep.launch.start import (
     PRELOAD,
     LaunchOptions,
@@ -81,6 +82,7 @@ def train_command(
         check_before_start(config, run_dir, spec.resume)
     default = 1 if here is not None else default_procs(config)
     procs = parse_range(str(options.procs), "--procs") if options.procs is not None else ProcessRange(default, default)
+    pin_kernels(config.kernels)
     if procs.most == 1 and nodes is None:
         return _train(found, spec, here or ALONE)
 

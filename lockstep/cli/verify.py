@@ -73,7 +73,9 @@ def verify(
     if merge:
         from lockstep.verify import verdict
 
-        return _report(verdict.merge([verdict.read_verdict(file) for file in merge]), as_json)
+        merged = verdict.merge([verdict.read_verdict(file) for file in merge])
+        verdict.check_is_of(merged, run)
+        return _report(merged, as_json)
     from lockstep.verify.verify import Request, console_for
     from lockstep.verify.verify import verify as verify_run
 

@@ -202,11 +202,7 @@ def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
 
 
 def _check_size(root: yaml.Node | None, name: str) -> None:
-    """Refuse YAML whose aliases expand to too many values, before any value is created.
-
-    Raises:
-        ConfigError: The document has more than `_MAX_VALUES` values.
-    """
+    """Refuse YAML whose aliases expand to too many values, before any value is created."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node) -> int:

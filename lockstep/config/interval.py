@@ -1,4 +1,4 @@
-"""Intervals between saves or evaluations: "200 steps", "1 epoch", "30s"."""
+"""Intervals between saves, evaluations or checks: "200 steps", "1 epoch", "30s"; and fractions such as "1/50"."""
 
 from __future__ import annotations
 
@@ -58,3 +58,18 @@ def parse_interval(text: str) -> Interval:
     if "." in number:
         raise ValueError("must be a whole number of steps or epochs")
     return Interval(steps=int(number)) if unit.startswith("step") else Interval(epochs=int(number))
+
+
+def parse_fraction(text: str) -> float:
+    """Read a fraction such as "1/50" or "0.02".
+
+    Raises:
+        ValueError: The text is no fraction, or not more than 0 and at most 1.
+    """
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(?:/(\d{1,9}))?", text.strip())
+    if match is None or not int(match[2] or 1):
+        raise ValueError("must be like 1/50")
+    value = float(match[1]) / int(match[2] or 1)
+    if not 0 < value <= 1:
+        raise ValueError("must be more than 0 and at most 1")
+    return value

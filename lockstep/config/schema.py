@@ -85,6 +85,11 @@ class RunConfig(Settings):
         le=1024,
         description="CPU threads per process. Another number changes the last bits of the result.",
     )
+    kernels: Literal["auto", "avx2", "portable"] = Field(
+        default="auto",
+        description="CPU kernels. auto: the fastest ones of each processor; avx2: those for AVX2, for runs on several "
+        "kinds of x86-64 processors; portable: without AVX, slow. Another choice changes the last bits of the result.",
+    )
     channels_last: bool = Field(
         default=True, description="Store images in channels-last memory format, which is faster."
     )
@@ -189,6 +194,20 @@ class RunConfig(Settings):
             raise ValueError(
                 "compile=true cannot be combined with batch_norm=sync, whose micro-batches wait for each other inside "
                 "the model; fix: Set compile=false, or batch_norm=micro."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _recheck_fits(self) -> RunConfig:
+        if self.watch.recheck is not None and self.mode != "exact":
+            raise ValueError(
+                f"watch.recheck cannot be combined with mode={self.mode}, in which ranks may compute other bits; "
+                "fix: Set mode=exact, or watch.recheck=null."
+            )
+        if self.watch.recheck is not None and self.batch_norm == "sync":
+            raise ValueError(
+                "watch.recheck cannot be combined with batch_norm=sync, in which no micro-batch can be computed "
+                "without the others; fix: Set batch_norm=micro, or watch.recheck=null."
             )
         return self
 

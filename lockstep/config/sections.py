@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from lockstep.config.interval import INTERVAL_FORMS, parse_interval
+from lockstep.config.interval import INTERVAL_FORMS, parse_fraction, parse_interval
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -164,11 +164,24 @@ class WatchConfig(Settings):
         description=f"Interval between checks that all ranks have equal weights: {INTERVAL_FORMS}; null: never.",
     )
 
+    recheck: str | None = Field(
+        default=None,
+        description="Fraction of the micro-batches that a second rank computes too, such as 1/50, to name a rank that "
+        "computes wrong values. Adds about this fraction to the time of a step. null: none.",
+    )
+
     @field_validator("replica_check_every")
     @classmethod
     def _is_an_interval(cls, value: str | None) -> str | None:
         if value is not None:
             parse_interval(value)
+        return value
+
+    @field_validator("recheck")
+    @classmethod
+    def _is_a_fraction(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_fraction(value)
         return value
 
 

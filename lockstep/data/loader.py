@@ -113,7 +113,7 @@ def choose_num_workers(
 def requests_of(steps: Iterable[Step]) -> Iterator[Request]:
     """Yield the request of each micro-batch of some steps, in order."""
     for step in steps:
-        for micro_batch in step.micro_batches:
+        for micro_batch in (*step.micro_batches, *step.repeats):
             yield micro_batch.indices, micro_batch.keys
 
 
@@ -194,36 +194,40 @@ class Loader:
                     raise too_many_files() from error
                 raise no_shared_memory(error) from error
 
-    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+    def batch(self, indices: IntArray, keys: KeyArray, *, again: bool = False, is_repeat: bool = False) -> Batch:
         """Return the next batch on the device.
 
         Args:
             indices: (N,) samples of the next request.
             keys: (N,) their random keys.
+            again: Read the samples of an earlier request again, in this process and outside of the stream.
+            is_repeat: Whether another rank has this micro-batch too; its samples then do not count here.
 
         Raises:
             LockstepError: Raised by the dataset, in this process or a worker.
             ConfigError: The dataset returned other samples, or no Batch.
         """
-        batch = self.raw(indices, keys).to(self._device)
+        batch = self.raw(indices, keys, again=again, is_repeat=is_repeat).to(self._device)
         if self._samples.finish is not None:
             seed_reading(keys)  # a worker's generators are not those of this process
             batch = self._samples.finish(batch)
         return replace(batch, inputs=with_channels_last(batch.inputs)) if self._channels_last else batch
 
-    def raw(self, indices: IntArray, keys: KeyArray) -> Batch:
+    def raw(self, indices: IntArray, keys: KeyArray, *, again: bool = False, is_repeat: bool = False) -> Batch:
         """Return the next batch as the dataset returned it, without `finish` and on the CPU.
 
         Args:
             indices: (N,) samples of the next request.
             keys: (N,) their random keys.
+            again: Read the samples of an earlier request again, in this process and outside of the stream.
+            is_repeat: Whether another rank has this micro-batch too; its samples then do not count here.
 
         Raises:
             LockstepError: Raised by the dataset, in this process or a worker.
             ConfigError: The dataset returned other samples, or no Batch.
         """
         started = time.perf_counter()
-        batch = read(self._samples, indices, keys) if self._stream is None else next(self._stream)
+        batch = read(self._samples, indices, keys) if again or self._stream is None else next(self._stream)
         self.waited_s += time.perf_counter() - started
         if isinstance(batch, LockstepError):
             raise batch
@@ -239,6 +243,8 @@ class Loader:
                 allowed=f"{len(indices)} samples: {indices[:4].tolist()} …, in this order",
                 fix="Return Batch(inputs, targets, torch.from_numpy(indices)) from batch().",
             )
+        if again or is_repeat:
+            return batch
         if self.digests is not None:
             self.digests.append(digest_of(batch))
         if self.num_to_keep > 0:

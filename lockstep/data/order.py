@@ -111,6 +111,8 @@ class MicroBatch:
         keys: (N,) random keys of the samples in this epoch.
         weight: Fraction of the step's samples. The weights of a step's micro-batches add up to 1.
         forward_key: Seed of the forward pass, for dropout and the like.
+        is_repeat: Whether it belongs to another rank, and is computed to be compared only (`watch.recheck`).
+        is_reread: Whether its samples were read before, so that they are not in the loader's stream.
     """
 
     step: int
@@ -120,9 +122,26 @@ class MicroBatch:
     keys: KeyArray
     weight: float
     forward_key: int
+    is_repeat: bool = False
+    is_reread: bool = False
 
     def __len__(self) -> int:
         return len(self.indices)
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """A micro-batch that a second rank computes too (`watch.recheck`).
+
+    Attributes:
+        index: Index of the micro-batch in the step.
+        owner: The rank that computes it for the step.
+        rank: The rank that repeats it.
+    """
+
+    index: int
+    owner: int
+    rank: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +155,8 @@ class Step:
         num_micro_batches: Micro-batches of the step over all ranks: the leaves of its reduction tree.
         world_size: Number of ranks.
         micro_batches: The micro-batches of this rank.
+        rechecks: What is computed a second time in this step, on all ranks; mostly nothing (`RecheckedOrder`).
+        repeats: The micro-batches of other ranks that this rank repeats.
     """
 
     number: int
@@ -144,6 +165,8 @@ class Step:
     num_micro_batches: int
     world_size: int
     micro_batches: tuple[MicroBatch, ...]
+    rechecks: tuple[Recheck, ...] = ()
+    repeats: tuple[MicroBatch, ...] = ()
 
     def share(self, rank: int) -> tuple[int, int]:
         """Return the micro-batches [first, last) of a rank."""

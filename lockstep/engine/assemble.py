@@ -16,7 +16,7 @@ from lockstep.engine.loss_scale import init_scale
 from lockstep.engine.parts import Parts
 from lockstep.module.activation_checkpointing import checkpoint_activations
 from lockstep.module.check_model import check_batches, check_trainable
-from lockstep.module.determinism import use_deterministic_algorithms
+from lockstep.module.determinism import check_kernels, use_deterministic_algorithms
 from lockstep.module.ema import ModelEma
 from lockstep.optim.build import optimizer
 from lockstep.parallel.compress import Compression
@@ -44,6 +44,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         ConfigError: The settings do not fit data or model; in exact mode, a second pass has other values.
     """
     use_deterministic_algorithms(config, world.device)
+    check_kernels(config)
     parts = build_parts(config, build)
     check_trainable(parts.model)
     is_sharded = config.parallel == "fsdp" and world.size > 1
@@ -54,11 +55,14 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         num_ranks_here=world.num_ranks_here, is_restart=is_restart,
     )  # fmt: skip
     warnings = check_ranks_agree(world, config, model, (len(train_data), len(eval_data)), fingerprint)
+    if config.watch.recheck is not None and world.size == 1:
+        warnings.append("watch.recheck needs two or more processes: nothing is repeated on this one")
     check_not_empty(train_data, eval_data)
     check_batches(config, model, len(train_data))
     checkpoint_activations(model, config.activation_checkpointing)
     replica = _hold(model, config, world, is_sharded=is_sharded)
     average = config.optim.ema
+    order = make_order(config, train_data, world.size, is_sharded=is_sharded)
     return Job(
         config=config,
         world=world,
@@ -66,12 +70,13 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         model=model,
         optimizer=optimizer(replica.trained, config.optim),
         reducer=replica.make_reducer(
+            order,
             exact=config.mode == "exact",
             num_extras=MAX_TERMS,
             synchronised=config.batch_norm == "sync",
             compress=Compression(config.compress, config.powersgd_rank),
         ),
-        order=make_order(config, train_data, is_sharded=is_sharded),
+        order=order,
         train_data=train_data,
         eval_data=eval_data,
         progress=Progress(loss_scale=init_scale(config), train_size=len(train_data)),

@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lockstep.config.interval import parse_fraction
 from lockstep.config.schema import RunConfig
 from lockstep.data.groups import groups_of
 from lockstep.data.keyed import DATA, key, keys, seeded
 from lockstep.data.loader import read
 from lockstep.data.order import Order
 from lockstep.data.padded_order import PaddedOrder
+from lockstep.data.rechecked_order import RecheckedOrder
 from lockstep.data.samples import Samples, as_samples
 from lockstep.engine.parts import Parts
 from lockstep.errors import ConfigError, DataError, is_out_of_memory
@@ -149,13 +151,18 @@ def check_not_empty(train_data: Samples, eval_data: Samples) -> None:
             raise DataError(f"the {name} set is empty", fix="Give it at least one sample.")
 
 
-def make_order(config: RunConfig, train_data: Samples, *, is_sharded: bool) -> Order:
+def make_order(config: RunConfig, train_data: Samples, world_size: int, *, is_sharded: bool) -> Order:
     """Return the order of the training samples.
 
     Args:
-        config: The settings: sizes of batches, and the seed.
+        config: The settings.
         train_data: The training samples.
-        is_sharded: Whether the model is sharded, which needs equally many forward passes on all ranks.
+        world_size: Number of ranks: one alone cannot recheck.
+        is_sharded: Whether the model is sharded: it needs equally many forward passes on all ranks.
     """
-    kind = PaddedOrder if is_sharded else Order
-    return kind(len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data))
+    settings = (len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data))
+    if is_sharded:
+        return PaddedOrder(*settings)
+    if config.watch.recheck is not None and world_size > 1:
+        return RecheckedOrder(*settings, recheck=parse_fraction(config.watch.recheck))
+    return Order(*settings)

@@ -14,7 +14,6 @@ import torch
 
 from lockstep.cluster import collectives
 from lockstep.data.keyed import seed_forward
-from lockstep.data.loader import read
 from lockstep.data.order import MicroBatch, Step
 from lockstep.data.samples import Batch
 from lockstep.engine.forward import forward
@@ -119,7 +118,8 @@ def _dated(
 
 
 def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
-    batch = read(job.train_data, micro_batch.indices, micro_batch.keys).to(job.world.device)
+    assert job.loader is not None
+    batch = job.loader.batch(micro_batch.indices, micro_batch.keys, again=True)
     job.reducer.undo_buffers()
     seed_forward(micro_batch.forward_key, job.world.device)
     if job.replica.is_sharded:

@@ -16,6 +16,7 @@ from lockstep.engine.output.summary import head
 from lockstep.engine.run_spec import RunSpec
 from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import LockstepError
+from lockstep.provenance import step_log
 from lockstep.provenance.environment import environment
 from lockstep.provenance.resumed import check_unchanged
 from lockstep.provenance.run_identity import identity
@@ -73,6 +74,9 @@ def prepare(
             write_atomically(folder.config, to_yaml(plain_settings(config)).encode())
             write_dataset_info(folder, dataset_info)
             keep_recipe(folder, config.recipe)
+        if restored and origin is not None and origin != folder.path and config.record.steps and job.progress.chain:
+            link = bytes.fromhex(job.progress.chain)
+            step_log.copy_steps(origin / step_log.FILE_NAME, folder.path / step_log.FILE_NAME, job.progress.step, link)
         folder.write_json("environment.json", {"name": spec.name, **environment(world), "worlds": job.progress.worlds})
     return job, manager, [*notes, *job.warnings], head(spec, job, started)
 

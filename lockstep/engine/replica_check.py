@@ -11,19 +11,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from lockstep.cluster import collectives
 from lockstep.cluster.rendezvous import ranks_text
 from lockstep.config.interval import parse_interval
 from lockstep.engine.job import Job
 from lockstep.engine.saving import pack_job
 from lockstep.errors import TrainError
+from lockstep.parallel.checksum import checksums
 from lockstep.provenance.environment import environment
 
-_PIECE = 1 << 18  # number of values that fit into the CPU cache together
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 _COMPARED = ("commit", "python", "packages", "gpu", "cuda", "cpu")
 
 
@@ -84,47 +80,6 @@ class ReplicaCheck:
 def _fix(equal_step: int | None) -> str:
     known = f"of step {equal_step:,} or before" if equal_step is not None else "from before the ranks differed"
     return f"Remove the cause, then resume from a checkpoint {known}:\n--resume RUN/checkpoints/step-…"
-
-
-def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Compute a 64-bit checksum of each tensor that changes with any of its bits, on the tensor's device.
-
-    Each value's bits are multiplied by an odd number of its own before they are added, so that no single change is
-    lost. The odd numbers look random: with evenly spaced ones such as (1, 3, 5, 7), changes in several positions would
-    often cancel. Sums of integers do not depend on their order.
-
-    Args:
-        tensors: Tensors of any shape, by name.
-
-    Returns:
-        The checksums, by name.
-    """
-    weights: dict[torch.device, Tensor] = {}
-    longest = max((tensor.nbytes // min(tensor.element_size(), 4) for tensor in tensors.values()), default=0)
-    sums = []
-    for tensor in tensors.values():
-        if tensor.device not in weights:
-            weights[tensor.device] = _odd_numbers(min(longest, _PIECE), tensor.device)
-        values = tensor.detach().reshape(-1).view(_BITS[tensor.element_size()])
-        total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-        for start in range(0, len(values), _PIECE):
-            piece = values[start : start + _PIECE]
-            total = 3 * total + (piece.to(torch.int64) * weights[tensor.device][: len(piece)]).sum()
-        sums.append(total)
-    numbers: list[int] = []
-    if sums:
-        # One transfer for all: on a GPU, each one waits for the device. An optimizer may keep some on the host.
-        device = max((total.device for total in sums), key=lambda device: device.type == "cuda")
-        numbers = torch.stack([total.to(device) for total in sums]).tolist()
-    return dict(zip(tensors, numbers, strict=True))
-
-
-def _odd_numbers(count: int, device: torch.device) -> Tensor:
-    """Return odd int64 numbers that look random and are always the same (constants and shifts of splitmix64)."""
-    mixed = torch.arange(1, count + 1, dtype=torch.int64, device=device) * -0x61C8864680B583EB
-    mixed = (mixed ^ (mixed >> 30)) * -0x40A7B892E31B1A47
-    mixed = (mixed ^ (mixed >> 27)) * -0x6B2FB644ECCEEE15
-    return (mixed ^ (mixed >> 31)) | 1
 
 
 def odd_ranks(groups: list[list[int]]) -> list[int]:

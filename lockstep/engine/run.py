@@ -33,6 +33,7 @@ from lockstep.engine.output.reports import Reports
 from lockstep.engine.output.summary import finish
 from lockstep.engine.prepare import find_origin, keep_name, prepare
 from lockstep.engine.run_spec import RunSpec
+from lockstep.parallel.recheck import RecheckedReducer
 from lockstep.report.console import Console
 from lockstep.report.log import log_path, rank_log
 from lockstep.storage.run_folder import RunFolder
@@ -62,6 +63,8 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
         job, manager, notes, header = prepare(spec, recipe, world, folder, origin)
         reports = Reports(job, folder)  # after `prepare`: a refused resume must not touch the run's records
         reports.settings = flat(spec.diff)
+        if isinstance(job.reducer, RecheckedReducer):
+            job.reducer.notify = reports.notify
         try:
             reports.block(*header)
             for note in notes:

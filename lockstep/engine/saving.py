@@ -26,6 +26,8 @@ from lockstep.engine.job import Job
 from lockstep.engine.restoring import restore_job
 from lockstep.errors import CheckpointError
 from lockstep.parallel.sharded_state import gathering, order_of
+from lockstep.provenance.step_log import FILE_NAME as STEPS
+from lockstep.provenance.step_log import flush_steps
 from lockstep.storage import checkpoint
 from lockstep.storage.background import Background, HostCopies
 from lockstep.storage.checkpoint import Checkpoint
@@ -141,6 +143,8 @@ class CheckpointManager:
     ) -> None:
         self._copies.wait()
         target = self.folder.checkpoints
+        # A power cut must not leave a checkpoint whose earlier steps have lost their records.
+        flush_steps(self.folder.path / STEPS)
         checkpoint.write(step, tensors, plain, target, self._background.moved, fetch)
         self._saved_step = step
         # Only now: before, best.json would name a checkpoint that a crash could leave unwritten, or prune would remove

@@ -64,7 +64,9 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
     def run_micro_batch(micro_batch: MicroBatch) -> None:
         nonlocal names
         pulse.enter(READING)
-        batch = loader.batch(micro_batch.indices, micro_batch.keys)
+        batch = loader.batch(
+            micro_batch.indices, micro_batch.keys, again=micro_batch.is_reread, is_repeat=micro_batch.is_repeat
+        )
         # The layers of a sharded model wait for the other ranks, so this rank may be blocked without being slow.
         pulse.enter(COMPUTING, waits=job.replica.is_sharded)
         with job.reducer.micro_batch(micro_batch):
@@ -74,7 +76,9 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
     pulse.begin_step(step.number, job.world.device)
     job.reducer.begin(step, job.progress.loss_scale)
     job.reducer.run(run_micro_batch)  # with batch_norm=sync, micro-batches are interleaved coroutines
-    pulse.end_work(len(step.micro_batches))
+    for micro_batch in step.repeats:  # of another rank, to compare the results in `reduce`; see parallel/recheck.py
+        run_micro_batch(micro_batch)
+    pulse.end_work(len(step.micro_batches) + len(step.repeats))
     job.reducer.reduce(flag)
     pulse.end_wait()
 

@@ -18,6 +18,7 @@ from lockstep.config.process_range import ProcessRange, parse_range
 from lockstep.errors import ConfigError, DataError, LaunchError
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch import forkserver
+from lockstep.launch.kernels import has_effect, pin_kernels
 from lockstep.launch.start import PRELOAD, join_world, launch_here, rank_assignment
 from lockstep.launch.stopped import raise_if_stopped
 from lockstep.report.console import Console
@@ -52,7 +53,9 @@ def evaluate(
     size = _size(procs)
     config = trained.settings()[1]
     assignment = rank_assignment(procs)
-    if assignment is not None or size.most == 1:
+    pin_kernels(config.kernels, only_children=True)
+    is_late = not has_effect(config.kernels)  # torch has computed here before, so another process evaluates
+    if assignment is not None or (size.most == 1 and not is_late):
         return _evaluate(trained, None, assignment or ALONE)
     forkserver.prepare(PRELOAD, config.num_threads)
     with forkserver.temp_folder() as folder:

@@ -7,6 +7,7 @@ import os
 import torch
 
 from lockstep.config.schema import RunConfig
+from lockstep.launch.kernels import has_effect, too_late
 
 
 def use_deterministic_algorithms(config: RunConfig, device: torch.device) -> None:
@@ -25,3 +26,13 @@ def use_deterministic_algorithms(config: RunConfig, device: torch.device) -> Non
     if exact and device.type == "cuda":
         # cuBLAS reads it at its first call. Without it, torch refuses matrix products in deterministic mode.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def check_kernels(config: RunConfig) -> None:
+    """Check that torch uses the kernels of `kernels`, which it chooses at its first computation.
+
+    Raises:
+        ConfigError: It has computed before the settings were known.
+    """
+    if not has_effect(config.kernels):
+        raise too_late(config.kernels)

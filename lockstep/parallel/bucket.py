@@ -93,12 +93,14 @@ class Leaf:
     Attributes:
         missing: Indices of the parameters without a gradient so far.
         is_done: Whether the leaf has ended.
+        checksum: Of its values, if they are compared with another rank's.
     """
 
     def __init__(self, index: int, flat: Flat, is_joining: bool, num_parameters: int) -> None:
         self.index, self.flat, self.is_joining = index, flat, is_joining
         self.missing = set(range(num_parameters))
         self.is_done = False
+        self.checksum: Tensor | None = None
 
     def put_tail(self, tail: Tensor) -> None:
         """Add or copy the values behind the gradients, (tail_length,)."""
@@ -152,6 +154,7 @@ class Bucket:
         self._scratch: list[Tensor] = []
         self._num_lent = 0
         self._waiting: dict[int, Leaf] = {}
+        self._gaps: Tensor | None = None
 
     def flat(self) -> Flat:
         """Return an unused copy of the bucket. Its values are undefined."""
@@ -188,16 +191,19 @@ class Bucket:
         self.nodes, self.result, self._num_lent = [], None, 0
         self.next_leaf, self._waiting = first_leaf, {}
 
-    def start_leaf(self, index: int, num_leaves: int) -> Leaf:
+    def start_leaf(self, index: int, num_leaves: int, *, is_alone: bool = False) -> Leaf:
         """Return a leaf for a micro-batch's gradients.
 
         Args:
             index: Index of the micro-batch in the step.
             num_leaves: Micro-batches of the step.
+            is_alone: Give it memory of its own.
         """
         # Adding into the left sibling does what the merge in `push` would do, to the same bits, without a copy.
-        is_joining = bool(self.nodes) and (
-            not self.exact or are_siblings(self.nodes[-1][0], (index, index + 1), num_leaves)
+        is_joining = (
+            not is_alone
+            and bool(self.nodes)
+            and (not self.exact or are_siblings(self.nodes[-1][0], (index, index + 1), num_leaves))
         )
         flat = self.nodes[-1][1] if is_joining else self.flat()
         return Leaf(index, flat, is_joining, len(self.parameters))
@@ -235,6 +241,29 @@ class Bucket:
         parameter.grad = None
         leaf.missing.remove(index)
 
+    def fill_missing(self, leaf: Leaf) -> None:
+        """Set the gradients that a micro-batch does not have to zero: its memory still has those of an earlier step."""
+        if not leaf.is_joining:
+            for index in leaf.missing:
+                leaf.flat.views[index].zero_()
+
+    def zero_gaps(self, leaf: Leaf) -> None:
+        """Set the memory between the gradients and behind the tail to zero: sums carry along whatever is there."""
+        if self._gaps is None:
+            ends = [offset + parameter.numel() for offset, parameter in zip(self.offsets, self.parameters, strict=True)]
+            used = torch.zeros(self.length, dtype=torch.bool)
+            for start, end in zip(
+                [*self.offsets, self.tail_start], [*ends, self.tail_start + self.tail_length], strict=True
+            ):
+                used[start:end] = True
+            self._gaps = (~used).nonzero().view(-1).to(self.device)
+        leaf.flat.values.index_fill_(0, self._gaps, 0.0)
+
+    def drop_leaf(self, leaf: Leaf) -> None:
+        """End a leaf without entering it into the tree."""
+        leaf.is_done = True
+        self._free.append(leaf.flat)
+
     def end_leaf(self, leaf: Leaf, num_leaves: int) -> None:
         """Enter a leaf into the tree, after all leaves before it, and merge siblings.
 
@@ -242,10 +271,7 @@ class Bucket:
             leaf: Has all of its gradients.
             num_leaves: Micro-batches of the step.
         """
-        if not leaf.is_joining:
-            # The copy still has the values of an earlier step where this micro-batch has no gradient.
-            for index in leaf.missing:
-                leaf.flat.views[index].zero_()
+        self.fill_missing(leaf)
         leaf.is_done = True
         self._waiting[leaf.index] = leaf
         while self.next_leaf in self._waiting:

@@ -168,11 +168,8 @@ class Reducer:
     @contextmanager
     def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
         """Context of one forward and backward pass. Seeds torch's generators by the micro-batch's key."""
-        assert self._step is not None, "begin(step) comes first"
         assert self._layer_sums is None or self._layer_sums.is_open, "synchronised micro-batches run in `reducer.run`"
-        num_leaves = self._step.num_micro_batches
-        leaves = [bucket.start_leaf(micro_batch.index, num_leaves) for bucket in self._buckets]
-        self._open = _Open(micro_batch, leaves)
+        self._open = _Open(micro_batch, [self._start_leaf(bucket, micro_batch) for bucket in self._buckets])
         seed_forward(micro_batch.forward_key, self._device)
         try:
             yield
@@ -217,9 +214,8 @@ class Reducer:
         Args:
             flag: A number that rank 0 sends to all ranks.
         """
-        last = self._buckets[-1]
         if self._world.rank == 0:
-            last.nodes[0][1].tail[0] = flag  # 0 in all other leaves, so the sum is rank 0's number
+            self._buckets[-1].nodes[0][1].tail[0] = flag  # 0 in all other leaves, so the sum is rank 0's number
         while len(self._exchanges) < len(self._buckets):
             self._start_next()
         for exchange in self._exchanges:  # the second round of a bucket is sent while the next one is added up
@@ -265,6 +261,10 @@ class Reducer:
                 self._end(bucket, leaf)
 
         return take
+
+    def _start_leaf(self, bucket: Bucket, micro_batch: MicroBatch) -> Leaf:
+        assert self._step is not None, "begin(step) comes first"
+        return bucket.start_leaf(micro_batch.index, self._step.num_micro_batches)
 
     def _end(self, bucket: Bucket, leaf: Leaf) -> None:
         assert self._step is not None

@@ -14,7 +14,10 @@ from torch.optim import Optimizer
 
 from lockstep.cluster import collectives
 from lockstep.cluster.world import World
+from lockstep.data.order import Order
+from lockstep.data.rechecked_order import RecheckedOrder
 from lockstep.parallel.compress import Compression
+from lockstep.parallel.recheck import RecheckedReducer
 from lockstep.parallel.reduce import Reducer
 
 if TYPE_CHECKING:
@@ -37,11 +40,12 @@ class Replica(Protocol):
         """The module whose parameters the optimizer updates."""
 
     def make_reducer(
-        self, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
+        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
     ) -> Reducer | ShardedReducer:
         """Create the object that sums a step over the world; called by all ranks together.
 
         Args:
+            order: Plans the steps.
             exact: Sum in the fixed binary tree.
             num_extras: Number of loss terms that are summed with the gradient.
             synchronised: Compute batch norm's statistics over the whole step.
@@ -94,8 +98,12 @@ class WholeReplica:
     def __init__(self, model: nn.Module, world: World, module: nn.Module | None = None) -> None:
         self.trained, self.module, self._world = model, module or model, world
 
-    def make_reducer(self, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression) -> Reducer:
+    def make_reducer(
+        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
+    ) -> Reducer:
         """See `Replica.make_reducer`."""
+        if isinstance(order, RecheckedOrder):
+            return RecheckedReducer(self.trained, self._world, order, num_extras=num_extras, compress=compress)
         return Reducer(
             self.trained,
             self._world,

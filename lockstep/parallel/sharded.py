@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.data.keyed import seed_forward
-from lockstep.data.order import MicroBatch, Step
+from lockstep.data.order import MicroBatch, Order, Step
 from lockstep.errors import ConfigError
 from lockstep.parallel.blocks import shard_blocks
 from lockstep.parallel.compress import Compression
@@ -93,7 +93,7 @@ class Shards:
         self.trained: nn.Module = nn.ParameterList(self.parameters.values())
 
     def make_reducer(
-        self, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
+        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
     ) -> ShardedReducer:
         """See `Replica.make_reducer`. Settings other than `num_extras` do not apply to a sharded model."""
         return ShardedReducer(self._model, self, self._world, num_extras=num_extras)

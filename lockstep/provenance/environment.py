@@ -15,6 +15,7 @@ import torch
 
 from lockstep.cluster.world import World
 from lockstep.config.plain_file import read_plain
+from lockstep.launch.kernels import cpu_info, describe_processor
 from lockstep.version import __version__
 
 # Libraries that compute parts of a run's result.
@@ -27,6 +28,8 @@ VARIABLES = (
     "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
     "NVIDIA_TF32_OVERRIDE",
 )  # fmt: skip
+# Properties of the hardware in which ranks may differ without a difference of software.
+HARDWARE = ("CPU capability", "CPU vendor", "CPU instructions", "GPU")
 PROCESSOR = "processor"
 _MAX_GIT_BYTES = 1 << 26  # packed-refs has a line for each branch and tag
 
@@ -47,19 +50,36 @@ def environment(world: World) -> dict[str, Any]:
     }
 
 
-def describe_kernels(device: torch.device) -> dict[str, str]:
-    """Return what determines a run's bits beside code, settings and data: versions, kernels and hardware, by name."""
+def describe_kernels(device: torch.device, kernels: str) -> dict[str, str]:
+    """Return what determines a run's bits beside code, settings and data: versions, kernels and hardware, by name.
+
+    Args:
+        device: The device that trains.
+        kernels: The setting: what it pins is not a property of the processor any more.
+    """
     found: dict[str, str | None] = {
         "lockstep": __version__,
         **{name: _version(name) for name in COMPUTING},
         "torch": torch.__version__,  # with +cpu or +cu126
+        **_math_libraries(),
         "CPU capability": torch.backends.cpu.get_cpu_capability(),
+        **describe_processor(kernels),
         **{name: os.environ.get(name) for name in VARIABLES},
         PROCESSOR: cpu_name(),
     }
     if device.type == "cuda":
         found |= {"GPU": device_name(device), "CUDA": torch.version.cuda, "cuDNN": str(torch.backends.cudnn.version())}
     return {name: value for name, value in found.items() if value}
+
+
+def _math_libraries() -> dict[str, str]:
+    """Return the versions of the libraries that torch found when it was loaded; some builds share the system's MKL."""
+    text = torch.__config__.show()
+    found = {
+        "MKL": re.search(r"Math Kernel Library Version (\S+)", text),
+        "oneDNN": re.search(r"MKL-DNN v(\S+)", text),
+    }
+    return {name: match[1] for name, match in found.items() if match}
 
 
 @cache
@@ -77,14 +97,7 @@ def device_name(device: torch.device) -> str:
 
 def cpu_name() -> str:
     """Return the processor with the details by which kernels are selected: two of one name may differ in their bits."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    info: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        info.setdefault(name.strip(), value.strip())
+    info = cpu_info()
     name = info.get("model name", platform.processor())
     numbers = [f"{key.removeprefix('cpu ')} {info[key]}" for key in ("cpu family", "model", "stepping") if key in info]
     return ", ".join([name, *numbers, torch.backends.cpu.get_cpu_capability()])

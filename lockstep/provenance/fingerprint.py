@@ -131,7 +131,7 @@ def take_fingerprint(
     if micro_batch is not None and tried is not None:
         trial = try_micro_batch(model, loss, tried, micro_batch.forward_key, device, twice=is_twice)
     # Last: a recipe's modules may import others when they are first used.
-    return Fingerprint(describe_kernels(device), code_digests(config.recipe), found, trial)
+    return Fingerprint(describe_kernels(device, config.kernels), code_digests(config.recipe), found, trial)
 
 
 def code_digests(recipe: str) -> Named:

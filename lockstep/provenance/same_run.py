@@ -191,9 +191,20 @@ def check_ranks_agree(
             raise LaunchError(
                 f"rank {rank} differs from rank 0 in {len(differing)} thing{'s' if len(differing) > 1 else ''}",
                 given="\n".join(differing[:5]),
-                fix="Start all ranks with the same command, code, packages and data.",
+                fix=_fix(other_kernels),
             )
     return allowed
+
+
+def _fix(other_kernels: list[str]) -> str:
+    from lockstep.provenance.environment import HARDWARE
+
+    if any(line.split(":")[0] in HARDWARE for line in other_kernels):
+        return (
+            "Start all ranks on machines of one kind. For a new run on several kinds of x86-64 processors,\n"
+            "set kernels=avx2 or kernels=portable, or mode=fast."
+        )
+    return "Start all ranks with the same command, code, packages and data."
 
 
 def _unequal(first: Mapping[str, object], theirs: Mapping[str, object], rank: int) -> list[str]:

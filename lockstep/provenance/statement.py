@@ -47,6 +47,11 @@ class Evaluation:
     step: int
     metrics: dict[str, float | None]
 
+    @classmethod
+    def of(cls, step: int, metrics: Mapping[str, Any]) -> Evaluation:
+        """Make an evaluation from JSON, where a whole number may have no decimal point: the root depends on it."""
+        return cls(step, {name: _as_float(value) for name, value in metrics.items()})
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -104,8 +109,6 @@ def make_statement(
         finished_at: Unix time, seconds.
     """
     packages = record.environment[-1] if record.environment else {}
-    code = {name: value for each in record.code for name, value in each.items()}
-    parts = {**code, **{f"data: {name}": value for name, value in record.data.items()}}
     internal = asdict(record)
     settings = internal.pop("settings")
     return {
@@ -118,8 +121,8 @@ def make_statement(
                 "externalParameters": settings,
                 "internalParameters": internal,
                 "resolvedDependencies": [
-                    *({"name": name, "digest": {"sha256First16": value}} for name, value in parts.items()),
-                    *({"uri": f"pkg:pypi/{name}@{value}"} for name, value in packages.items() if name in COMPUTING),
+                    *_dependencies(record)[0],
+                    *({"uri": _uri(name, value)} for name, value in packages.items() if name in COMPUTING),
                 ],
             },
             "runDetails": {
@@ -132,10 +135,15 @@ def make_statement(
 
 
 def read_statement(path: Path) -> RunRecord:
-    """Read the record in a `provenance.json`.
+    """Read the record in a `provenance.json`; see `read_statement_and_files`."""
+    return read_statement_and_files(path)[0]
+
+
+def read_statement_and_files(path: Path) -> tuple[RunRecord, dict[str, str]]:
+    """Read the record in a `provenance.json`, and the SHA-256 of the files that it names, by path in the run folder.
 
     Raises:
-        CheckpointError: The file is missing, is not a statement of Lockstep, or its root is not that of its record.
+        CheckpointError: The file is missing, is not a statement of Lockstep, or its parts contradict each other.
     """
     fix = "Restore the file, or verify the run without it: lockstep verify RUN --from-scratch."
     try:
@@ -145,22 +153,51 @@ def read_statement(path: Path) -> RunRecord:
         if statement["predicateType"] != PREDICATE_TYPE or set(plain) != {each.name for each in fields(RunRecord)}:
             raise ValueError("it has other entries")
         record = TypeAdapter(RunRecord).validate_python(plain)
-        root = details["byproducts"][0]["digest"]["sha256"]
+        files = {str(each["name"]): str(each["digest"]["sha256"]) for each in statement["subject"]}
+        root, own_root = details["byproducts"][0]["digest"]["sha256"], record.root
+        own_dependencies, own_packages = _dependencies(record)
+        packages = [each["uri"] for each in definition["resolvedDependencies"] if "uri" in each]
+        dependencies = [each for each in definition["resolvedDependencies"] if "uri" not in each]
+        is_consistent = dependencies == own_dependencies and set(packages) <= own_packages
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist", cause="The run is not complete.", fix=fix) from None
     except OSError as error:
         raise CheckpointError(f"{path} can't be read: {error.strerror}", fix=fix) from None
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         cause = str(error).partition("\n")[0][:200]
         raise CheckpointError(f"{path} is not a statement of this version of Lockstep", cause=cause, fix=fix) from None
-    if root != record.root:
+    if root != own_root:
         raise CheckpointError(
             f"{path} was altered: its root is not that of its record",
             given=f"root {root}",
-            allowed=f"root {record.root}",
+            allowed=f"root {own_root}",
             fix=fix,
         )
-    return record
+    if not is_consistent:
+        raise CheckpointError(f"{path} was altered: its subjects or dependencies are not those of its record", fix=fix)
+    return record, files
+
+
+def _as_float(value: Any) -> Any:
+    try:
+        return float(value) if isinstance(value, int) else value
+    except OverflowError:  # no metric: it was altered
+        return value
+
+
+def _dependencies(record: RunRecord) -> tuple[list[dict[str, Any]], set[str]]:
+    """Return the digests of code and data, as dependencies, and the URIs of all packages."""
+    code = {name: value for each in record.code for name, value in each.items()}
+    parts = {**code, **{f"data: {name}": value for name, value in record.data.items()}}
+    packages = record.environment[-1] if record.environment else {}
+    digests: list[dict[str, Any]] = [
+        {"name": name, "digest": {"sha256First16": value}} for name, value in parts.items()
+    ]
+    return digests, {_uri(name, version) for name, version in packages.items()}
+
+
+def _uri(name: str, version: str) -> str:
+    return f"pkg:pypi/{name}@{version}"
 
 
 def _time(seconds: float) -> str:

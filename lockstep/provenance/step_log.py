@@ -26,6 +26,7 @@ import numpy as np
 from lockstep.config.plain_file import read_plain
 from lockstep.data.keyed import IntArray
 from lockstep.errors import CheckpointError, cannot_write
+from lockstep.storage.run_folder import write_atomically
 
 FILE_NAME = "steps.bin"
 APPLIED, SKIPPED, OVERFLOW = 0, 1, 2  # outcomes of a step
@@ -35,6 +36,7 @@ _FORMAT = b"lockstep steps 1"
 _HEADER = struct.Struct("<16sQ32s")
 _RECORD = struct.Struct("<Qddd16s16sQ")
 _MAX_BYTES = 512 * 1024**2  # 7 million steps
+_MAX_STEP = 1 << 53
 FIRST_LINK = hashlib.sha256(_FORMAT).digest()
 
 
@@ -115,6 +117,11 @@ class StepLog:
             link = extend(link, self.body[start : start + _RECORD.size])
         return link
 
+    def skipped(self) -> list[int]:
+        """Return the numbers of the steps that were skipped because loss or gradient was not finite."""
+        columns = np.frombuffer(self.body, dtype="<u8").reshape(len(self), _RECORD.size // 8)
+        return [int(step) for step in columns[columns[:, -1] == SKIPPED, 0]]
+
     def get(self, step: int) -> StepRecord | None:
         """Return the record of a step, if there is one."""
         if not self.first_step <= step < self.stop:
@@ -141,8 +148,10 @@ def read_steps(path: Path) -> StepLog:
     count = (len(content) - _HEADER.size) // _RECORD.size
     body = content[_HEADER.size : _HEADER.size + count * _RECORD.size]
     numbers = np.frombuffer(body, dtype="<u8").reshape(count, _RECORD.size // 8)[:, 0]
-    # Unsigned numbers wrap around, as the expected ones of a forged header do.
+    # Unsigned numbers would wrap around, so a first step beyond all runs is refused.
     wrong = np.flatnonzero(numbers != np.uint64(first) + np.arange(count, dtype=np.uint64))
+    if first + count > _MAX_STEP:
+        raise CheckpointError(f"{path} was altered: it starts at step {first:,}", fix=fix)
     if len(wrong):
         raise CheckpointError(
             f"{path} was altered: record {wrong[0]:,} has the number of step {numbers[wrong[0]]:,}", fix=fix
@@ -156,17 +165,50 @@ def write_steps(path: Path, log: StepLog) -> None:
     Raises:
         CheckpointError: It cannot be written.
     """
-    part = path.with_suffix(".part")
+    write_atomically(path, _HEADER.pack(_FORMAT, log.first_step, log.start_link) + log.body)
+
+
+def flush_steps(path: Path) -> None:
+    """Flush a `steps.bin` to the disk, if there is one.
+
+    Raises:
+        CheckpointError: It cannot be flushed.
+    """
     try:
-        part.unlink(missing_ok=True)  # it may be a link or a FIFO
-        with part.open("xb") as file:
-            file.write(_HEADER.pack(_FORMAT, log.first_step, log.start_link))
-            file.write(log.body)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return  # steps are not recorded
+    try:
+        os.fsync(descriptor)
     except OSError as error:
         raise cannot_write(path, error) from None
+    finally:
+        os.close(descriptor)
+
+
+def copy_steps(source: Path, target: Path, step: int, link: bytes) -> bool:
+    """Copy the records before a step from another run's folder, so that a run resumed from there has a whole chain.
+
+    Args:
+        source: The other run's `steps.bin`.
+        target: The file to write.
+        step: The step that the run resumes at.
+        link: The link before that step, 32 bytes.
+
+    Returns:
+        Whether the records lead to that link. If not, nothing is written.
+
+    Raises:
+        CheckpointError: The target cannot be written.
+    """
+    try:
+        log = read_steps(source).head(step)
+    except CheckpointError:
+        return False
+    if log.stop != step or log.link() != link:
+        return False
+    write_steps(target, log)
+    return True
 
 
 class StepWriter:

@@ -57,10 +57,10 @@ class TimedLoader:
     def __init__(self, loader: Loader) -> None:
         self.loader, self.seconds = loader, 0.0
 
-    def batch(self, *request: object) -> Batch:
+    def batch(self, *request: object, **options: bool) -> Batch:
         """Return a batch as `Loader.batch` does."""
         started = time.perf_counter()
-        batch = self.loader.batch(*request)  # type: ignore[arg-type]  # passed on as it came
+        batch = self.loader.batch(*request, **options)  # type: ignore[arg-type]  # passed on as it came
         self.seconds += time.perf_counter() - started
         return batch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,6 +96,24 @@ def compare_tensors(step: int, recorded: Mapping[str, Tensor], replayed: Mapping
             element = int(unequal.nonzero()[0]) // now.element_size()
             index = tuple(int(axis) for axis in np.unravel_index(element, now.shape)) if now.dim() else ()
             return Difference(step, f"tensor {name}{list(index)}", repr(before[index].item()), repr(now[index].item()))
+    return None
+
+
+def compare_plain(
+    step: int, recorded: Mapping[str, Any], replayed: Mapping[str, Any], names: tuple[str, ...]
+) -> Difference | None:
+    """Return the first of some named plain values that differs.
+
+    Args:
+        step: Number of steps done.
+        recorded: The values in the run's record.
+        replayed: The values of the replay.
+        names: Which ones to compare.
+    """
+    for name in names:
+        before, now = recorded.get(name), replayed.get(name)
+        if before != now:
+            return Difference(step, name.replace("_", " "), repr(before), repr(now))
     return None
 
 

@@ -16,6 +16,8 @@ from lockstep.errors import CheckpointError
 from lockstep.provenance import statement, step_log
 from lockstep.provenance.same_run import result_settings
 from lockstep.provenance.statement import RunRecord
+from lockstep.report.records import FILE_NAME as METRICS
+from lockstep.storage.manifest import WEIGHTS, sha256_of_file
 from lockstep.storage.run_folder import RunFolder
 
 
@@ -26,6 +28,7 @@ class RunFiles:
     Attributes:
         path: The run folder.
         record: What its root stands for; None for a run that is not complete.
+        subjects: Path in the run folder -> SHA-256 of its content, of the files that its statement names.
         log: Its record of steps; empty if there is none.
         checkpoints: Steps that a replay can start from.
         mismatches: Files that contradict each other, one line each.
@@ -34,6 +37,7 @@ class RunFiles:
 
     path: Path
     record: RunRecord | None = None
+    subjects: Mapping[str, str] = field(default_factory=dict)
     log: step_log.StepLog = field(default_factory=step_log.StepLog)
     checkpoints: list[int] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
@@ -61,7 +65,7 @@ def open_run(path: Path, config: RunConfig) -> RunFiles:
     files = RunFiles(path)
     if os.path.lexists(path / statement.FILE_NAME):
         try:
-            files.record = statement.read_statement(path / statement.FILE_NAME)
+            files.record, files.subjects = statement.read_statement_and_files(path / statement.FILE_NAME)
         except CheckpointError as error:
             files.mismatches.append(error.line)
     else:
@@ -73,7 +77,7 @@ def open_run(path: Path, config: RunConfig) -> RunFiles:
     _compare_log(files)
     _compare_checkpoints(files)
     if files.record is not None:
-        _compare_record(files, config)
+        _compare_record(files, files.record, config)
     return files
 
 
@@ -81,13 +85,17 @@ def _compare_log(files: RunFiles) -> None:
     log, chain = files.log, "" if files.record is None else files.record.chain
     if len(log) and not log.is_whole:
         files.notes.append(f"the record of steps starts at step {log.first_step:,}: earlier steps can't be compared")
+    if not chain and len(log) and log.stop < files.num_steps:
+        files.notes.append(f"the record of steps ends at step {log.stop:,}: later steps can't be compared")
     if chain and len(log) and (log.link().hex() != chain or log.stop != files.num_steps):
         files.mismatches.append(
             f"steps.bin: its {len(log):,} records end in link {log.link().hex()[:16]}, and provenance.json states "
             f"{chain[:16]} after {files.num_steps:,}"
         )
+    elif chain and not len(log) and os.path.lexists(files.path / step_log.FILE_NAME):
+        files.mismatches.append("steps.bin: damaged, and provenance.json has its last link")
     elif chain and not len(log):
-        files.mismatches.append("steps.bin: missing or damaged, though provenance.json has its last link")
+        files.notes.append("without steps.bin, only weights and metrics are compared, where a segment ends")
 
 
 def _compare_checkpoints(files: RunFiles) -> None:
@@ -103,33 +111,61 @@ def _compare_checkpoints(files: RunFiles) -> None:
             files.checkpoints.append(int(name.removeprefix("step-")))
 
 
-def _compare_record(files: RunFiles, config: RunConfig) -> None:
+def _compare_record(files: RunFiles, record: RunRecord, config: RunConfig) -> None:
     """Compare the other files of a complete run with its record."""
-    folder, record = RunFolder(files.path), files.record
-    assert record is not None
+    folder = RunFolder(files.path)
     now = result_settings(config)
     for name in sorted(record.settings.keys() | now.keys()):
         before, value = record.settings.get(name), _plain(now.get(name))
         if before != value:
             files.mismatches.append(f"config.yaml: {name} is {value}, recorded {before}")
+    at = [each.step for each in record.evaluations]
+    if at != sorted(set(at)) or not at or at[-1] != record.num_steps:
+        files.mismatches.append(f"provenance.json: its evaluations do not end after step {record.num_steps:,}")
     try:
-        result = folder.read_json("result.json")
+        _compare_result(files, record, folder.read_json("result.json"))
     except CheckpointError as error:
-        result = {}
         files.notes.append(error.what)
+    if not os.path.lexists(files.path / METRICS):
+        files.notes.append(f"{METRICS} is not published")
+    elif any(each not in record.evaluations for each in evaluations_of(folder)):
+        files.mismatches.append(f"{METRICS}: its evaluations are not the recorded ones")
+    for name, sha256 in files.subjects.items():
+        checkpoint, _, file = name.removeprefix("checkpoints/").partition("/")
+        if name in (WEIGHTS, step_log.FILE_NAME):
+            found = _sha256(files.path / name) if os.path.lexists(files.path / name) else sha256
+        else:
+            found = record.checkpoints.get(checkpoint, {}).get(file, "none")
+        if found != sha256:
+            files.mismatches.append(f"provenance.json: its subject {name} has sha256 {sha256[:16]}, not {found[:16]}")
+
+
+def _compare_result(files: RunFiles, record: RunRecord, result: Mapping[str, Any]) -> None:
+    found = {name: result.get(name) for name in ("weights_sha256", "chain", "root", "steps")}
+    stated: dict[str, Any] = {"weights_sha256": record.weights_sha256, "chain": record.chain, "root": record.root}
+    stated["steps"] = record.num_steps
+    metrics, best = result.get("metrics"), result.get("best")
     last = record.evaluations[-1].metrics if record.evaluations else {}
-    metrics = result.get("metrics")
-    found = {name: result.get(name) for name in ("weights_sha256", "chain", "root")}
     found |= {
         f"metrics.{name}": _finite(value) for name, value in (metrics if isinstance(metrics, dict) else {}).items()
     }
-    stated: dict[str, Any] = {"weights_sha256": record.weights_sha256, "chain": record.chain, "root": record.root}
     stated |= {f"metrics.{name}": value for name, value in last.items()}
-    for name in sorted(stated.keys() | found.keys()) if result else ():
+    if isinstance(best, dict):
+        there = [each.metrics for each in record.evaluations if each.step == best.get("step")]
+        found["best"] = best.get("value")
+        stated["best"] = there[0].get(str(best.get("metric"))) if there else None
+    if len(files.log) == record.num_steps:
+        found["skipped_steps"], stated["skipped_steps"] = result.get("skipped_steps"), files.log.skipped()
+    for name in sorted(stated.keys() | found.keys()):
         if found.get(name) != stated.get(name):
             files.mismatches.append(f"result.json: {name} is {found.get(name)}, recorded {stated.get(name)}")
-    if evaluations_of(folder) != record.evaluations:
-        files.mismatches.append("metrics.jsonl: its evaluations are not the recorded ones")
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return sha256_of_file(path) if path.is_file() else "none"
+    except OSError:
+        return "none"
 
 
 def _plain(value: Any) -> Any:

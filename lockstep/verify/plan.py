@@ -24,6 +24,7 @@ class Plan:
         has_content: Whether the log has digests of the samples' values.
         evaluations: Step -> metrics of the run's evaluations.
         weights_sha256: Hash of the final weights; empty if the run is not complete.
+        dataset_info_sha256: Digest of what the recipe read from its data; empty if it was not recorded.
     """
 
     run: Path
@@ -34,6 +35,7 @@ class Plan:
     has_content: bool = False
     evaluations: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     weights_sha256: str = ""
+    dataset_info_sha256: str = ""
 
 
 @dataclass
@@ -41,12 +43,12 @@ class Replay:
     """The result of a replay.
 
     Attributes:
-        replayed: (start, stop) of each segment that was replayed, up to its first difference.
-        differences: The first difference of each segment that has one.
+        replayed: (start, stop) of each segment that was replayed without a difference.
+        differences: The first difference of each other segment, and what the run states wrongly as a whole.
         environment: The replay's environment: versions, processor and kernels.
         code: Digests of the replay's code.
         data: Digests of the replay's samples.
-        seconds: Time of the steps, without start and restore, in seconds.
+        seconds: Time of restoring, replaying and comparing, without the start of the processes, in seconds.
     """
 
     replayed: list[tuple[int, int]] = field(default_factory=list)

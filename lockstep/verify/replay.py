@@ -13,6 +13,7 @@ result to the others in the flag that is reduced with the next step's gradients,
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
@@ -20,11 +21,12 @@ from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.engine.assemble import init_weights, make_job
 from lockstep.engine.dataset_info import build_from
+from lockstep.engine.job import Job
 from lockstep.engine.restoring import restore_job
 from lockstep.errors import CheckpointError
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch.start import join_world
-from lockstep.provenance.run_identity import identity
+from lockstep.provenance.run_identity import FACTS, identity
 from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.provenance.step_log import StepLog, read_steps
 from lockstep.recipes.catalog import RecipeSpec
@@ -77,11 +79,12 @@ def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunCo
     replayer = Replayer(plan, job, log)
     fingerprint = job.fingerprint
     verdict = Replay(environment=fingerprint.environment, code=fingerprint.code, data=fingerprint.data)
-    if world.is_main and plan.weights_sha256:
-        found = weights_sha256(read(plan.run / WEIGHTS, job.model))
-        if found != plan.weights_sha256:
-            verdict.differences.append(Difference(plan.num_steps, WEIGHTS, plan.weights_sha256, found))
-    for start, stop in plan.segments:
+    if world.is_main:
+        verdict.differences += _compare_whole(plan, job)
+    started = time.perf_counter()
+    for start, stop in ((start, min(stop, job.num_steps)) for start, stop in plan.segments):
+        if start >= stop:
+            continue  # the record has more steps than the settings: a difference by itself
         if start == 0:
             # Only possible on a fresh job: step 0 is the first of the sorted segments.
             init_weights(job, lambda: recipe.build(config, dataset_info))
@@ -90,11 +93,30 @@ def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunCo
                 job, plan.run / "checkpoints", str(plan.run / "checkpoints" / checkpoint.name_of(start)), _raise
             )
         difference = replayer.replay(Segment(start, stop))
-        verdict.replayed.append((start, job.progress.step))
-        verdict.differences += [] if difference is None else [difference]
-    verdict.seconds = job.world.activity.work_s + job.world.activity.wait_s
+        if difference is None:
+            verdict.replayed.append((start, stop))
+        else:
+            verdict.differences.append(difference)
+    verdict.seconds = time.perf_counter() - started
     replayer.console.close()
     return verdict
+
+
+def _compare_whole(plan: Plan, job: Job) -> list[Difference]:
+    """Compare what the run states about itself as a whole: its length, its dataset info and its final weights."""
+    found = []
+    is_complete = bool(plan.weights_sha256)
+    if plan.num_steps > job.num_steps or (is_complete and plan.num_steps < job.num_steps):
+        # Fewer steps than the settings have, stated as a complete run, would be another run.
+        found.append(Difference(plan.num_steps, "number of steps", str(plan.num_steps), str(job.num_steps)))
+    stated, now = plan.dataset_info_sha256, str(job.identity[FACTS])
+    if stated and stated != now:
+        found.append(Difference(0, "dataset info", stated, now))
+    if is_complete:
+        final = weights_sha256(read(plan.run / WEIGHTS, job.model))
+        if final != plan.weights_sha256:
+            found.append(Difference(plan.num_steps, WEIGHTS, plan.weights_sha256, final))
+    return found
 
 
 def _raise(error: CheckpointError) -> None:

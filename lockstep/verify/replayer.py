@@ -16,9 +16,11 @@ from lockstep.report.console import Console
 from lockstep.storage import checkpoint
 from lockstep.storage.manifest import WEIGHTS
 from lockstep.storage.weights import file_limits, read
-from lockstep.verify.compare import Difference, compare_metrics, compare_step, compare_tensors
+from lockstep.verify.compare import Difference, compare_metrics, compare_plain, compare_step, compare_tensors
 from lockstep.verify.plan import Plan
 from lockstep.verify.segments import Segment
+
+SCALE = ("loss_scale", "scale_age")
 
 
 class Replayer:
@@ -56,9 +58,9 @@ class Replayer:
                     difference = compare_step(self._log.get(step.number), record_of(step, result, next(ids), content))
                     self._done += 1
                     self.console.share_done("replaying", self._done, self._total)
-                if job.is_evaluation_due() and job.progress.step in self._plan.evaluations:
+                # Not only where the settings have one: eval_every is not part of the root.
+                if (recorded := self._plan.evaluations.get(job.progress.step)) is not None:
                     metrics, _, _ = validate(job)
-                    recorded = self._plan.evaluations[job.progress.step]
                     difference = difference or compare_metrics(job.progress.step, recorded, metrics)
         finally:
             loader.close()
@@ -68,14 +70,16 @@ class Replayer:
     def _compare_state(self, step: int) -> Difference | None:
         """Compare weights and optimizer state after a segment with the checkpoint or the final weights there."""
         job = self._job
-        mine, _ = pack_job(job)
+        mine, replayed = pack_job(job)
         final = job.final_weights() if self._plan.weights_sha256 and step == self._plan.num_steps else None
         difference: Difference | None = None
         if job.world.is_main:
             path = self._plan.run / "checkpoints" / checkpoint.name_of(step)
             if path.is_dir():
-                tensors, _ = checkpoint.pack(checkpoint.load_checkpoint(path, file_limits(job.model)))
-                difference = compare_tensors(step, tensors, mine)
+                found = checkpoint.load_checkpoint(path, file_limits(job.model))
+                difference = compare_tensors(step, checkpoint.pack(found)[0], mine)
+                # Nothing else in `state.json` has an influence on the following steps.
+                difference = difference or compare_plain(step, found.state, replayed["state"], SCALE)
             if final is not None and difference is None:
                 weights = self._plan.run / WEIGHTS
                 difference = compare_tensors(step, read(weights, job.model), final)

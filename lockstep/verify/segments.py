@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import comb
+from math import prod
 
 
 @dataclass(frozen=True, order=True)
@@ -74,7 +74,7 @@ def choose(segments: Sequence[Segment], share: float, seed: str) -> list[Segment
 
 
 def covering(segments: Sequence[Segment], first: int, stop: int) -> list[Segment]:
-    """Return the part of each segment up to `stop` that has steps of [first, stop).
+    """Return the segments that have steps of [first, stop), each from its start; the last one ends at `stop`.
 
     Args:
         segments: All segments.
@@ -114,8 +114,9 @@ def escape_probability(num_segments: int, num_replayed: int, num_changed: int) -
         num_replayed: Number of segments that are replayed.
         num_changed: Number of segments with a change.
     """
-    num_changed = min(num_changed, num_segments)
-    return comb(num_segments - num_changed, num_replayed) / comb(num_segments, num_replayed)
+    # Without factorials: they would have millions of digits for as many segments.
+    num_left = num_segments - num_replayed
+    return prod(max(0, num_left - each) / (num_segments - each) for each in range(min(num_changed, num_segments)))
 
 
 def describe(segments: Iterable[Segment], limit: int = 5) -> str:

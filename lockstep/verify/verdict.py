@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from lockstep.config.plain_file import read_plain
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, printable
+from lockstep.provenance import statement
 from lockstep.verify.compare import Difference
 from lockstep.verify.segments import Segment, describe, escape_probability
 
@@ -27,8 +29,9 @@ class Verdict:
         num_steps: Number of steps of the run.
         segments: All segments that the run was cut into.
         chosen: The segments that were to be replayed, over all verifiers.
+        assigned: Those of them that were this verifier's part; the same as `chosen` without --part.
         replayed: The segments that were replayed without a difference.
-        differences: The first difference of each segment that has one.
+        differences: The first difference of each other segment, and what the run states wrongly as a whole.
         mismatches: Files of the run that contradict each other.
         changes: Code, data or versions that differ from the run's.
         notes: What could not be checked.
@@ -39,6 +42,7 @@ class Verdict:
     num_steps: int
     segments: list[Segment] = field(default_factory=list)
     chosen: list[Segment] = field(default_factory=list)
+    assigned: list[Segment] = field(default_factory=list)
     replayed: list[Segment] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
@@ -48,8 +52,13 @@ class Verdict:
 
     @property
     def is_verified(self) -> bool:
-        """Whether everything that was chosen was replayed, and nothing differs."""
-        return not self.differences and not self.mismatches and set(self.chosen) <= set(self.replayed)
+        """Whether everything that was assigned was replayed, and nothing differs."""
+        return not self.differences and not self.mismatches and set(self.assigned) <= set(self.replayed)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether this is the verdict of one of several verifiers, whose own steps are verified."""
+        return self.is_verified and not set(self.chosen) <= set(self.replayed)
 
     @property
     def share(self) -> float:
@@ -87,7 +96,7 @@ def merge(verdicts: Sequence[Verdict]) -> Verdict:
     """Merge the verdicts of several verifiers of one run.
 
     Raises:
-        ConfigError: They are of different runs.
+        ConfigError: They are of different runs, or of segments that do not fit together.
     """
     first = verdicts[0]
     for other in verdicts[1:]:
@@ -97,6 +106,13 @@ def merge(verdicts: Sequence[Verdict]) -> Verdict:
                 given=f"roots {first.root[:16] or 'none'} and {other.root[:16] or 'none'}",
                 fix="Merge verdicts of one run.",
             )
+        if other.segments != first.segments:
+            raise ConfigError(
+                "the verifiers cut the run into different segments",
+                given=f"{len(first.segments)} and {len(other.segments)} segments",
+                cause="They had different checkpoints, or one used --from-scratch.",
+                fix="Verify with the same checkpoints and options on each machine.",
+            )
 
     def joined(name: str) -> list[Any]:
         return list(dict.fromkeys(each for verdict in verdicts for each in getattr(verdict, name)))
@@ -104,8 +120,9 @@ def merge(verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict(
         root=first.root,
         num_steps=first.num_steps,
-        segments=sorted(joined("segments")),
+        segments=list(first.segments),
         chosen=sorted(joined("chosen")),
+        assigned=sorted(joined("chosen")),
         replayed=sorted(joined("replayed")),
         differences=sorted(joined("differences"), key=lambda each: each.step),
         mismatches=joined("mismatches"),
@@ -113,6 +130,25 @@ def merge(verdicts: Sequence[Verdict]) -> Verdict:
         notes=joined("notes"),
         seconds=sum(verdict.seconds for verdict in verdicts),
     )
+
+
+def check_is_of(verdict: Verdict, run: Path) -> None:
+    """Check that a verdict is of the run in a folder.
+
+    Raises:
+        ConfigError: It is of another run.
+        CheckpointError: The run's statement is damaged.
+    """
+    if not os.path.lexists(run / statement.FILE_NAME):
+        return  # not complete: it has no root
+    root = statement.read_statement(run / statement.FILE_NAME).root
+    if root != verdict.root:
+        raise ConfigError(
+            f"the verdicts are not of {run}",
+            given=f"root {verdict.root or 'none'}",
+            allowed=f"root {root}",
+            fix="Name the run that they are of.",
+        )
 
 
 def lines(verdict: Verdict) -> list[str]:
@@ -125,7 +161,9 @@ def lines(verdict: Verdict) -> list[str]:
     passed = f"  ok       {num_steps:,} of {verdict.num_steps:,} steps: equal samples, loss, gradient norm and weights"
     changed = [f"  differs  {text}" for text in verdict.changes]
     notes = [f"  note     {text}" for text in verdict.notes]
-    return [*([passed] if num_steps else []), *failed, *changed, *notes, *_conclusion(verdict)]
+    texts = [*([passed] if num_steps else []), *failed, *changed, *notes]
+    # Values from a stranger's files are among them.
+    return [printable(text).replace("\n", " ")[:500] for text in texts] + _conclusion(verdict)
 
 
 def _conclusion(verdict: Verdict) -> list[str]:
@@ -134,11 +172,18 @@ def _conclusion(verdict: Verdict) -> list[str]:
         if verdict.differences and verdict.changes:
             text += "\n           code, data or hardware differ from the run's, which may be the cause"
         return [f"result     {text}"]
-    missing = set(verdict.chosen) - set(verdict.replayed)
-    if missing:
-        return [f"result     incomplete: {describe(sorted(missing))} were not replayed"]
-    if len(verdict.replayed) >= len(verdict.segments):
+    missing = sorted(set(verdict.chosen) - set(verdict.replayed))
+    if not verdict.is_verified:
+        return [f"result     incomplete: {describe(missing)} were not replayed"]
+    if verdict.is_part:
+        return [
+            f"verified   this part; {describe(missing)} are left to others",
+            "           merge the parts: lockstep verify RUN --merge FILE --merge FILE, each the output of --json",
+        ]
+    if verdict.share >= 1:
         return ["verified   every step of the run"]
+    if not set(verdict.replayed) <= set(verdict.segments):  # --steps: nothing was chosen at random
+        return [f"verified   {describe(verdict.replayed)}: {verdict.share:.1%} of the steps"]
     few = max(2, len(verdict.segments) // 10)
     return [
         f"verified   {verdict.share:.1%} of the steps, {len(verdict.replayed)} of {len(verdict.segments)} segments",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError, LaunchError
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch import forkserver
+from lockstep.launch.kernels import has_effect, pin_kernels
 from lockstep.launch.start import PRELOAD, launch_here
 from lockstep.launch.stopped import raise_if_stopped
 from lockstep.provenance.same_run import differing, settings_of
@@ -52,12 +53,18 @@ class Request:
     procs: int = 1
 
 
-def verify(request: Request, console: Console | None = None) -> Verdict:
+def verify(
+    request: Request,
+    console: Console | None = None,
+    run_replay: Callable[[Plan, RunConfig, int], Replay] | None = None,
+) -> Verdict:
     """Verify a run. Nothing is written into its folder.
 
     Args:
         request: What to verify.
         console: Receives a line before the replay starts; None: nothing is printed.
+        run_replay: Replays a plan, given settings and number of processes; None: in processes of its own, or in this
+            one if there is one.
 
     Raises:
         ConfigError: The run is not exact, has no steps, or a setting that changes the result was given.
@@ -90,8 +97,9 @@ def verify(request: Request, console: Console | None = None) -> Verdict:
         has_content=bool(len(files.log)) and _has_content(files),
         evaluations=files.evaluations,
         weights_sha256="" if files.record is None else files.record.weights_sha256,
+        dataset_info_sha256="" if files.record is None else files.record.dataset_info_sha256,
     )
-    done = _replay(plan, config, request.procs)
+    done = (run_replay or _replay)(plan, config, request.procs)
     return _judge(files, segments, chosen, mine, done)
 
 
@@ -118,7 +126,11 @@ def _choose(request: Request, segments: list[Segment], files: RunFiles) -> list[
                 allowed=f"A:B with 0 <= A < B <= {files.num_steps}",
                 fix=f"Give steps of this run, such as --steps 0:{files.num_steps}.",
             )
-        return covering(segments, first, stop)
+        covered = covering(segments, first, stop)
+        # Without records, only the state at the end of a whole segment can be compared.
+        return (
+            covered if len(files.log) else [each for each in segments if each.start in {one.start for one in covered}]
+        )
     root = "" if files.record is None else files.record.root
     return choose(segments, request.share, f"{root} {request.challenge}".rstrip())
 
@@ -133,7 +145,8 @@ def _replay(plan: Plan, config: RunConfig, procs: int) -> Replay:
         answer = folder / "replay.json"
         if not plan.segments:  # more verifiers than segments
             return Replay()
-        if procs == 1:
+        pin_kernels(config.kernels, only_children=True)
+        if procs == 1 and has_effect(config.kernels):  # otherwise torch has computed here before
             replay(plan, answer, ALONE)
         else:
             forkserver.prepare([*PRELOAD, ENTRY], config.num_threads)
@@ -149,13 +162,6 @@ def _replay(plan: Plan, config: RunConfig, procs: int) -> Replay:
 def _judge(
     files: RunFiles, segments: list[Segment], chosen: list[Segment], mine: list[Segment], done: Replay
 ) -> Verdict:
-    # A segment with a difference ends before its last step, or in other weights.
-    failed = {each.step for each in done.differences}
-    replayed = [
-        segment
-        for segment, (_, stop) in zip(mine, done.replayed, strict=False)
-        if stop == segment.stop and not any(segment.start <= step <= segment.stop for step in failed)
-    ]
     changes = []
     if files.record is not None:
         before = files.record
@@ -170,7 +176,8 @@ def _judge(
         num_steps=files.num_steps,
         segments=segments,
         chosen=chosen,
-        replayed=replayed,
+        assigned=mine,
+        replayed=[Segment(start, stop) for start, stop in done.replayed],
         differences=done.differences,
         mismatches=files.mismatches,
         changes=changes,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.runs import LONG_S, TINY, kill_session, lockstep, start
+from tests.runs import LONG_S, TINY, kill_session, lockstep, own_port, start
 
 OTHER = {"ATEN_CPU_CAPABILITY": "default"}
 
@@ -47,3 +49,51 @@ def test_ranks_with_different_processors_are_refused_by_name(tmp_path: Path) -> 
             kill_session(process)
     assert [process.returncode for process in ranks] == [4, 4]
     assert "CPU capability: DEFAULT on rank 1" in errors[0]
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_restart_on_another_processor_is_refused_before_training(tmp_path: Path) -> None:
+    command = ["train", TINY, "epochs=1", "--run-dir", tmp_path / "run"]
+    lockstep(*command, "--procs", 1, cwd=tmp_path)
+    # As torchrun starts a process anew, here on another machine.
+    world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": str(own_port()), "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_RUN_ID": "x"}  # fmt: skip
+    refused = lockstep(*command, cwd=tmp_path, code=5, **world, **OTHER)
+    assert "CPU capability" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_resume_under_another_choice_of_onednn_or_mkl_is_refused(tmp_path: Path) -> None:
+    command = ["train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "run"]
+    lockstep(*command, cwd=tmp_path)
+    for name, value in (("ONEDNN_MAX_CPU_ISA", "SSE41"), ("MKL_CBWR", "COMPATIBLE")):
+        refused = lockstep(*command, "--resume", "auto", cwd=tmp_path, code=5, **{name: value})
+        assert f"{name}: none in the checkpoint, {value} now" in refused.stderr
+
+
+def trained(run: Path) -> Any:
+    return json.loads((run / "result.json").read_text())["weights_sha256"]
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="kernels= is for x86-64")
+def test_pinned_kernels_are_used_in_every_way_to_start_a_run(tmp_path: Path) -> None:
+    command = ["train", TINY, "epochs=1", "kernels=portable"]
+    lockstep(*command, "--procs", 1, "--run-dir", tmp_path / "one", cwd=tmp_path)
+    lockstep(*command, "--procs", 2, "--run-dir", tmp_path / "two", cwd=tmp_path)
+    world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": str(own_port())}  # fmt: skip
+    lockstep(*command, "--run-dir", tmp_path / "joined", cwd=tmp_path, **world)
+    assert trained(tmp_path / "one") == trained(tmp_path / "two") == trained(tmp_path / "joined")
+    for run in ("one", "two", "joined"):
+        (found,) = json.loads((tmp_path / run / "environment.json").read_text())["worlds"]
+        assert found["environment"]["CPU capability"] == "DEFAULT"
+        assert found["environment"]["MKL_CBWR"] == "COMPATIBLE"
+    refused = lockstep("train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "one", "--resume", "auto",
+                       cwd=tmp_path, code=2)  # fmt: skip
+    assert "kernels: portable in the run, auto now" in refused.stderr
+    lockstep("eval", tmp_path / "one", cwd=tmp_path)

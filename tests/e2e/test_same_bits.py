@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.runs import TINY, lockstep, records, result, weights
+from tests.runs import TINY, chain, lockstep, records, result, weights
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,9 @@ def test_batch_norm_and_dropout_give_one_hash_at_any_world_size(tiny: Path, tmp_
     lockstep("train", TINY, "--procs", num_procs, "--run-dir", tmp_path / "run", cwd=tmp_path)
     assert weights(tmp_path / "run") == weights(tiny)
     assert result(tmp_path / "run")["metrics"] == result(tiny)["metrics"]
+    # The chain of all steps, and the root of settings, code, data, checkpoints, metrics and weights.
+    assert chain(tmp_path / "run") == chain(tiny)
+    assert result(tmp_path / "run")["root"] == result(tiny)["root"]
     assert [(world["size"], world["from_step"]) for world in result(tmp_path / "run")["worlds"]] == [(num_procs, 0)]
 
 

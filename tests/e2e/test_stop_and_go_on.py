@@ -13,6 +13,7 @@ import pytest
 from tests.runs import (
     LONG_S,
     TINY,
+    chain,
     kill_session,
     lockstep,
     process_with_open,
@@ -135,6 +136,7 @@ def test_a_killed_launcher_leaves_nothing_and_the_run_resumes(undisturbed: Path,
         kill_session(process)
     go_on(folder, 1)
     assert weights(folder) == weights(undisturbed)
+    assert chain(folder) == chain(undisturbed)
 
 
 def rank_pid(folder: Path, rank: int) -> int:
@@ -158,6 +160,7 @@ def test_a_killed_rank_is_named_and_the_run_continues_from_its_checkpoint(undist
     assert not processes_with(str(folder))
     go_on(folder, 2)
     assert weights(folder) == weights(undisturbed)
+    assert chain(folder) == chain(undisturbed)
 
 
 @pytest.mark.full
@@ -175,6 +178,7 @@ def test_a_killed_rank_is_started_again_where_restarts_are_allowed(undisturbed: 
     assert "restart 1 of 2" in output + errors
     assert weights(folder) == weights(undisturbed)
     assert losses(folder) == losses(undisturbed)
+    assert chain(folder) == chain(undisturbed)
 
 
 @pytest.mark.full
@@ -199,6 +203,7 @@ def test_a_truncated_and_an_altered_checkpoint_are_named_and_passed_over(undistu
     assert f"{torn} is truncated" in output
     assert f"{altered} was altered" in output
     assert weights(folder) == weights(undisturbed)
+    assert chain(folder) == chain(undisturbed)
 
 
 def test_a_run_that_is_complete_is_left_as_it_is(undisturbed: Path, tmp_path: Path) -> None:
@@ -213,6 +218,11 @@ def test_resume_from_a_checkpoint_by_its_folder(undisturbed: Path, tmp_path: Pat
     other = tmp_path / "other"
     lockstep("train", TINY, *SETTINGS, "--procs", 2, "--run-dir", other, "--resume", newest, cwd=tmp_path)
     assert weights(other) == weights(undisturbed)
+    assert chain(other) == chain(undisturbed)
+    # The records before the checkpoint, and the last evaluation, came from the other folder.
+    output = lockstep("verify", other, "--all", "--procs", 2, cwd=tmp_path).stdout
+    assert "verified   every step of the run" in output
+    assert "the record of steps" not in output
 
 
 @pytest.mark.full

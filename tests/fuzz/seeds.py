@@ -19,6 +19,12 @@ from PIL import Image
 from safetensors.torch import save
 from torch import nn
 
+from lockstep.provenance.statement import Evaluation, RunRecord, make_statement
+from lockstep.provenance.step_log import FIRST_LINK
+from lockstep.verify.compare import Difference
+from lockstep.verify.segments import Segment
+from lockstep.verify.verdict import Verdict
+
 # Of formats that are not in the list: refused by their content, whatever they are called.
 REFUSED = ("f.jpg", "g.jpg", "h.jpg", "i.jpg")
 
@@ -219,6 +225,23 @@ def messages() -> list[Seed]:
 
 
 @cache
+def verified_files() -> list[Seed]:
+    """A run's record of steps, its statement, and a verdict on it."""
+    links = FIRST_LINK + struct.pack("<Qddd", 0, 2.5, 1.0, 0.1) + bytes(40)
+    record = RunRecord(
+        {"epochs": 1}, "c" * 64, 1, [{"code": "a"}], [{"torch": "2"}], {"sample": "b"}, "d" * 64,
+        [Evaluation(1, {"top1": 0.5, "loss": None})], {"step-000001": {"weights.safetensors": "e" * 64}}, "f" * 64,
+    )  # fmt: skip
+    statement = make_statement(record, {"steps.bin": "a" * 64}, "run", 0.0, 1.0)
+    one = Segment(0, 1)
+    verdict = Verdict("a" * 64, 1, [one], [one], [one], [], [Difference(0, "loss", "1", "2")], ["a"], ["b"], ["c"])
+    return [
+        Seed("verified", "steps.bin", b"lockstep steps 1" + bytes(8) + links),
+        Seed("verified", "provenance.json", json.dumps(statement).encode()),
+        Seed("verified", "verdict.json", verdict.to_json().encode()),
+    ]
+
+
 def all_seeds() -> tuple[Seed, ...]:
     """Seeds of every kind."""
     facts = {"classes": ["a", "b"], "train": {"a": ["1.jpg"]}, "value": 1.5, "none": None}
@@ -228,4 +251,5 @@ def all_seeds() -> tuple[Seed, ...]:
         Seed("zipped", "a.zip", zip_file()), *packed_entries(), Seed("yaml", "a.yaml", YAML),
         *weights_files(), *checkpoint_files(), Seed("run_json", "dataset_info.json", json.dumps(facts).encode()),
         Seed("records", "metrics.jsonl", lines.encode()), *store_values(), *messages(),
+        *verified_files(),
     )  # fmt: skip

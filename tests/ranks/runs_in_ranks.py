@@ -20,6 +20,7 @@ from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.parts import Parts
 from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import LockstepError
+from lockstep.parallel.recheck import RecheckedReducer
 from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.weights import weights_sha256
 from tests.ranks.jobs import InMemory, Seen
@@ -32,9 +33,9 @@ STEPS_PER_EPOCH = 4  # of 16, 16, 16 and 5 samples
 class Poisoned(InMemory):
     """Samples of which one is not a number, the first few times that it is read in training."""
 
-    def __init__(self, index: int, times: int) -> None:
+    def __init__(self, index: int, times: int, is_raw: bool = False) -> None:
         super().__init__(NUM_SAMPLES)
-        self.index, self.times = index, times
+        self.index, self.times, self.is_raw = index, times, is_raw
         self.is_armed = False  # what is read at the start has to be the same at each reading
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
@@ -43,7 +44,11 @@ class Poisoned(InMemory):
             self.times -= 1
             batch = replace(batch, inputs=torch.where((batch.indices == self.index).view(-1, 1, 1, 1), torch.nan,
                                                       batch.inputs))  # fmt: skip
-        return batch
+        return replace(batch, inputs=batch.inputs.double()) if self.is_raw else batch
+
+    def finish(self, batch: Batch) -> Batch:
+        """What a model can't take before it."""
+        return replace(batch, inputs=batch.inputs.float())
 
 
 class Quiet:
@@ -71,8 +76,8 @@ def settings(every: str = "3 steps", keep: int = 2, nonfinite: Any = "stop", **m
     loader = LoaderConfig(num_workers=more.pop("num_workers", 0))
     return RunConfig(
         recipe="test", epochs=2, global_batch=16, eval_batch=20, device="cpu", optim=optim,
-        checkpoint=CheckpointConfig(every=every, keep=keep), loader=loader, watch=WatchConfig(nonfinite=nonfinite),
-        **more,
+        checkpoint=CheckpointConfig(every=every, keep=keep), loader=loader,
+        watch=WatchConfig(nonfinite=nonfinite, recheck=more.pop("recheck", None)), **more,
     )  # fmt: skip
 
 
@@ -98,6 +103,8 @@ def carry_out(
                   metric=Seen)  # fmt: skip
     job = make_job(config, lambda: replace(parts, model=WithBatchNorm()), world)
     samples.is_armed = True
+    if isinstance(job.reducer, RecheckedReducer):
+        job.reducer.notify = quiet.notify
     try:
         saver = CheckpointManager(folder, config.checkpoint, world)
         if resume != "never":

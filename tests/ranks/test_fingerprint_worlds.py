@@ -17,6 +17,7 @@ from tests.ranks.rank_pool import RankPool
         ("sample", "training sample 5"),
         ("all samples", "training sample "),
         ("processor", "CPU capability: SVE512 on rank 2"),
+        ("MKL", "MKL_CBWR: COMPATIBLE on rank 2, none on rank 0"),
         ("model", "gradients of a trial micro-batch"),
     ],
 )
@@ -28,6 +29,11 @@ def test_a_rank_with_something_else_is_named_with_what_it_has(
     assert "launch error: rank " in texts[0]
     assert "differs from rank 0 in" in texts[0]
     assert named in texts[0]
+
+
+def test_ranks_on_several_kinds_of_processors_are_told_what_to_set(pool: RankPool, tmp_path: Path) -> None:
+    text = pool.run(3, begin, tmp_path, "processor")[0]
+    assert "set kernels=avx2 or kernels=portable, or mode=fast" in text
 
 
 def test_ranks_with_the_same_begin_without_a_warning(pool: RankPool, tmp_path: Path) -> None:

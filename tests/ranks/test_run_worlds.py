@@ -109,6 +109,13 @@ def test_a_step_that_is_not_finite_stops_all_ranks_with_the_same_text(
     assert sample in report["samples"]
 
 
+def test_samples_that_the_data_set_finishes_on_the_device_are_examined_too(pool: RankPool, tmp_path: Path) -> None:
+    sample, _ = poisoned(5)
+    (text,) = pool.run(1, carry_out, tmp_path / "run", settings(), "auto", -1, (sample, 99, True))
+    assert "loss is not finite at step" in text
+    assert "loss nan" in text
+
+
 def test_a_step_that_is_not_finite_is_skipped_alike_in_all_worlds(pool: RankPool, tmp_path: Path) -> None:
     sample, _ = poisoned(2)
     config = settings(nonfinite="skip")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 
 from lockstep.engine.job import Job
@@ -45,7 +46,7 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
         environment=distinct(world.get("environment", {}) for world in progress.worlds),
         data=job.fingerprint.data,
         dataset_info_sha256=str(job.identity.get(FACTS, "")),
-        evaluations=evaluations_of(folder),
+        evaluations=_with_last(evaluations_of(folder), job),
         checkpoints=checkpoints,
         weights_sha256=weights_sha256,
     )
@@ -70,9 +71,18 @@ def kept_checkpoints(folder: RunFolder) -> dict[str, dict[str, str]]:
     return found
 
 
+def _with_last(evaluations: list[Evaluation], job: Job) -> list[Evaluation]:
+    """Add the run's last evaluation, if another run folder has it: this one resumed from a checkpoint there."""
+    step, metrics = job.progress.evaluated_step, job.progress.metrics
+    if any(each.step == step for each in evaluations):
+        return evaluations
+    finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    return [*evaluations, Evaluation.of(step, finite)]
+
+
 def evaluations_of(folder: RunFolder) -> list[Evaluation]:
     """Return step and metrics of each evaluation in `metrics.jsonl`."""
     return [
-        Evaluation(record["step"], {name: record[name] for name in record if name not in _NO_METRICS})
+        Evaluation.of(record["step"], {name: record[name] for name in record if name not in _NO_METRICS})
         for record in read_records(folder.path, "eval")
     ]

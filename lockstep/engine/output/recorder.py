@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.cluster import collectives
-from lockstep.data.order import Order, Step
+from lockstep.data.order import WINDOW, Order, Step
 from lockstep.engine.job import Job
 from lockstep.engine.step import StepResult
 from lockstep.provenance.step_log import (
@@ -43,7 +43,19 @@ def sample_ids(order: Order, start: int, stop: int) -> Iterator[bytes]:
         start: First step.
         stop: The step after the last one.
     """
-    return map(digest_of_step, order.steps(_Alone(), start=start, stop=stop))
+    if order.groups is not None:
+        yield from map(digest_of_step, order.steps(_Alone(), start=start, stop=stop))
+        return
+    # Micro-batches of a step are consecutive positions, so their keys need not be computed: half of the time.
+    while start < stop:
+        epoch = start // order.steps_per_epoch
+        last = min(stop, (epoch + 1) * order.steps_per_epoch, start + max(1, WINDOW // order.global_batch))
+        bounds = [order.positions(step) for step in range(start, last)]
+        origin = bounds[0][0]
+        indices = order.indices(epoch, np.arange(origin, bounds[-1][1]))
+        for begin, end in bounds:
+            yield digest_of_samples(indices[begin - origin : end - origin])
+        start = last
 
 
 def digest_content(job: Job) -> bytes:

@@ -64,6 +64,19 @@ def test_a_micro_batch_is_not_more_than_the_global_batch() -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"mode": "fast"}, "cannot be combined with mode=fast"),
+        ({"mode": "fast", "parallel": "fsdp"}, "cannot be combined with mode=fast"),
+        ({"batch_norm": "sync"}, "cannot be combined with batch_norm=sync"),
+    ],
+)
+def test_rechecks_are_refused_where_ranks_may_compute_other_bits(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        RunConfig.model_validate({"recipe": "x", "watch": {"recheck": "1/50"}, **values})
+
+
+@pytest.mark.parametrize(
     "values",
     [
         {"lr": 0},

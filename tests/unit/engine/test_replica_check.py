@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.engine import replica_check
-from lockstep.engine.replica_check import checksums, odd_ranks
+from lockstep.engine.replica_check import describe_tensor, odd_ranks
+from lockstep.parallel import checksum
+from lockstep.parallel.checksum import checksums
 
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
 
@@ -49,7 +50,7 @@ def test_changes_of_several_places_do_not_cancel() -> None:
 
 
 def test_a_tensor_of_several_pieces_is_summed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_check, "_PIECE", 8)
+    monkeypatch.setattr(checksum, "_PIECE", 8)
     tensor = torch.arange(50, dtype=torch.float32).sqrt()  # no two alike, so that a change of places is one
     before = of(tensor)
     for place in range(50):
@@ -74,9 +75,9 @@ def test_an_optimizer_s_tensor_is_called_by_its_parameter() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD([{"params": model[1].parameters()}, {"params": model[0].parameters()}], lr=0.1)
     job: Any = SimpleNamespace(model=model, optimizer=optimizer)
-    assert replica_check.describe_tensor("optimizer:0:momentum_buffer", job) == "momentum_buffer of 1.weight"
-    assert replica_check.describe_tensor("optimizer:3:momentum_buffer", job) == "momentum_buffer of 0.bias"
-    assert replica_check.describe_tensor("0.weight", job) == "0.weight"
+    assert describe_tensor("optimizer:0:momentum_buffer", job) == "momentum_buffer of 1.weight"
+    assert describe_tensor("optimizer:3:momentum_buffer", job) == "momentum_buffer of 0.bias"
+    assert describe_tensor("0.weight", job) == "0.weight"
 
 
 @pytest.mark.parametrize(

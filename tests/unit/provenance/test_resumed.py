@@ -168,7 +168,7 @@ def test_another_library_is_refused_in_exact_and_reported_in_fast(
     exact.train(tmp_path / "exact" / "run")
     fast.train(tmp_path / "fast" / "run", mode="fast")
     found = environment.describe_kernels
-    monkeypatch.setattr(fingerprint, "describe_kernels", lambda device: {**found(device), "numpy": "9.9"})
+    monkeypatch.setattr(fingerprint, "describe_kernels", lambda *given: {**found(*given), "numpy": "9.9"})
     with pytest.raises(CheckpointError, match="numpy changed"):
         exact.train(tmp_path / "exact" / "run")
     fast.train(tmp_path / "fast" / "run", mode="fast")
@@ -199,6 +199,11 @@ def test_nothing_is_reported_if_nothing_changed() -> None:
     [
         replace(KNOWN, environment={**KNOWN.environment, "lockstep": "0.2.0"}),
         replace(KNOWN, environment={**KNOWN.environment, "ONEDNN_MAX_CPU_ISA": "AVX2"}),
+        replace(KNOWN, environment={**KNOWN.environment, "MKL": "2025.1"}),
+        replace(KNOWN, environment={**KNOWN.environment, "MKL_CBWR": "COMPATIBLE"}),
+        replace(KNOWN, environment={**KNOWN.environment, "CPU vendor": "AuthenticAMD"}),
+        replace(KNOWN, environment={**KNOWN.environment, "CPU instructions": "avx2 avx512f"}),
+        replace(KNOWN, environment={**KNOWN.environment, "GPU": "NVIDIA H200"}),
         replace(KNOWN, code={**KNOWN.code, "code of lockstep": "x"}),
         replace(KNOWN, code={**KNOWN.code, "code of recipe.py": "x"}, data={"training sample 3": "x"}),
         replace(KNOWN, code={**KNOWN.code, "code of recipe.py": "x"}, trial={}),

@@ -1,0 +1,120 @@
+"""What a publisher can do to a run folder after training, such that its files agree with each other again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lockstep.config import document
+from lockstep.engine.output.publish import evaluations_of, kept_checkpoints
+from lockstep.provenance import statement, step_log
+from lockstep.provenance.statement import RunRecord, make_statement, read_statement
+from lockstep.storage.manifest import MANIFEST, STATE, WEIGHTS, sha256_of_file
+from lockstep.storage.run_folder import RunFolder
+from lockstep.storage.weights import weights_sha256
+
+
+def forge(run: Path, **changes: Any) -> None:
+    """Make a run's statement and result agree with its other files, as its publisher can.
+
+    Args:
+        run: The run folder.
+        changes: Entries of the record to state otherwise.
+    """
+    folder = RunFolder(run)
+    log = step_log.read_steps(run / step_log.FILE_NAME)
+    tensors = load_file(run / WEIGHTS)
+    checkpoints = kept_checkpoints(folder)
+    before = read_record(run)
+    record = replace(
+        before,
+        chain=log.link().hex(),
+        evaluations=evaluations_of(folder),
+        checkpoints=checkpoints,
+        weights_sha256=weights_sha256(tensors),
+        **changes,
+    )
+    files = {name: sha256_of_file(run / name) for name in (WEIGHTS, step_log.FILE_NAME)}
+    for name, parts in checkpoints.items():
+        files |= {f"checkpoints/{name}/{file}": sha256 for file, sha256 in parts.items()}
+    folder.write_json(statement.FILE_NAME, make_statement(record, files, run.name, 0.0, 1.0))
+    last = record.evaluations[-1]
+    result = folder.read_json("result.json")
+    result |= {"chain": record.chain, "root": record.root, "weights_sha256": record.weights_sha256}
+    result |= {"metrics": last.metrics, "steps": record.num_steps, "skipped_steps": log.skipped()}
+    best = result["best"]
+    there = [each.metrics for each in record.evaluations if each.step == best["step"]]
+    result["best"] = {**best, "value": there[0][best["metric"]]} if there else None
+    folder.write_json("result.json", result)
+
+
+def read_record(run: Path) -> RunRecord:
+    """Return a run's record."""
+    return read_statement(run / statement.FILE_NAME)
+
+
+def edit_json(path: Path, edit: Callable[[Any], None]) -> None:
+    """Change a JSON file in place."""
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+def edit_evaluation(run: Path, step: int, **metrics: float) -> None:
+    """Change the metrics after a step in `metrics.jsonl`, or add an evaluation there."""
+    path = run / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    found = [each for each in records if each["kind"] == "eval" and each["step"] == step]
+    if not found:
+        found = [{**next(each for each in records if each["kind"] == "eval"), "step": step, "epoch": step / 5}]
+        records = sorted([*records, *found], key=lambda each: each["step"])
+    found[0].update(metrics)
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+
+
+def edit_steps(run: Path, step: int, edit: Callable[[step_log.StepRecord], step_log.StepRecord]) -> None:
+    """Change the record of a step."""
+    path = run / step_log.FILE_NAME
+    log = step_log.read_steps(path)
+    size = len(log.body) // len(log)
+    record = log.get(step)
+    assert record is not None
+    body = log.body[: step * size] + edit(record).to_bytes() + log.body[(step + 1) * size :]
+    step_log.write_steps(path, replace(log, body=body))
+
+
+def edit_tensors(path: Path, edit: Callable[[dict[str, Tensor]], None]) -> None:
+    """Change a file of tensors, and the manifest beside it if there is one."""
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path)
+    _update_manifest(path)
+
+
+def edit_state(run: Path, step: int, edit: Callable[[Any], None]) -> None:
+    """Change the plain state in the checkpoint of a step, and its manifest."""
+    path = run / "checkpoints" / f"step-{step:06}" / STATE
+    edit_json(path, edit)
+    _update_manifest(path)
+
+
+def edit_settings(run: Path, settings: dict[str, Any]) -> None:
+    """State other settings of a run, nested, in `config.yaml` and in its checkpoints."""
+    folder = RunFolder(run)
+    values = document.parse(folder.config.read_text(), str(folder.config)).values | settings
+    folder.config.write_text(document.to_yaml(values))
+    for path in sorted(folder.checkpoints.glob("step-*")):
+        edit_state(run, int(path.name[5:]), lambda state: state["run"]["settings"].update(settings))
+
+
+def _update_manifest(path: Path) -> None:
+    manifest = path.with_name(MANIFEST)
+    if manifest.exists():
+        entry = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
+        edit_json(manifest, lambda content: content["files"].update({path.name: entry}))

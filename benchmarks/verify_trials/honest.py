@@ -1,0 +1,82 @@
+"""Honest runs: trained on 1 to 4 processes, killed, resumed on others, and verified. None may be found to differ."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+from benchmarks.verify_trials.runs import NUM_STEPS, prepare_process, train_until, verify_in
+from lockstep.cluster.world import World
+from lockstep.provenance.step_log import FILE_NAME
+from lockstep.storage.checkpoint import steps
+from lockstep.verify.verdict import Verdict, lines, read_verdict
+from tests.ranks.rank_pool import RankPool
+from tests.runs import TINY, kill_session, lockstep, start
+
+OPTIONS = ((), (), ("record.content=true",), ("optim.ema=0.9",), ("optim.name=adamw",), ("batch_norm=sync",))
+REQUESTS = (
+    {"share": 1.0},
+    {"share": 1.0},
+    {"share": 0.3},
+    {"from_scratch": True},
+    {"steps": (6, 15)},
+    {"part": (1, 2)},
+)
+
+
+def trust_in(world: World) -> None:
+    """Trust the tiny recipe in a rank."""
+    if world.is_main:
+        prepare_process()
+
+
+def honest_trial(pool: RankPool, folder: Path, number: int) -> tuple[Verdict, str]:
+    """Train, kill, resume and verify one run. Returns the verdict and what was done."""
+    chance = random.Random(number)
+    options = chance.choice(OPTIONS)
+    size, done = chance.randint(1, 4), [" ".join(options) or "plain"]
+    for stop_at in sorted(chance.randrange(1, NUM_STEPS) for _ in range(chance.randrange(4))):
+        pool.run(size, train_until, folder, options, stop_at, "auto")
+        done.append(f"{size} until {stop_at}")
+        log, saved = folder / FILE_NAME, max(steps(folder / "checkpoints"), default=0)
+        if chance.random() < 0.3:  # the machine died: the file lost what was not flushed with the last checkpoint
+            os.truncate(log, max(56 + 72 * saved, log.stat().st_size - chance.randrange(200)))
+            done.append("cut off")
+        size = chance.randint(1, 4)
+    assert all(pool.run(size, train_until, folder, options, NUM_STEPS, "auto"))
+    request, verifiers = chance.choice(REQUESTS), chance.randint(1, 3)
+    verdict = folder / "verdict.json"
+    verdict.write_text(pool.run(verifiers, verify_in, folder, request)[0])
+    done.append(f"then {size}; verified on {verifiers} by {request}")
+    return read_verdict(verdict), ", ".join(done)
+
+
+def honest_by_command(folder: Path, number: int) -> tuple[bool, str]:
+    """Do the same by the real commands: every process of the run is killed once. Returns whether it is verified."""
+    chance = random.Random(number)
+    sizes = [chance.randint(1, 3) for _ in range(3)]
+    run, at = folder / "run", chance.randrange(3, 15)
+    settings = ["epochs=4", "checkpoint.every=2 steps", "checkpoint.keep_every=4 steps", "data.slow_s=0.02"]
+    command = ["train", TINY, *settings, "--run-dir", run, "--procs"]
+    process = start(*command, sizes[0], cwd=folder)
+    try:
+        log = run / FILE_NAME
+        while process.poll() is None and not (log.exists() and log.stat().st_size >= 56 + 72 * at):
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+    finally:
+        kill_session(process)
+    time.sleep(0.5)
+    resume = "auto" if any((run / "checkpoints").glob("step-*")) else "never"
+    lockstep(*command, sizes[1], "--resume", resume, cwd=folder)
+    output = lockstep("verify", run, "--all", "--procs", sizes[2], cwd=folder).stdout
+    how = f"{sizes[0]} processes killed after {at} steps, {sizes[1]} resumed, {sizes[2]} verified"
+    return "verified   every step of the run" in output, how
+
+
+def explain(verdict: Verdict) -> str:
+    """Return the lines of a verdict that is not as it should be."""
+    return "\n".join(lines(verdict))

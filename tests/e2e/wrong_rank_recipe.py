@@ -1,0 +1,33 @@
+"""The recipe of tiny_recipe.py on a processor that computes one wrong gradient on rank 1, or all of them."""
+
+import os
+from dataclasses import replace
+
+from torch import nn
+
+from tests.e2e import tiny_recipe
+from tests.e2e.tiny_recipe import PRESET, Config  # noqa: F401
+
+FIRST = int(os.environ["WRONG_FROM"])  # backward passes before, counting those of the start
+LAST = int(os.environ.get("WRONG_TO", FIRST))
+
+
+class Wrong(nn.Module):
+    num_passes = 0
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs):
+        outputs = self.inner(inputs)
+        if self.training and os.environ.get("RANK") == "1":
+            Wrong.num_passes += 1
+            if FIRST <= Wrong.num_passes <= LAST:
+                outputs.register_hook(lambda gradient: gradient * 1.0001)
+        return outputs
+
+
+def build(config):
+    parts = tiny_recipe.build(config)
+    return replace(parts, model=Wrong(parts.model))

@@ -1,0 +1,150 @@
+"""Honest runs in worlds of any size, killed and resumed, are verified in any world; their chains are equal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.verify_trials.cheats import Changed
+from benchmarks.verify_trials.honest import honest_trial
+from benchmarks.verify_trials.runs import NUM_STEPS, prepare_process, train_in, train_until, verify_in
+from lockstep.cluster.world import World
+from lockstep.data.loader import Loader
+from lockstep.data.order import Order, Step
+from lockstep.data.samples import Batch
+from lockstep.engine.job import Job
+from lockstep.engine.output.recorder import digest_of_step, sample_ids
+from lockstep.engine.step import StepResult, run_step
+from lockstep.provenance.step_log import OVERFLOW, StepLog, read_steps
+from lockstep.verify.verdict import Verdict, lines, read_verdict
+from tests.ranks.rank_pool import RankPool
+from tests.runs import chain, result
+
+NAN_AT = 9  # the first step of the third segment, but one
+
+
+@pytest.fixture(autouse=True)
+def _trusted() -> None:
+    prepare_process()
+
+
+def trained(pool: RankPool, size: int, folder: Path, *options: str, stop_at: int = NUM_STEPS) -> Path:
+    pool.run(size, train_until, folder, options, stop_at, "auto")
+    return folder
+
+
+def verified_by(pool: RankPool, size: int, folder: Path, **request: Any) -> Verdict:
+    path = folder.with_suffix(".json")
+    path.write_text(pool.run(size, verify_in, folder, request)[0])
+    return read_verdict(path)
+
+
+def log_of(folder: Path) -> StepLog:
+    return read_steps(folder / "steps.bin")
+
+
+@pytest.mark.parametrize("number", [1, 5, *(pytest.param(each, marks=pytest.mark.full) for each in range(20, 30))])
+def test_an_honest_run_is_verified_whatever_happened_to_it(pool: RankPool, tmp_path: Path, number: int) -> None:
+    verdict, how = honest_trial(pool, tmp_path / "run", number)
+    assert verdict.is_verified, f"{how}\n{lines(verdict)}"
+    assert not verdict.notes
+
+
+def test_chains_of_sample_values_are_equal_in_all_worlds(pool: RankPool, tmp_path: Path) -> None:
+    runs = [trained(pool, size, tmp_path / f"run-{size}", "record.content=true") for size in (1, 2, 3)]
+    assert len({chain(run) for run in runs}) == 1
+    assert len({result(run)["root"] for run in runs}) == 1
+    log = log_of(runs[0])
+    assert all(any(record.content) for step in range(NUM_STEPS) if (record := log.get(step)))
+    assert verified_by(pool, 2, runs[0], steps=(0, 8)).is_verified
+
+
+def test_a_run_resumed_elsewhere_has_the_records_of_its_first_steps(pool: RankPool, tmp_path: Path) -> None:
+    first = trained(pool, 2, tmp_path / "first", stop_at=10)
+    whole = trained(pool, 1, tmp_path / "whole")
+    other = tmp_path / "other"
+    pool.run(1, train_until, other, (), NUM_STEPS, str(first / "checkpoints" / "step-000008"))
+    assert chain(other) == chain(whole)
+    assert log_of(other).is_whole
+    assert verified_by(pool, 1, other).is_verified
+
+
+def test_an_earlier_checkpoint_repeats_the_records_after_it(pool: RankPool, tmp_path: Path) -> None:
+    run = trained(pool, 1, tmp_path / "run", stop_at=14)
+    expected = chain(trained(pool, 2, tmp_path / "whole"))
+    for step in ("000012", "000008"):
+        shutil.rmtree(run / "checkpoints" / f"step-{step}")
+    assert log_of(run).stop == 14
+    trained(pool, 2, run)
+    assert chain(run) == expected
+    assert verified_by(pool, 1, run, share=0.3).is_verified
+
+
+def test_lost_records_are_noted_and_the_weights_are_still_verified(pool: RankPool, tmp_path: Path) -> None:
+    run = trained(pool, 1, tmp_path / "run", stop_at=9)
+    os.unlink(run / "steps.bin")
+    trained(pool, 2, run)
+    assert log_of(run).first_step == 8
+    verdict = verified_by(pool, 1, run)
+    assert verdict.is_verified
+    assert "the record of steps starts at step 8: earlier steps can't be compared" in verdict.notes
+
+
+def nan_once(world: World, folder: Path, options: tuple[str, ...]) -> int:
+    """Train on values that are not numbers when a step runs for the first time."""
+    left = [1]
+
+    def change(batch: Batch) -> Batch:
+        return replace(batch, inputs=batch.inputs * torch.nan)
+
+    def cheat(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
+        if step.number == NAN_AT and left[0]:
+            left[0] = 0
+            return run_step(job, step, Changed(loader, change), flag)  # type: ignore[arg-type]
+        return run_step(job, step, loader, flag)
+
+    return train_in(world, folder, options, cheat)
+
+
+def test_a_rollback_repeats_the_records_and_gives_the_chain_of_an_undisturbed_run(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    whole = trained(pool, 1, tmp_path / "whole")
+    run = tmp_path / "run"
+    assert pool.run(2, nan_once, run, ("watch.nonfinite=rollback",)) == [0, 0]
+    assert chain(run) == chain(whole)
+    assert verified_by(pool, 1, run).is_verified
+
+
+def test_a_skipped_step_is_recorded_and_verified(pool: RankPool, tmp_path: Path) -> None:
+    options = ("data.bad_sample=13", "watch.nonfinite=skip")
+    runs = [trained(pool, size, tmp_path / f"run-{size}", *options) for size in (1, 2)]
+    assert len({chain(run) for run in runs}) == 1
+    skipped = result(runs[0])["skipped_steps"]
+    assert len(skipped) == 4  # once an epoch
+    assert log_of(runs[0]).skipped() == skipped
+    assert verified_by(pool, 2, runs[0]).is_verified
+
+
+def test_overflows_of_fp16_are_recorded_and_verified(pool: RankPool, tmp_path: Path) -> None:
+    run = trained(pool, 2, tmp_path / "run", "precision=fp16", "checkpoint.keep_every=1 steps")
+    log = log_of(run)
+    overflows = [step for step in range(NUM_STEPS) if (found := log.get(step)) and found.outcome == OVERFLOW]
+    assert len(overflows) == result(run)["overflow_steps"]
+    assert verified_by(pool, 1, run, share=0.5).is_verified
+
+
+@pytest.mark.parametrize(("num_samples", "global_batch"), [(101, 24), (7, 24), (10_000, 5000), (64, 16)])
+def test_sample_ids_are_those_of_the_steps_from_any_start(num_samples: int, global_batch: int) -> None:
+    order = Order(num_samples, global_batch, 4, seed=3)
+    alone = type("Alone", (), {"rank": 0, "size": 1})()
+    stop = 3 * order.steps_per_epoch
+    for start in (0, 1, stop // 2):
+        expected = [digest_of_step(step) for step in order.steps(alone, start=start, stop=stop)]
+        assert list(sample_ids(order, start, stop)) == expected

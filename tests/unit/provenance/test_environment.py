@@ -1,0 +1,52 @@
+"""What is recorded of the hardware: what the libraries choose their kernels by."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.launch import kernels
+from lockstep.provenance import environment
+from lockstep.provenance.environment import describe_kernels
+
+CPU = torch.device("cpu")
+INFO = {
+    "vendor_id": "GenuineIntel",
+    "model name": "Some Xeon",
+    "flags": "fpu sse4_2 avx f16c fma avx2 avx512f avx512bw amx_tile hypervisor",
+}
+
+
+@pytest.fixture(autouse=True)
+def _some_xeon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (kernels, environment):
+        monkeypatch.setattr(module, "cpu_info", lambda: INFO)
+
+
+def test_vendor_and_instructions_are_recorded_as_far_as_kernels_may_follow_from_them() -> None:
+    found = describe_kernels(CPU, "auto")
+    assert found["CPU vendor"] == "GenuineIntel"
+    assert found["CPU instructions"] == "sse4_2 avx f16c fma avx2 avx512f avx512bw amx_tile"
+    assert describe_kernels(CPU, "avx2")["CPU instructions"] == "f16c fma avx2"
+    assert describe_kernels(CPU, "portable")["CPU instructions"] == "fma avx2"
+
+
+def test_the_variables_that_libraries_read_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in kernels.PINNED["avx2"].items():
+        monkeypatch.setenv(name, value)
+    found = describe_kernels(CPU, "avx2")
+    assert (found["ONEDNN_MAX_CPU_ISA"], found["MKL_CBWR"], found["MKL_ENABLE_INSTRUCTIONS"]) == ("AVX2",) * 3
+
+
+def test_the_versions_of_the_math_libraries_are_recorded() -> None:
+    found = describe_kernels(CPU, "auto")
+    assert all(name in found for name in ("MKL", "oneDNN")) or not torch.backends.mkl.is_available()
+
+
+def test_the_model_of_the_gpu_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    fake: Any = SimpleNamespace(type="cuda")
+    assert describe_kernels(fake, "auto")["GPU"] == "NVIDIA H200"

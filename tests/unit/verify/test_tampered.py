@@ -1,0 +1,151 @@
+"""Tampered runs are found, with the step; an honest one is not. `make bench-verify` has a hundred, and audits."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.verify_trials.forgery import edit_json, read_record
+from benchmarks.verify_trials.runs import KEPT, NUM_STEPS, train, verified
+from benchmarks.verify_trials.tampers import ANY, Tamper, tampers
+from lockstep.errors import CheckpointError
+from lockstep.verify.segments import Segment
+from lockstep.verify.verdict import lines, merge
+
+TAMPERS = {each.name: each for each in tampers()}
+QUICK = [
+    "sample 13", "update 5 left out", "statistics after step 12", "a bit of 0.weight", "a bit of weights at 8",
+    "loss scale at 8", "loss of 10", "cut off", "top-1 after 10, everywhere", "an evaluation after 7", "subject",
+]  # fmt: skip
+# One of each kind, and those that came close to escaping.
+MORE = sorted({each.kind: each.name for each in TAMPERS.values() if each.name not in QUICK}.values())
+
+
+def check(tamper: Tamper, honest: Path, folder: Path) -> None:
+    tamper.make(honest, folder)
+    verdict = verified(folder)
+    assert not verdict.is_verified
+    assert min((each.step for each in verdict.differences), default=ANY) == tamper.step, lines(verdict)
+
+
+def test_an_honest_run_is_verified_and_not_changed(honest: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in honest.rglob("*")}
+    verdict = verified(honest)
+    assert lines(verdict) == [
+        "  ok       20 of 20 steps: equal samples, loss, gradient norm and weights",
+        "verified   every step of the run",
+    ]
+    assert {path: path.stat().st_mtime_ns for path in honest.rglob("*")} == before
+
+
+def test_there_are_a_hundred_ways_to_tamper() -> None:
+    assert len(TAMPERS) == len(tampers()) >= 100
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_tampered_run_is_found_with_its_step(honest: Path, tmp_path: Path, name: str) -> None:
+    check(TAMPERS[name], honest, tmp_path / "run")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", MORE)
+def test_other_tampered_runs_are_found_too(honest: Path, tmp_path: Path, name: str) -> None:
+    check(TAMPERS[name], honest, tmp_path / "run")
+
+
+def test_a_segment_that_is_not_replayed_hides_its_change_and_no_other(honest: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    TAMPERS["loss of 10"].make(honest, run)
+    assert verified(run, steps=(0, 8)).is_verified
+    found = verified(run, steps=(8, 12))
+    assert [(each.step, each.name) for each in found.differences] == [(10, "loss")]
+    every = verified(run)
+    assert set(every.assigned) - set(every.replayed) == {Segment(8, 12)}
+
+
+def test_parts_are_verified_each_and_merged(honest: Path) -> None:
+    parts = [verified(honest, part=(part, 3)) for part in (1, 2, 3)]
+    assert all(each.is_verified and each.is_part for each in parts)
+    merged = merge(parts)
+    assert merged.is_verified
+    assert merged.share == 1
+    assert lines(merged)[-1] == "verified   every step of the run"
+
+
+def test_steps_within_a_segment_are_replayed_from_its_start(honest: Path) -> None:
+    verdict = verified(honest, steps=(5, 7))
+    assert verdict.replayed == [Segment(4, 7)]
+    assert lines(verdict)[-1] == "verified   steps 4-6: 15.0% of the steps"
+
+
+def without(*names: str) -> Callable[[Path, Path], None]:
+    def copy(honest: Path, folder: Path) -> None:
+        shutil.copytree(honest, folder, ignore=shutil.ignore_patterns(*names))
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    "names", [("step-*",), ("steps.bin",), ("metrics.jsonl", "result.json"), ("step-*", "steps.bin", "result.json")]
+)
+def test_what_a_publisher_leaves_out_is_noted_and_the_rest_verified(
+    honest: Path, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    run = tmp_path / "run"
+    without(*names)(honest, run)
+    verdict = verified(run, from_scratch="step-*" in names)
+    assert verdict.is_verified, lines(verdict)
+    assert verdict.share == 1
+    assert verdict.notes
+
+
+def test_without_records_some_steps_are_replayed_to_the_next_checkpoint(honest: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    without("steps.bin")(honest, run)
+    assert verified(run, steps=(5, 6)).replayed == [Segment(KEPT, 2 * KEPT)]
+
+
+def test_settings_and_data_alone_find_other_weights_from_scratch(honest: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    TAMPERS["a buffer"].make(honest, run)
+    for path in (run / "steps.bin", run / "result.json", run / "metrics.jsonl"):
+        path.unlink()
+    shutil.rmtree(run / "checkpoints")
+    verdict = verified(run, from_scratch=True)
+    assert [(each.step, each.name) for each in verdict.differences] == [(NUM_STEPS, "tensor 1.running_var[0]")]
+
+
+def test_a_damaged_checkpoint_is_an_error_that_names_it(honest: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(honest, run)
+    weights = run / "checkpoints" / "step-000008" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match="step-000008"):
+        verified(run)
+
+
+def test_hostile_results_are_mismatches_and_no_traceback(honest: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(honest, run)
+    edit_json(
+        run / "result.json", lambda each: each.update(best={"step": [], "metric": {}, "value": 10**400}, steps="x")
+    )
+    (run / "metrics.jsonl").write_text(
+        '{"kind": "eval", "step": 20, "top1": 1' + "0" * 400 + ', "loss": [[]]}\n{"kind": 3}\n'
+    )
+    verdict = verified(run, steps=(0, 1))
+    assert not verdict.is_verified
+    assert {text.partition(":")[0] for text in verdict.mismatches} == {"result.json", "metrics.jsonl"}
+
+
+def test_a_run_that_recorded_no_steps_is_verified_by_its_weights(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, ("record.steps=false",))
+    assert not (run / "steps.bin").exists()
+    assert read_record(run).chain == ""
+    verdict = verified(run)
+    assert verdict.is_verified
+    assert verdict.share == 1
