@@ -17,6 +17,7 @@ from lockstep.engine.job import Job
 from lockstep.engine.parts import Parts
 from lockstep.errors import ConfigError
 from lockstep.inference.trained_model import TrainedModel
+from lockstep.launch.kernels import pin_kernels
 from lockstep.launch.start import join_world
 from lockstep.provenance.run_identity import SETTINGS, identity
 from lockstep.provenance.same_run import differing, settings_of
@@ -43,13 +44,14 @@ def open_job(
         The job, and a function that builds the recipe's parts again.
 
     Raises:
-        ConfigError: The run is not exact, or an override would change its result.
+        ConfigError: The run is not exact, an override would change its result, or this process has other kernels.
         LockstepError: Recipe, data or settings are missing or were altered.
     """
     folder = recorded.path.absolute()
     model = TrainedModel(folder, (*overrides, *_IN_PROCESS))
     spec, config = model.settings() if recipe is None else _settings_with(model, recipe)
     _check(recorded.path, config)
+    pin_kernels(config.kernels)  # raises an error if the other run has others: they are those of the process
     world = stack.enter_context(join_world(ALONE, config))
     info = model.dataset_info(spec, config, world)
     # The recipe file may have moved, or be another one: checkpoints have the name that the run gave it.

@@ -284,8 +284,8 @@ class _TracedLoader:
         else:
             setattr(self._loader, name, value)
 
-    def batch(self, *request: Any) -> Batch:
+    def batch(self, *request: Any, **how: Any) -> Batch:
         """See `Loader.batch`."""
-        batch: Batch = self._loader.batch(*request)
+        batch: Batch = self._loader.batch(*request, **how)
         self._tracer.batch(batch)
         return batch
