@@ -135,7 +135,7 @@ def remove_named(folder: Path, names: Iterable[str]) -> None:
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path to write a file to before it is renamed: beside it, with the process and host in its name."""
+    """Return the path of a temporary file in the same folder, with the process id and host in its name."""
     return path.with_name(f".{path.name}.{os.getpid()}-{_host()}.partial")
 
 

@@ -80,7 +80,7 @@ def main() -> None:
     _open_closed_streams()
     _write_any_text()
     stop_at_eof()
-    # Not for the processes that this one starts: theirs would be written over this one's.
+    # Removed, so that child processes do not overwrite this process's error file.
     error_file = os.environ.pop(ERROR_FILE, None)
     abort.leave(run(sys.argv[1:], error_file))
 

@@ -69,7 +69,7 @@ def predict(
 
 
 def _is_setting(text: str) -> bool:
-    """Whether an argument is `key=value` and not a file's name."""
+    """Return whether an argument is `key=value` and not a file's name."""
     key, equals, _ = text.partition("=")
     return bool(equals) and key.replace(".", "_").isidentifier() and not Path(text).exists()
 

@@ -89,8 +89,8 @@ def scale(
     if is_busy:
         console.say(f"{other_load}: stop them, or the measurements are not reliable")
 
-    def run(name: str, size: int, answer: Path) -> dict[str, Any]:
-        return _measured(config, source, [*given, *VARIANTS[name]], name, size, steps, answer)
+    def run(name: str, size: int, out_file: Path) -> dict[str, Any]:
+        return _measured(config, source, [*given, *VARIANTS[name]], name, size, steps, out_file)
 
     measurements = _measure_all(console, jobs, num_micro_batches(config.global_batch, config.micro_batch), run)
     if not measurements:
@@ -118,7 +118,7 @@ def _measure_all(
         console: Where to write.
         jobs: Variant and number of processes of each.
         num_micro_batches: Micro-batches of a step.
-        run: Measures one, with a file for its measurements.
+        run: Measures one variant on a number of processes, and writes to the given file.
 
     Returns:
         The measurements by variant and number of processes.
@@ -152,23 +152,23 @@ def _show(console: Console, measurements: Mapping[str, Mapping[int, Mapping[str,
 
 
 def _measured(
-    config: RunConfig, source: str, settings: list[str], name: str, size: int, steps: int, answer: Path
+    config: RunConfig, source: str, settings: list[str], name: str, size: int, steps: int, out_file: Path
 ) -> dict[str, Any]:
     from lockstep.config.process_range import ProcessRange
     from lockstep.launch.start import launch_here
     from lockstep.launch.stopped import raise_if_stopped
     from lockstep.scaling.measure import WARM_STEPS, measure
 
-    arguments = (source, [*settings, "epochs=1000000"], name == "ddp", steps, answer)
+    arguments = (source, [*settings, "epochs=1000000"], name == "ddp", steps, out_file)
     code = launch_here(ProcessRange(size, size), config, measure, arguments)
     raise_if_stopped(code)
-    if code or not answer.is_file():
+    if code or not out_file.is_file():
         raise LaunchError(
             f"{name} on {size} process{'es' if size > 1 else ''} could not be measured",
             where=f"after {WARM_STEPS} warm-up steps" if not code else None,
             fix=f"Run it alone: {shlex.join(['lockstep', 'train', source, *settings, '--procs', str(size)])}",
         )
-    measured: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    measured: dict[str, Any] = json.loads(out_file.read_text(encoding="utf-8"))
     return measured
 
 

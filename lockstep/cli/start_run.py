@@ -104,7 +104,7 @@ def train_command(
 
 
 def _train_worker(text: str) -> int:
-    """Train as one of the launcher's processes; the environment says which rank this is."""
+    """Train as one of the launcher's processes. The environment has its rank."""
     found = find(recipe_of(text))
     return _train(found, RunSpec.from_json(text, found.config_class), read_assignment(os.environ) or ALONE)
 

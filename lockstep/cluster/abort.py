@@ -1,6 +1,6 @@
-"""Ends this process when its main thread cannot return: from another thread, or past a blocked native call.
+"""End this process when its main thread cannot return: from another thread, or during a blocked native call.
 
-Nothing here imports torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _record: Callable[[BaseException], object] | None = None
 
 
 def notify_with(notify: Callable[[LockstepError], object]) -> None:
-    """Set the function that reports the final error in place of stderr, for example to the launcher."""
+    """Set the function that reports the final error instead of stderr, for example to the launcher."""
     global _notify
     _notify = notify
 
@@ -37,8 +37,8 @@ def record_with(record: Callable[[BaseException], object]) -> None:
 def record(error: BaseException) -> None:
     """Write the reason of a failure to disk before this process closes its connections.
 
-    Peers fail as soon as they lose this process, and the launcher then ends all of them. On a busy machine that happens
-    before this process has finished, so its reason must be on disk by then.
+    Peers fail as soon as they lose this process, and the launcher then ends all processes. On a busy machine that can
+    happen before this process has ended, so its reason must be on disk by then.
     """
     if _record is not None:
         _record(error)
@@ -58,8 +58,7 @@ def abort(error: LockstepError) -> NoReturn:
 def leave(code: int) -> NoReturn:
     """Exit with a code, even while a thread is blocked in a store call.
 
-    Python's own shutdown would unwind such a thread in the middle of C++ code, which raises SIGABRT and replaces the
-    code.
+    Python's own shutdown would unwind such a thread inside C++ code, which raises SIGABRT and changes the exit code.
     """
     if not any(thread.name in _IN_STORE for thread in threading.enumerate()):
         sys.exit(code)

@@ -1,4 +1,4 @@
-"""IP addresses, ports and network interfaces of this machine. Nothing here imports torch."""
+"""IP addresses, ports and network interfaces of this machine. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from urllib.parse import urlsplit
 class ReservedPort:
     """Reserves a TCP port of this machine for a process that starts later.
 
-    The socket is bound but does not listen. Linux then never assigns the port to a program that asks for any free port,
-    while a program that asks for it by number, with SO_REUSEADDR, may listen on it. So a second run that starts at the
-    same time cannot take the port in between.
+    The socket is bound but does not listen. Linux then never assigns the port to a program that binds to port 0, while
+    a program that binds to this port number with SO_REUSEADDR may listen on it. So a second run that starts at the same
+    time cannot take the port.
     """
 
     def __init__(self) -> None:
-        self._keeper: socket.socket | None = None
+        self._socket: socket.socket | None = None
 
     def renew(self, host: str = "127.0.0.1") -> int:
-        """Reserve another port in place of the last one.
+        """Release the reserved port, if any, and reserve another.
 
         Args:
             host: An address of this machine; "" for all of them.
@@ -32,22 +32,22 @@ class ReservedPort:
             The port.
         """
         self.close()
-        self._keeper = socket.socket()
-        self._keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._keeper.bind((host, 0))
-        port = int(self._keeper.getsockname()[1])
-        if not sys.platform.startswith("linux"):  # on other systems no process could listen there
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind((host, 0))
+        port = int(self._socket.getsockname()[1])
+        if not sys.platform.startswith("linux"):  # on other systems no process could listen on a bound port
             self.close()
         return port
 
     def close(self) -> None:
         """Release the port."""
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._socket is not None:
+            self._socket.close()
 
 
 def is_local_address(address: str) -> bool:
-    """Whether an IP address belongs to this machine."""
+    """Return whether an IP address belongs to this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -60,30 +60,30 @@ def is_local_address(address: str) -> bool:
 def store_address(host: str, port: int) -> str:
     """Resolve a host to the one address at which its store listens and clients connect.
 
-    A machine often resolves its own name to 127.0.1.1, which other machines cannot reach. The name then stands for the
-    address by which this machine reaches others.
+    A machine often resolves its own name to 127.0.1.1, which other machines cannot reach. In that case, the address by
+    which this machine reaches others is used.
 
     Args:
         host: Host name or IP address.
         port: TCP port.
 
     Returns:
-        An address of this machine, or `host` itself where that is another machine.
+        An address of this machine, or `host` itself if it is another machine.
     """
     try:
         found = {str(item[4][0]) for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
         return host
-    mine = sorted(
+    own = sorted(
         (address for address in found if is_local_address(address)), key=lambda address: (":" in address, address)
     )
-    outward = [address for address in mine if not _is_loopback(address)]
+    outward = [address for address in own if not _is_loopback(address)]
     if outward:
         return outward[0]
     is_own_name = host.lower() in (name := socket.gethostname().lower(), name.partition(".")[0])
-    if is_own_name and mine and all(map(_is_loopback, found)):
-        return address_towards("192.0.2.1", 9) or address_towards("2001:db8::1", 9) or mine[0]
-    return mine[0] if mine else host
+    if is_own_name and own and all(map(_is_loopback, found)):
+        return address_towards("192.0.2.1", 9) or address_towards("2001:db8::1", 9) or own[0]
+    return own[0] if own else host
 
 
 def _is_loopback(address: str) -> bool:
@@ -112,9 +112,9 @@ def port_holder(port: int) -> str:
     inodes = _listening_inodes(port)
     if not inodes:
         return ""
-    wanted = {f"socket:[{inode}]" for inode in inodes}
+    links = {f"socket:[{inode}]" for inode in inodes}
     for process in Path("/proc").iterdir():
-        if process.name.isdigit() and _holds(process, wanted):
+        if process.name.isdigit() and _holds(process, links):
             return f"pid {process.name} ({command_of(int(process.name))})"
     return ""
 
@@ -129,7 +129,7 @@ def command_of(pid: int) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _holds(process: Path, wanted: set[str]) -> bool:
+def _holds(process: Path, links: set[str]) -> bool:
     try:
         handles = list((process / "fd").iterdir())
     except OSError:
@@ -137,7 +137,7 @@ def _holds(process: Path, wanted: set[str]) -> bool:
     for handle in handles:
         # A descriptor may be closed between listing and reading it.
         with contextlib.suppress(OSError):
-            if os.readlink(handle) in wanted:
+            if os.readlink(handle) in links:
                 return True
     return False
 
@@ -166,10 +166,10 @@ def interface_towards(init: str) -> str:
     if parts.scheme != "tcp" or not sys.platform.startswith("linux"):
         return ""
     port = int(parts.port or 0)
-    mine = address_towards(store_address(str(parts.hostname), port), port)
-    if _is_loopback(mine):
+    own = address_towards(store_address(str(parts.hostname), port), port)
+    if _is_loopback(own):
         return "lo"
-    return next((name for _, name in socket.if_nameindex() if mine and _ipv4_of(name) == mine), "")
+    return next((name for _, name in socket.if_nameindex() if own and _ipv4_of(name) == own), "")
 
 
 def link_speed(init: str) -> float | None:
@@ -207,7 +207,7 @@ def _ipv4_of(interface: str) -> str:
     get_address = 0x8915  # SIOCGIFADDR
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            answer = fcntl.ioctl(probe.fileno(), get_address, struct.pack("256s", interface.encode()[:15]))
+            reply = fcntl.ioctl(probe.fileno(), get_address, struct.pack("256s", interface.encode()[:15]))
         except OSError:
             return ""
-    return socket.inet_ntoa(answer[20:24])
+    return socket.inet_ntoa(reply[20:24])

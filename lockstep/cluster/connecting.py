@@ -246,7 +246,7 @@ class _Monitor:
         return None
 
     def _is_here(self, info: RankInfo) -> bool:
-        """Whether a rank's process id is valid in this process's scope: same host and container."""
+        """Return whether a rank's process id is valid in this process's scope: same host and container."""
         mine = self._infos[self._rank]
         return info.host == mine.host and info.namespace == mine.namespace != ""
 

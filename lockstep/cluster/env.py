@@ -60,7 +60,7 @@ ALONE = RankAssignment(0, 1, 0, 1, "", "alone")
 
 
 def is_in_world(environ: Mapping[str, str]) -> bool:
-    """Whether this process was started as one rank of a world."""
+    """Return whether this process was started as one rank of a world."""
     environ, _ = to_torchrun_env(environ)
     return bool(environ.get("RANK") or environ.get("WORLD_SIZE"))
 

@@ -57,9 +57,10 @@ def open_file_store(path: Path, assignment: RankAssignment) -> Store:
 
 
 def is_store_file(path: Path) -> bool:
-    """Whether a file is empty, or a FileStore of torch with Lockstep's keys: it will be written to, and removed later.
+    """Return whether a file is empty, or a FileStore of torch with Lockstep's keys.
 
-    torch reads a damaged file forever, so the whole content is checked. Other processes may write to it meanwhile.
+    Only such a file is written to, and removed later. torch reads a damaged file forever, so the whole content is
+    checked. Other processes may write to it meanwhile.
     """
     if not path.is_file():
         return False

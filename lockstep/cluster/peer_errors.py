@@ -25,10 +25,10 @@ LOST_PEER = (
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an error reports the loss of another process, whose own error gives the reason.
+    """Return whether an error reports the loss of another process, whose own error has the reason.
 
-    torch raises a RuntimeError for it. An OSError about a connection has another origin: a download, or a closed
-    terminal.
+    torch raises a RuntimeError for it. An OSError about a connection comes from something else, such as a download or a
+    closed terminal.
     """
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(part in text for part in LOST_PEER)
@@ -52,7 +52,7 @@ def still_waiting(
         infos: All ranks.
         missing: Ranks that have not connected.
         waited_s: How long this rank has waited, seconds.
-        limit_s: How long connecting may take in all, seconds.
+        limit_s: Timeout of connecting, seconds.
         quiet: Missing ranks that have stopped reporting.
     """
     names = f"\n  no sign of life from {', '.join(map(name, quiet[:4]))}" if quiet else ""
@@ -89,7 +89,7 @@ def gave_up(
 
     Args:
         missing: Ranks that have not connected.
-        limit_s: How long they had, seconds.
+        limit_s: Timeout of connecting, seconds.
         stopped: Missing ranks of this host that a signal or a debugger has stopped.
         quiet: Missing ranks that had stopped reporting.
     """
@@ -146,16 +146,17 @@ def to_json(error: LaunchError, num_lost: int) -> dict[str, Any]:
 
     Args:
         error: The error that all ranks raise.
-        num_lost: How many ranks are lost and cannot read it.
+        num_lost: Number of lost ranks, which cannot read the verdict.
     """
     return {**error_to_json(error), "num_lost": num_lost}
 
 
 def from_json(verdict: Any) -> tuple[LaunchError, int]:
-    """Read a verdict from the store. A damaged one becomes an error of its own.
+    """Read a verdict from the store.
 
     Returns:
-        The error that all ranks raise, and the number of lost ranks.
+        The error that all ranks raise, and the number of lost ranks. For a damaged verdict, an error that reports the
+        damage.
     """
     error = error_from_store(verdict)
     if error is None or type(verdict.get("num_lost")) is not int:

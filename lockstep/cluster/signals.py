@@ -1,4 +1,4 @@
-"""Turns the first stop signal into a request: finish the step, save, exit. Nothing here imports torch."""
+"""Turn the first stop signal into a request: finish the step, save, exit. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.cluster.env import LAUNCHED
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
-# Whether this process itself received a stop signal; the other ranks stop because one did.
+# Whether this process received a stop signal. The other ranks stop because one rank did.
 was_stop_requested = False
 
 
@@ -51,11 +51,11 @@ class StopSignal:
         return 128 + self.signal if self.signal is not None else 0
 
     def __enter__(self) -> StopSignal:
-        # Python sets signal handlers only in the main thread; in others no stop is ever requested.
+        # Python can set signal handlers only in the main thread. In other threads, no stop is ever requested.
         if threading.current_thread() is threading.main_thread():
             launched = bool(os.environ.get(LAUNCHED))
             for number in (signal.SIGTERM,) if launched else STOP_SIGNALS:
-                # Under nohup, SIGHUP is ignored and must stay so.
+                # Under nohup, SIGHUP is ignored and must stay ignored.
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
         return self
@@ -65,7 +65,7 @@ class StopSignal:
     ) -> None:
         for number, handler in self._before.items():
             # None: the handler was not set from Python, and cannot be restored from here.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]  # mypy has no type for what getsignal gives
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]  # mypy has no type for what getsignal returns
         self._before.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -81,9 +81,9 @@ class StopSignal:
 
 
 def when_parent_dies(then: Callable[[], None]) -> None:
-    """Call `then` from a daemon thread once the parent process has ended.
+    """Call `then` from a daemon thread when the parent process has ended.
 
-    For processes of multiprocessing, whose parent may be killed before it can end them.
+    For processes of multiprocessing, whose parent may be killed before it ends them.
     """
 
     def wait() -> None:

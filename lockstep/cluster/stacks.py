@@ -100,7 +100,7 @@ def write_for(pid: int, descriptor: int, path: Path, head: str) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process of this machine is stopped by SIGSTOP or a debugger."""
+    """Return whether a process of this machine is stopped by SIGSTOP or a debugger."""
     return _status(pid).get("State", "")[:1] in ("T", "t")
 
 

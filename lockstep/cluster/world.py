@@ -264,7 +264,7 @@ def _start_group(
             device_id=world.device if world.backend == "nccl" else None,
         )
 
-    if world.backend == "mpi":  # MPI connects by itself, and must be started and ended by the same thread
+    if world.backend == "mpi":  # MPI connects without a store, and the same thread must start and end it
         start()
     else:
         agent_store = assignment.agent_store

@@ -1,7 +1,7 @@
-"""Reads YAML with the line of each key, and writes mappings as YAML.
+"""Parse YAML with the line number of each key, and write it.
 
-Plain words follow YAML 1.2: `1e-3` is a number, `no` and `on` are text, `010` is ten. Duplicate keys, tags, aliases
-within themselves and values that do not match their tag are refused.
+Scalars follow YAML 1.2: `1e-3` is a number, `no` and `on` are text, `010` is ten. Duplicate keys, custom tags,
+recursive aliases and values that do not match their tag are refused.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _INT = "tag:yaml.org,2002:int"
 _FLOAT = "tag:yaml.org,2002:float"
 _TEXT = "tag:yaml.org,2002:str"
 _KINDS = {_NULL: "null", _BOOL: "true or false", _INT: "a whole number", _FLOAT: "a number"}
-_MAX_DIGITS = 4300  # the limit of Python's int()
+_MAX_DIGITS = 4300  # limit of Python's int()
 _MAX_BYTES = 1 << 20
-_MAX_VALUES = 50_000  # a few hundred bytes of aliases can expand to any number of values
-_MAX_DEPTH = 100  # of lists and maps: Python and pydantic have limits too, but their errors have no line
+_MAX_VALUES = 50_000  # a few hundred bytes of aliases can stand for any number of values
+_MAX_DEPTH = 100  # of lists and maps: at the limits of Python and pydantic, the error would have no line number
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _HAS_KEY = re.compile(r":(?:\s|$)|^\s*(?:#|-|$)")
 _NO_COLON, _SECOND_KEY = "could not find expected ':'", "mapping values are not allowed here"
-# Part of PyYAML's message -> the problem and its fix. The first match is used.
-_IN_OUR_WORDS = {
+# Part of PyYAML's message -> the problem and the fix. The first match is used.
+_READABLE_ERRORS = {
     "'\\t' that cannot start": ("a tab (→) stands where YAML allows only spaces", "Replace the tab with spaces."),
     "that cannot start any token": ("a value cannot begin with this character", "Put quotes around the value."),
     _NO_COLON: ("a key needs a colon and a space after it", "Write it as key: value."),
@@ -50,8 +50,8 @@ _IN_OUR_WORDS = {
     "special characters": ("the line has a control character", "Remove the character."),
 }
 
-# The order counts: the first that matches decides, and every int is also a float.
-_PLAIN_WORDS = {
+# tag -> (regular expression, first characters). The first match decides: every int also matches the float.
+_SCALARS = {
     _NULL: (r"(?:~|null|Null|NULL|)", ["~", "n", "N", ""]),
     _BOOL: (r"(?:true|True|TRUE|false|False|FALSE)", list("tTfF")),
     _INT: (r"[-+]?[0-9]+", list("-+0123456789")),
@@ -63,7 +63,7 @@ _PLAIN_WORDS = {
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - overwrites the rules of YAML 1.1
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - replaces the rules of YAML 1.1
     _depth = _num_nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -80,17 +80,17 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that YAML 1.1 or 1.2 would read as another type."""
+    """Quotes each string that YAML 1.1 or 1.2 would parse as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        # Otherwise some line ends (U+0085) would be read back as a space.
+        # Without quotes, some line breaks (U+0085) would be read back as a space.
         return self.represent_scalar(_TEXT, data, style=None if data.isprintable() else '"')
 
 
-for _tag, (_pattern, _first) in _PLAIN_WORDS.items():
+for _tag, (_pattern, _first) in _SCALARS.items():
     for _kind in (_Loader, _Dumper):
         _kind.add_implicit_resolver(_tag, re.compile(rf"(?:{_pattern})$"), _first)
 _Dumper.add_representer(str, _Dumper.represent_str)
@@ -110,10 +110,10 @@ class Document:
 
 
 def read(path: Path, name: str) -> Document:
-    """Read a YAML file that is a mapping or empty; `name` is its name in errors.
+    """Read a YAML file that contains a mapping or nothing; `name` is the file's name in errors.
 
     Raises:
-        ConfigError: The file can't be read, or is not such YAML.
+        ConfigError: The file cannot be read, or is not such YAML.
     """
     try:
         text = read_plain(path, _MAX_BYTES).decode("utf-8")
@@ -127,10 +127,10 @@ def read(path: Path, name: str) -> Document:
 
 
 def parse(text: str, name: str) -> Document:
-    """Read YAML that is a mapping or empty; `name` is the file's name in errors.
+    """Parse YAML that contains a mapping or nothing; `name` is the file's name in errors.
 
     Raises:
-        ConfigError: It is not YAML, not a mapping, or a key is given twice.
+        ConfigError: The text is not YAML, is not a mapping, or has a key twice.
     """
     node = _compose(text, name)
     _check_size(node, name)
@@ -149,10 +149,10 @@ def parse(text: str, name: str) -> Document:
 
 
 def parse_value(text: str) -> Any:
-    """Read one YAML value: a scalar, a [list] or a {map}.
+    """Parse one YAML value: a scalar, a [list] or a {map}.
 
     Raises:
-        ConfigError: It is not YAML.
+        ConfigError: The text is not YAML.
     """
     node = _compose(text, "the value")
     _check_size(node, "the value")
@@ -160,8 +160,8 @@ def parse_value(text: str) -> Any:
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
-    """Write a mapping of plain values as YAML, in the order of its keys; `parse` reads the same values."""
-    # `default_flow_style=None`: a list or map of plain values stays on one line.
+    """Write a mapping of plain values as YAML, in the order of its keys. `parse` returns the same values."""
+    # `default_flow_style=None`: a list or map of scalars stays on one line.
     return yaml.dump(
         dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
     )
@@ -175,39 +175,39 @@ def _compose(text: str, name: str) -> yaml.Node | None:
 
 
 def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
-    """Return PyYAML's error without terms of its grammar, with the line that must be changed."""
+    """Translate PyYAML's error: a readable problem, and the line to change."""
     problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error)
     mark, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
-    place = getattr(error, "position", 0) if mark is None else mark.index
+    index = getattr(error, "position", 0) if mark is None else mark.index
     if not isinstance(error, yaml.MarkedYAMLError | yaml.reader.ReaderError):
         return ConfigError(f"{name} is not YAML", cause=problem, fix="Write fewer values.")
-    line, before = 1 + len(_NEWLINE.findall(text[:place])), 0
+    line, before = 1 + len(_NEWLINE.findall(text[:index])), 0
     if context is not None:
         before = 1 + len(_NEWLINE.findall(text[: context.index]))
     lines = _NEWLINE.split(text)
-    # PyYAML reports a missing colon one line too late, and an open quote at the end of the file.
+    # The parser reports the line at which it fails: for a missing colon the next line, for an open quote the last line.
     if problem == _SECOND_KEY and line > 1 and not _HAS_KEY.search(lines[line - 2]):
         problem, line = _NO_COLON, line - 1
-    elif before and (problem == _NO_COLON or not text[place:].strip("\0 \t\r\n")):
+    elif before and (problem == _NO_COLON or not text[index:].strip("\0 \t\r\n")):
         line = before
-    words, do = next(
-        (ours for theirs, ours in _IN_OUR_WORDS.items() if theirs in problem),
+    cause, fix = next(
+        (readable for part, readable in _READABLE_ERRORS.items() if part in problem),
         (problem, "Correct this line, or put quotes around its value."),
     )
-    if before < line and "flow" in str(getattr(error, "context", "")) and words == problem:
-        words += f"; perhaps the bracket on line {before} is not closed"
-        do = f"Close the bracket on line {before}, or correct this line."
+    if before < line and "flow" in str(getattr(error, "context", "")) and cause == problem:
+        cause += f"; perhaps the bracket on line {before} is not closed"
+        fix = f"Close the bracket on line {before}, or correct this line."
     shown = _shorten(lines[line - 1].replace("\t", "→"))
-    return ConfigError(f"{name} is not YAML", given=f"{name}:{line}: {shown}", cause=words, fix=do)
+    return ConfigError(f"{name} is not YAML", given=f"{name}:{line}: {shown}", cause=cause, fix=fix)
 
 
 def _check_size(root: yaml.Node | None, name: str) -> None:
-    """Refuse YAML whose aliases expand to too many values, before any value is made."""
+    """Refuse YAML whose aliases expand to too many values, before any value is created."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node) -> int:
         if id(node) not in sizes:
-            sizes[id(node)] = 0  # an alias within itself, which has a separate error
+            sizes[id(node)] = 0  # ends the recursion for an alias within itself, which `_value` reports
             inner = node.value if isinstance(node, yaml.CollectionNode) else []
             parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
             sizes[id(node)] = min(1 + sum(map(size, parts)), _MAX_VALUES + 1)
@@ -233,8 +233,8 @@ def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str,
     if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
         return _mapping(node, path, lines, name, above)
     if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
-        return [_value(item, (*path, str(place)), {}, name, above) for place, item in enumerate(node.value)]
-    if isinstance(node, yaml.ScalarNode) and node.tag in (*_PLAIN_WORDS, _TEXT):
+        return [_value(item, (*path, str(index)), {}, name, above) for index, item in enumerate(node.value)]
+    if isinstance(node, yaml.ScalarNode) and node.tag in (*_SCALARS, _TEXT):
         return _scalar(node.tag, node.value, where)
     raise ConfigError(f"the YAML tag {node.tag} is not a kind of setting", given=where, fix="Remove the tag.")
 
@@ -266,7 +266,7 @@ def _scalar(tag: str, text: str, where: str) -> Any:
                 f"{_shorten(ascii(text))} has half a character", given=where, fix="Write the character whole."
             )
         return text
-    if not re.fullmatch(_PLAIN_WORDS[tag][0], text):
+    if not re.fullmatch(_SCALARS[tag][0], text):
         raise ConfigError(
             f"{_shorten(ascii(text))} is not {_KINDS[tag]}", given=where, fix="Correct the value, or remove its tag."
         )
@@ -287,7 +287,7 @@ def _scalar(tag: str, text: str, where: str) -> Any:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether it can be written: not half of a pair (`"\\ud800"`), as Python also reads bytes that are no UTF-8."""
+    """Return whether a string has no lone surrogates (`"\\ud800"`), which also stand for bytes that are not UTF-8."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 

@@ -94,7 +94,7 @@ def explain(
 
 
 def is_missing(fault: ErrorDetails) -> bool:
-    """Whether a setting was not given. Pydantic reports "missing" also for an item of a list that is too short."""
+    """Return whether a setting was not given. Pydantic also reports "missing" for an item of a too short list."""
     return fault["type"] == "missing" and all(isinstance(key, str) for key in fault["loc"])
 
 
@@ -149,7 +149,7 @@ class _Reader:
                 "given": self._origin(path),
                 "fix": self._use_nearest(path, sections=False),
             }
-        # A whole section: its name may be wrong, or its place.
+        # A whole section: its name may be wrong, or its position.
         inside = next(iter(value), None)
         near = self._use_nearest(path, sections=True)
         if not near and inside is not None:
@@ -225,7 +225,7 @@ class _Reader:
         return wrapped(f"Use {setting.key} ({setting.type}{now}): {setting.meaning}")
 
     def _by_alias(self, path: KeyPath, *, sections: bool) -> Setting | None:
-        """Return the setting that other tools call so."""
+        """Return the setting to which other tools give this name."""
         near = difflib.get_close_matches(path[-1], _ALIASES, n=1, cutoff=0.8)
         setting = self.settings.get(tuple(_ALIASES[near[0]].split("."))) if near else None
         return setting if setting is not None and setting.is_section == sections else None

@@ -1,4 +1,4 @@
-"""Settings that are given in Python, as the command line takes them, and paths that are given in either."""
+"""Convert settings given in Python to overrides of the command line, and check paths given in either."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lockstep.errors import ConfigError, DataError
 
 
 def as_overrides(settings: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
-    """`{"optim.lr": 0.1}` or `{"optim": {"lr": 0.1}}` as `["optim.lr=0.1"]`; such a list stays as it is.
+    """Convert `{"optim.lr": 0.1}` or `{"optim": {"lr": 0.1}}` to `["optim.lr=0.1"]`. Such a list is returned unchanged.
 
     Raises:
-        ConfigError: A value is nothing that a setting can be.
+        ConfigError: A value has a type that no setting has.
     """
     if not isinstance(settings, Mapping):
         return list(settings or ())
@@ -24,7 +24,7 @@ def as_overrides(settings: Mapping[str, Any] | Sequence[str] | None) -> list[str
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings with dotted names: `{"optim": {"lr": 0.1}}` as `{"optim.lr": 0.1}`."""
+    """Flatten nested settings to dotted names: `{"optim": {"lr": 0.1}}` becomes `{"optim.lr": 0.1}`."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -68,14 +68,15 @@ def check_exists(setting: str, path: Path | None) -> None:
 
 
 def given_path(text: str | Path, name: str) -> Path:
-    """Return the path of an option or argument, with ~ replaced by the home folder even if no shell did so.
+    """Return the path of an option or argument, with ~ expanded to the user's home folder.
 
     Args:
-        text: What was given.
-        name: As what, to name in an error.
+        text: The value that the user gave.
+        name: Name of the option or argument, for errors.
 
     Raises:
-        ConfigError: It is empty, as of a shell's variable that is not set: that would be the folder one is in.
+        ConfigError: The text is empty, as from an unset shell variable: `Path("")` would be the current folder. Or
+            there is no home folder for ~.
     """
     if not str(text).strip():
         raise ConfigError(f"{name} is empty", fix=f"Name a path, or leave {name} out.")

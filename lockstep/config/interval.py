@@ -1,4 +1,4 @@
-"""How often something happens: "200 steps", "1 epoch", "30s", or in a fraction such as "1/50" of all cases."""
+"""Intervals between saves, evaluations or checks: "200 steps", "1 epoch", "30s"; and fractions such as "1/50"."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Interval:
-    """How often something happens: exactly one of the three is set.
+    """An interval between saves or evaluations. Exactly one of the attributes is set.
 
     Attributes:
         steps: Optimizer steps.
@@ -21,12 +21,12 @@ class Interval:
     seconds: float | None = None
 
     def is_due(self, step: int, steps_per_epoch: int, elapsed_s: float) -> bool:
-        """Whether the interval ends at a step.
+        """Return whether the interval ends at a step.
 
         Args:
             step: Number of optimizer steps done.
             steps_per_epoch: Number of steps of one epoch.
-            elapsed_s: Seconds since the last time that it was due.
+            elapsed_s: Seconds since the interval last ended.
         """
         if self.steps is not None:
             return step % self.steps == 0
@@ -42,10 +42,10 @@ INTERVAL_FORMS = '"200 steps", "1 epoch", "30s", "5min" or "1h"'
 
 
 def parse_interval(text: str) -> Interval:
-    """Read an interval such as "200 steps", "1 epoch", "30s", "5min" or "1h".
+    """Parse an interval such as "200 steps", "1 epoch", "30s", "5min" or "1h".
 
     Raises:
-        ValueError: The text is none of these forms, or its number is zero or a broken number of steps or epochs.
+        ValueError: The text has none of these forms, or its number is zero or a fraction of steps or epochs.
     """
     match = _INTERVAL.fullmatch(text.strip())
     if match is None:

@@ -1,4 +1,4 @@
-"""Settings in layers: a preset, the user's YAML file, the command line. Later layers override earlier ones by key."""
+"""Settings in layers: a preset, the user's YAML file, the command line. Later layers override earlier ones, by key."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ C = TypeVar("C", bound=Settings)
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of settings, and where they were given.
+    """Settings from one source.
 
     Attributes:
         values: Nested plain values.
-        origins: Path of a key -> where it was given: "my.yaml:12".
-        is_preset: Whether it is a preset. Settings that differ from the presets are shown as changed.
-        source: The argument that names it, for `lockstep config SOURCE`.
+        origins: Path of a key -> where it was given, such as "my.yaml:12".
+        is_preset: Whether the layer is a preset. Settings that differ from the presets are shown as changed.
+        source: The recipe, preset or file as the user typed it, for `lockstep config SOURCE`.
     """
 
     values: Mapping[str, Any]
@@ -44,7 +44,7 @@ class Loaded(Generic[C]):
 
     Attributes:
         config: All settings.
-        diff: Settings that differ from the preset, as nested plain values.
+        diff: The settings that differ from the preset, as nested plain values.
     """
 
     config: C
@@ -52,7 +52,7 @@ class Loaded(Generic[C]):
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """All settings as nested plain values, for `to_yaml`."""
+        """Return all settings as nested plain values, for `to_yaml`."""
         return self.config.model_dump(mode="json")
 
 
@@ -60,7 +60,7 @@ def read_layer(path: Path, *, is_preset: bool = False) -> Layer:
     """Read a YAML file as a layer.
 
     Raises:
-        ConfigError: The file can't be read, or is not a YAML mapping.
+        ConfigError: The file cannot be read, or is not a YAML mapping.
     """
     name = short_path(path)
     content = document.read(path, name)
@@ -79,7 +79,7 @@ def mapping_layer(values: Mapping[str, Any], origin: str, *, is_preset: bool = F
 
 
 def load(model: type[C], layers: Sequence[Layer], overrides: Sequence[str] = ()) -> Loaded[C]:
-    """Merge the layers and the overrides, later over earlier ones, and validate the result.
+    """Merge the layers and the overrides, where later ones win, and validate the result.
 
     Args:
         model: The recipe's `Config`.
@@ -87,8 +87,8 @@ def load(model: type[C], layers: Sequence[Layer], overrides: Sequence[str] = ())
         overrides: `section.key=value`, with the value as YAML.
 
     Raises:
-        ConfigError: A key is unknown, a setting is missing, or a value is not allowed. Names where it was given, the
-            allowed values and the nearest name.
+        ConfigError: A key is unknown, a setting is missing, or a value is not allowed. The error names the origin, the
+            allowed values and the nearest setting.
     """
     merged = _merged(model, layers, overrides)
     try:
@@ -101,7 +101,7 @@ def load(model: type[C], layers: Sequence[Layer], overrides: Sequence[str] = ())
 def preview(
     model: type[RunConfig], layers: Sequence[Layer], overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Load settings to show them: as `load`, but missing settings are left out, and only given ones must be valid.
+    """Merge and validate settings for display. Unlike `load`, missing settings are left out.
 
     Args:
         model: The recipe's `Config`.
@@ -112,7 +112,7 @@ def preview(
         All values, and those that differ from the preset, as nested plain values.
 
     Raises:
-        ConfigError: As `load`, but not for a missing setting.
+        ConfigError: As for `load`, except for a missing setting.
     """
     merged = _merged(model, layers, overrides)
     values = merged.values
@@ -145,8 +145,8 @@ def _merged(model: type[Settings], layers: Sequence[Layer], overrides: Sequence[
 
 
 def _check(model: type[C], values: Mapping[str, Any]) -> C:
-    # Strict, so that "3" or true is not an epoch count; as JSON, because strict Python refuses [0.9, 0.999] for a
-    # tuple and "mnist" for a Path.
+    # Strict, so that "3" or true is not a number of epochs. As JSON, because pydantic's strict mode for Python values
+    # refuses [0.9, 0.999] for a tuple and "mnist" for a Path.
     return model.model_validate_json(json.dumps(values), strict=True)
 
 
@@ -154,7 +154,7 @@ def override_layer(model: type[Settings], text: str) -> Layer:
     """Parse one `section.key=value` of the command line as a layer.
 
     Raises:
-        ConfigError: It has another form, changes the recipe, or is not text.
+        ConfigError: The text does not have this form, changes the recipe, or is not UTF-8.
     """
     if not document.is_unicode(text):
         raise ConfigError(
@@ -194,7 +194,7 @@ def _override_value(key: str, text: str, origin: str, *, is_text: bool) -> Any:
 
 
 def short_path(path: Path) -> str:
-    """Return a path as a user would type it: relative to the current folder, if it is inside."""
+    """Return a path relative to the current folder if it is inside, else absolute."""
     absolute = path.absolute()
     here = Path.cwd()
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
@@ -219,12 +219,12 @@ def _every(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[Key
 
 
 def leaves(values: Mapping[str, Any], keys: Collection[KeyPath], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield the settings in nested values, each with its path.
+    """Yield each setting in nested values with its path.
 
     Args:
         values: The nested values. A value may be a mapping itself.
-        keys: Paths of all settings that exist, to tell a section from a value that is a mapping.
-        above: Path of `values` in the whole settings.
+        keys: Paths of all settings, to distinguish a section from a value that is a mapping.
+        above: Path of `values` within all settings.
     """
     for key, value in values.items():
         path = (*above, key)
@@ -235,7 +235,7 @@ def leaves(values: Mapping[str, Any], keys: Collection[KeyPath], above: KeyPath 
 
 
 def _difference(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are missing or different in `base`."""
+    """Return the values that are missing in `base` or differ from it."""
     different: dict[str, Any] = {}
     for key, value in values.items():
         old = base.get(key, PydanticUndefined)

@@ -11,14 +11,14 @@ from typing import Any
 
 MAX_BYTES = 64 * 1024 * 1024
 MAX_MEMORY_BYTES = 512 * 1024 * 1024
-# What Python takes for a value in a list, and for a list and an object beside it.
+# Memory of Python's objects, in bytes: of a value in a list, and in addition of a list and of an object.
 _BYTES_OF = ((b",", 64), (b"[", 64), (b"{", 256))
 
 
 def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """Read the bytes of a regular file.
+    """Return the bytes of a regular file.
 
-    A FIFO, a device or a folder is refused before anything is read from it, so that no read waits or never ends.
+    A FIFO, a device or a folder is refused before the first read, which might block or never end.
 
     Raises:
         OSError: The file is missing, is not a regular file, is larger than `max_bytes`, or cannot be read. `strerror`
@@ -44,13 +44,13 @@ def parse_json(content: bytes, max_memory_bytes: int | None = None) -> Any:
 
     Args:
         content: The text.
-        max_memory_bytes: How much memory the value may take at most, as estimated. None: as much as it needs.
+        max_memory_bytes: Largest memory that the value may take, as estimated, in bytes. None: no limit.
 
     Raises:
         ValueError: The content is not JSON, is nested too deeply to be read, or would take too much memory.
     """
     if max_memory_bytes is not None:
-        # Three bytes of text can take 64 in memory, as in `[],[],`. Counted before the first object is made.
+        # Three bytes of text can take 64 in memory, as in `[],[],`. Estimated before any object is created.
         num_bytes = sum(size * content.count(sign) for sign, size in _BYTES_OF)
         if num_bytes > max_memory_bytes:
             raise ValueError(f"it would take some {num_bytes:,} bytes of memory; at most {max_memory_bytes:,} are used")

@@ -1,4 +1,4 @@
-"""How many processes or machines there may be: `4`, or `2:4` for two to four. Nothing here imports torch."""
+"""Numbers of processes or machines: `4`, or `2:4` for two to four. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 from lockstep.errors import ConfigError
 
-MAX_PROCS = 4096  # on one machine: more could be neither started nor stopped
+MAX_PROCS = 4096  # on one machine: more cannot be started or stopped reliably
 MAX_NODES = 65536
 
 
 @dataclass(frozen=True)
 class ProcessRange:
-    """From `least` to `most`, both included.
+    """A number of processes or machines, from `least` to `most` inclusive.
 
     Attributes:
-        least: Fewer are not enough.
-        most: As many as are wished for.
+        least: The minimum.
+        most: The maximum.
     """
 
     least: int
@@ -27,7 +27,7 @@ class ProcessRange:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether it may change."""
+        """Whether the number may change during a run."""
         return self.least < self.most
 
     def __str__(self) -> str:
@@ -36,20 +36,19 @@ class ProcessRange:
 
 @dataclass(frozen=True)
 class RendezvousConfig:
-    """How many nodes a world may have, and where they meet.
+    """Parameters of the rendezvous of several nodes.
 
     Attributes:
-        size: How many.
-        endpoint: HOST:PORT; a launcher on HOST serves the store there.
-        run_id: Keeps runs apart that meet at one place.
-        join_timeout_s: How long to wait until enough nodes have come.
-        last_call_s: How long a world with enough of them waits for more.
-        node_timeout_s: A node that is silent for so long is taken to be lost.
-        rank: Of this machine, where people have given each its own; node rank 0 is on HOST. None: they number
-            themselves.
-        folder: The run's, where the launchers find their key; None: only LOCKSTEP_KEY can give them one.
-        has_own_id: The user has given the run id; otherwise it follows from the folder's name.
-        shared: What all launchers of the run must have in common.
+        size: Number of nodes.
+        endpoint: HOST:PORT. The launcher on HOST serves the store there.
+        run_id: Distinguishes runs that use the same endpoint.
+        join_timeout_s: Timeout until the minimum number of nodes has joined, seconds.
+        last_call_s: How long a world with enough nodes waits for more, seconds.
+        node_timeout_s: A node without a heartbeat for this long counts as lost, seconds.
+        rank: This node's rank, if the user gave each node one; node rank 0 is on HOST. None: assigned automatically.
+        folder: The run folder, from which the launchers read their key. None: the key is in LOCKSTEP_KEY.
+        has_own_id: Whether the user set the run id. If not, it is derived from the folder's name.
+        shared: Values that must be equal for all launchers of the run, by name.
     """
 
     size: ProcessRange
@@ -65,15 +64,15 @@ class RendezvousConfig:
 
 
 def parse_range(text: str, option: str, limit: int = MAX_PROCS) -> ProcessRange:
-    """Read `4` or `2:4`.
+    """Parse `4` or `2:4`.
 
     Args:
-        text: What was given.
-        option: For what, to name in an error.
-        limit: More there can't be.
+        text: The value that the user gave.
+        option: Name of the option, for errors.
+        limit: Largest number allowed.
 
     Raises:
-        ConfigError: It is neither, the range is empty, or it is more than there can be.
+        ConfigError: The text has neither form, the range is empty, or it exceeds the limit.
     """
     match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", text.strip())
     least = int(match[1]) if match else 0

@@ -1,7 +1,7 @@
 """Settings that have been renamed.
 
-A user who gives a former name gets an error that names the present one. A run folder of an earlier version keeps its
-`config.yaml` as it was written. Its keys are renamed when it is read, so that the run still resumes and evaluates.
+A former name given by the user raises an error with the present name. The `config.yaml` in a run folder of an earlier
+version is not changed: its keys are renamed when it is read, so that the run still resumes and evaluates.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Random and center crops of images, and resizing.
+"""Random and centre crops of images, and their resizing.
 
-N images of height H and width W. Boxes are in whole pixels of the upright image, from its left and top.
+Legend: N images, H and W their height and width. Boxes are in whole pixels of the upright image, from its left and top.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from lockstep.data.keyed import KeyArray, uniforms
 from lockstep.data.opencv import cv2
 
 _NUM_TRIES = 10
-# Limit on longer / shorter side. Only the middle of a longer image is resized: an image of 1 by millions of pixels,
-# with its shorter side resized to 256, would take terabytes.
+# Largest aspect ratio that is resized whole; of longer images only the middle is. With its shorter side resized to 256,
+# an image of 1 x 10,000,000 pixels would take 2 TB.
 _LONGEST = 16
 
 
 class Box(NamedTuple):
-    """A part of an image, in pixels."""
+    """A rectangle in an image, in pixels."""
 
     left: int
     top: int
@@ -33,18 +33,18 @@ class Box(NamedTuple):
     height: int
 
     def at(self, scale: int) -> Box:
-        """Return the same part of the image decoded at 1 / scale of its size; all values are rounded down."""
+        """Return the box in the image decoded at 1/scale of its size, with all values rounded down."""
         return Box(self.left // scale, self.top // scale, self.width // scale, self.height // scale)
 
 
 class RandomBoxes:
-    """A box of random area and shape for each image, distributed as in torchvision's RandomResizedCrop.
+    """Random boxes of N images, with the distribution of torchvision's RandomResizedCrop.
 
     Args:
         keys: (N,) keys of the samples.
-        area: Minimum and maximum fraction of the image's area, uniform.
-        ratio: Minimum and maximum width / height, uniform in its logarithm.
-        first_column: First of up to 40 random numbers per key.
+        area: Minimum and maximum share of the image's area, uniform.
+        ratio: Minimum and maximum width / height, uniform in the logarithm.
+        first_column: Index of the first of 40 random numbers of each key to use.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class RandomBoxes:
     ) -> None:
         self._area, self._ratio = area, ratio
         self._shape = (math.log(ratio[0]), math.log(ratio[1]))
-        # All tries of all images at once, because each call of numpy is expensive.
+        # All tries of all images in one call, since numpy's overhead per call is high.
         self._numbers = uniforms(keys, range(first_column, first_column + 4 * _NUM_TRIES)).tolist()
 
-    def box(self, place: int, size: tuple[int, int]) -> Box:
-        """Return the box of one of the N images, given its (width, height)."""
-        numbers = self._numbers[place]
+    def box(self, index: int, size: tuple[int, int]) -> Box:
+        """Return the box of the image at `index` of the N, from its (width, height) in pixels."""
+        numbers = self._numbers[index]
         for start in range(0, 4 * _NUM_TRIES, 4):
             box = _try_box(size, numbers[start : start + 4], self._area, self._shape)
             if box is not None:
@@ -79,7 +79,7 @@ def _try_box(
 
 
 def _widest_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
-    """Return the largest center box of an allowed shape, for images so long that no try fits."""
+    """Return the largest centred box of an allowed ratio, for images so long that no try was inside."""
     width, height = size
     if width < ratio[0] * height:
         box_width, box_height = width, max(1, min(height, round(width / ratio[0])))
@@ -91,24 +91,24 @@ def _widest_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
 
 
 def fitting_scale(shorter_px: int, target_px: int, *, margin: float) -> int:
-    """Return the largest scale at which a JPEG file can be decoded before a part of it is resized.
+    """Return the largest scale at which a JPEG file may be decoded before a box of it is resized.
 
     Args:
-        shorter_px: Shorter side of the part.
-        target_px: Its size after resizing.
-        margin: Minimum number of decoded pixels per target pixel, along a side.
+        shorter_px: Shorter side of the box, pixels.
+        target_px: Shorter side after resizing, pixels.
+        margin: Minimum ratio of decoded to target pixels along a side.
     """
     return next(scale for scale in SCALES if scale == 1 or shorter_px >= scale * target_px * margin)
 
 
 def resized(pixels: ByteArray, box: Box | None, height: int, width: int) -> Tensor:
-    """Resize a part of an image: bilinear, antialiased, in integers.
+    """Resize an image or a box of it: bilinear, antialiased, in integers.
 
     Args:
         pixels: (H, W, 3) bytes.
-        box: The part. None: all.
-        height: Height of the result.
-        width: Width of the result.
+        box: The box; None for the whole image.
+        height: Height of the result, pixels.
+        width: Width of the result, pixels.
 
     Returns:
         (height, width, 3) bytes.
@@ -118,20 +118,20 @@ def resized(pixels: ByteArray, box: Box | None, height: int, width: int) -> Tens
 
 
 def resize_into(out: Tensor, pixels: ByteArray, box: Box, *, mirrored: bool) -> None:
-    """Write the result of `resized` into a tensor, without a copy.
+    """Resize a box as `resized` does, and write the result into `out` without a copy.
 
     Args:
-        out: (height, width, 3) bytes.
+        out: (height, width, 3) bytes, to be overwritten.
         pixels: (H, W, 3) bytes.
-        box: The part.
-        mirrored: Whether to flip the image horizontally. This is done on the part, which is copied in any case.
+        box: The box.
+        mirrored: Whether to flip horizontally. The box is flipped before resizing, since it is copied in any case.
     """
     part = _part(pixels, box)
     if mirrored:
         part = cv2.flip(part, 1).view(np.uint8)
     size = out.shape[:2]
-    # The operator behind F.interpolate, which itself has no `out` argument.
-    torch.ops.aten._upsample_bilinear2d_aa.out(_as_image(part), size, False, None, None, out=_with_colours_first(out))
+    # The operator behind F.interpolate, which has no `out` parameter.
+    torch.ops.aten._upsample_bilinear2d_aa.out(_as_image(part), size, False, None, None, out=_channels_first(out))
 
 
 def _part(pixels: ByteArray, box: Box | None) -> ByteArray:
@@ -139,22 +139,25 @@ def _part(pixels: ByteArray, box: Box | None) -> ByteArray:
 
 
 def _as_image(pixels: ByteArray) -> Tensor:
-    # torch would copy a part too, more slowly.
-    return _with_colours_first(torch.from_numpy(np.ascontiguousarray(pixels)))
+    # torch would copy a strided box too, and more slowly than numpy.
+    return _channels_first(torch.from_numpy(np.ascontiguousarray(pixels)))
 
 
-def _with_colours_first(image: Tensor) -> Tensor:
-    # The batch dimension first: torch then sees channels-last memory and uses its fast kernel for bytes.
+def _channels_first(image: Tensor) -> Tensor:
+    # The batch dimension is added before permuting: torch then recognizes channels_last, which has a fast uint8 kernel.
     return image.unsqueeze(0).permute(0, 3, 1, 2)
 
 
 def resized_shorter(pixels: ByteArray, shorter_px: int, middle_px: int = 0) -> Tensor:
-    """Resize the shorter side of an image to a length, as torchvision's Resize: (H, W, 3) bytes.
+    """Resize an image to a length of its shorter side, as torchvision's Resize does.
 
     Args:
         pixels: (H, W, 3) bytes.
-        shorter_px: Length of the shorter side of the result.
-        middle_px: Length of the middle of the longer side that is needed. The rest of very long images is cut off.
+        shorter_px: Length of the shorter side, pixels.
+        middle_px: Length needed from the middle of the longer side, pixels. The rest of very long images is left out.
+
+    Returns:
+        (H, W, 3) bytes.
     """
     height, width = pixels.shape[:2]
     shorter = min(height, width)
@@ -166,7 +169,7 @@ def resized_shorter(pixels: ByteArray, shorter_px: int, middle_px: int = 0) -> T
 
 
 def centre_square(image: Tensor, side_px: int) -> Tensor:
-    """Crop the center of (H, W, 3) bytes to (side, side, 3), as torchvision's CenterCrop, padded with black."""
+    """Crop (H, W, 3) bytes to (side, side, 3) as torchvision's CenterCrop does, padding smaller images with black."""
     height, width = image.shape[:2]
     if height < side_px or width < side_px:
         down, right = max(0, side_px - height), max(0, side_px - width)

@@ -80,9 +80,9 @@ class DecodedPictures:
         Returns:
             (H, W, 3) bytes; None if the file is not cached at this scale, or has changed since.
         """
-        place = self._place(path, scale)
+        file = self._file_of(path, scale)
         try:
-            content = _mapped(place)
+            content = _mapped(file)
         except (OSError, ValueError):
             return None
         if len(content) <= _HEAD.size:
@@ -95,44 +95,44 @@ class DecodedPictures:
         pixels: ByteArray = np.frombuffer(content, np.uint8, offset=_HEAD.size)
         # Files are written without fsync. After a crash of the machine their content may be lost, so the checksum is
         # verified once for files from before the last boot.
-        if boot != _boot() and place not in self._checked:
+        if boot != _boot() and file not in self._checked:
             if zlib.adler32(pixels.data) != checksum:
                 return None
-            self._checked.add(place)
+            self._checked.add(file)
         return pixels.reshape(height, width, 3)
 
     def keep(self, path: Path, scale: int, pixels: ByteArray) -> None:
-        """Store a decoded image if there is room. A failure to write disables further storing.
+        """Store a decoded image if it fits within the limit. A failure to write disables further storing.
 
         Args:
             path: The image file.
             scale: Scale at which it was decoded.
             pixels: (H, W, 3) bytes.
         """
-        place = self._place(path, scale)
+        file = self._file_of(path, scale)
         size = _HEAD.size + pixels.nbytes
-        if self._is_full or place.exists():
+        if self._is_full or file.exists():
             return
-        partial = partial_path(self._folder / "partial" / place.name)
+        partial = partial_path(self._folder / "partial" / file.name)
         try:
             if not self._reserve(size):
                 return
-            place.parent.mkdir(exist_ok=True)
+            file.parent.mkdir(exist_ok=True)
             partial.parent.mkdir(exist_ok=True)
             pixels = np.ascontiguousarray(pixels)
             height, width = pixels.shape[:2]
             partial.unlink(missing_ok=True)  # of an earlier process with this process id
-            with partial.open("xb") as file:
-                file.write(_HEAD.pack(_MAGIC, height, width, zlib.adler32(pixels.data), _boot()))
-                file.write(pixels.data)
-            partial.replace(place)
+            with partial.open("xb") as stream:
+                stream.write(_HEAD.pack(_MAGIC, height, width, zlib.adler32(pixels.data), _boot()))
+                stream.write(pixels.data)
+            partial.replace(file)
         except OSError as error:
             self._is_full = True
             LOGGER.warning("stopped caching decoded images in %s: %s", self._folder, error.strerror or error)
             with contextlib.suppress(OSError):
                 partial.unlink()
 
-    def _place(self, path: Path, scale: int) -> Path:
+    def _file_of(self, path: Path, scale: int) -> Path:
         try:
             status = path.stat()
             version = f"{status.st_size} {status.st_mtime_ns}"
@@ -204,11 +204,11 @@ def _check_own_file(status: os.stat_result, name: str) -> None:
         raise OSError(errno.EEXIST, f"its entry {name} is not a file of such a cache")
 
 
-def _mapped(place: Path) -> mmap.mmap:
+def _mapped(file: Path) -> mmap.mmap:
     """Map a regular file of this user. Follows no link and waits for no FIFO."""
-    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _check_own_file(os.fstat(descriptor), place.name)
+        _check_own_file(os.fstat(descriptor), file.name)
         # Private instead of read-only: torch warns about arrays that are not writable.
         return mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     finally:

@@ -1,4 +1,4 @@
-"""Downloads of dataset files: verified by checksum, and renamed into place when complete."""
+"""Download dataset files: verified by checksum, and renamed to their final name when complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lockstep.errors import DataError
 from lockstep.scratch import partial_path, sweep_partials
 
 LOGGER = logging.getLogger("lockstep")
-_PIECE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Download:
     """A file to download.
 
     Attributes:
-        urls: Addresses, tried in order until one returns a file with the checksum.
-        path: Where to store it.
-        md5: MD5 checksum, 32 hex digits. It protects against damage, not against forgery.
+        urls: URLs, tried in order until one returns a file with the checksum.
+        path: Path of the downloaded file.
+        md5: MD5 checksum, 32 hex digits. It detects damage, not forgery.
     """
 
     urls: tuple[str, ...]
@@ -47,7 +47,7 @@ def fetch(download: Download, *, otherwise: str, timeout_s: float = 20.0) -> Non
         timeout_s: Timeout of a server's response, in seconds.
 
     Raises:
-        DataError: No address has the right file, or the folder cannot be written to.
+        DataError: No URL returned the right file, or the folder cannot be written to.
     """
     try:
         download.path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,33 +66,33 @@ def _fetch_from_any(download: Download, otherwise: str, timeout_s: float) -> Non
     faults = []
     for url in download.urls:
         LOGGER.warning("downloading %s", url)
-        part = partial_path(download.path)
+        partial = partial_path(download.path)
         try:
-            fault = _fetch_one(url, part, download.md5, timeout_s)
+            fault = _fetch_one(url, partial, download.md5, timeout_s)
             if fault is None:
-                part.replace(download.path)
+                partial.replace(download.path)
                 return
             faults.append(f"{url}: {fault}")
         finally:
-            part.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
     raise DataError(f"{download.path} is missing and can't be downloaded", cause="\n".join(faults), fix=otherwise)
 
 
-def _fetch_one(url: str, part: Path, md5: str, timeout_s: float) -> str | None:
-    """Download one address into a file. Returns the failure, None if there is none."""
+def _fetch_one(url: str, partial: Path, md5: str, timeout_s: float) -> str | None:
+    """Download one URL into a file. Returns the failure, or None if there is none."""
     digest = hashlib.md5(usedforsecurity=False)
-    with part.open("wb") as file:
-        pieces = _read(url, timeout_s)
+    with partial.open("wb") as file:
+        chunks = _read(url, timeout_s)
         while True:
             try:
-                piece = next(pieces, None)
+                chunk = next(chunks, None)
             except (OSError, HTTPException, ValueError) as error:
                 cause = error if isinstance(error, HTTPError) else getattr(error, "reason", error)
                 return str(cause) or type(error).__name__
-            if piece is None:
+            if chunk is None:
                 break
-            digest.update(piece)
-            file.write(piece)
+            digest.update(chunk)
+            file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
     if digest.hexdigest() != md5:
@@ -102,8 +102,8 @@ def _fetch_one(url: str, part: Path, md5: str, timeout_s: float) -> str | None:
 
 def _read(url: str, timeout_s: float) -> Iterator[bytes]:
     with urlopen(url, timeout=timeout_s) as response:
-        while piece := response.read(_PIECE_BYTES):
-            yield piece
+        while chunk := response.read(_CHUNK_BYTES):
+            yield chunk
 
 
 @contextmanager

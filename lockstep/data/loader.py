@@ -255,7 +255,7 @@ class Loader:
     def close(self) -> None:
         """Stop the workers."""
         workers = list(getattr(self._stream, "_workers", ()))
-        self._stream = None  # its destructor asks the workers to exit, and waits a few seconds
+        self._stream = None  # its destructor sends the workers a request to exit, and waits a few seconds
         for worker in workers:
             if worker.is_alive():
                 worker.kill()

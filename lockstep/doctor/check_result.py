@@ -1,4 +1,4 @@
-"""Results of the checks of `lockstep doctor`, each with a fix where something is wrong."""
+"""Results of `lockstep doctor`: one per check, with a fix if something is wrong."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class CheckResult:
     """The result of one check.
 
     Attributes:
-        check: What was checked: "shared memory".
-        value: What was found: "64 MB".
-        verdict: ok; note: worth knowing; warning: may be slow or fail later; problem: training cannot work.
-        fix: What to do, an imperative sentence.
+        check: Name of the check, such as "shared memory".
+        value: Result, such as "64 MB".
+        verdict: ok; note: for information; warning: may be slow or fail later; problem: training cannot work.
+        fix: An imperative sentence; empty if there is nothing to do.
     """
 
     check: str
@@ -38,11 +38,11 @@ class CheckResult:
 
 
 def merged(by_rank: Sequence[Sequence[CheckResult]], hosts: Sequence[str]) -> list[CheckResult]:
-    """Merge the results of all machines: once where they are equal, by machine where they differ.
+    """Merge the results of all machines: one result if they are equal, one per machine if they differ.
 
     Args:
-        by_rank: Each rank's results, in the order of the checks.
-        hosts: Each rank's machine.
+        by_rank: The results of each rank, in the order of the checks.
+        hosts: The host of each rank.
     """
     by_host: dict[str, Mapping[str, CheckResult]] = {}
     for host, results in zip(hosts, by_rank, strict=True):
@@ -68,7 +68,7 @@ def merged(by_rank: Sequence[Sequence[CheckResult]], hosts: Sequence[str]) -> li
 
 
 def table(results: Sequence[CheckResult]) -> Table:
-    """Lay results out for the console: verdict, check and value, with the fix below them."""
+    """Lay out results for the console: verdict, check and value, with the fix below the value."""
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(no_wrap=True)
     rows.add_column(no_wrap=True)
@@ -85,7 +85,7 @@ def table(results: Sequence[CheckResult]) -> Table:
 
 
 def verdict_line(results: Sequence[CheckResult]) -> str:
-    """Summarise the results in one line."""
+    """Summarize the results in one line."""
     problems = sum(result.verdict == "problem" for result in results)
     warnings = sum(result.verdict == "warning" for result in results)
     if not problems and not warnings:

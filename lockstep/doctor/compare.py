@@ -1,4 +1,4 @@
-"""Checks of what must be equal on all ranks, naming the ranks that differ."""
+"""Compare software, hardware, settings and data over all ranks, and name the ranks that differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lockstep.provenance.environment import cpu_name, device_name
 from lockstep.version import __version__
 
 PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors")
-# Clocks that are further apart make logs hard to read side by side; training doesn't look at them.
+# Largest difference of clocks without a warning. It does not affect training, but makes logs hard to compare.
 CLOCK_S = 2.0
 FIXES = {
     "code": "Install the same lockstep on all machines.",
@@ -36,12 +36,15 @@ FIXES = {
 
 
 def summary(world: World, config: RunConfig | None, data: Sequence[SampleSource]) -> dict[str, str]:
-    """Describe this rank's software, hardware, settings and data as texts that can be compared.
+    """Describe this rank's software, hardware, settings and data.
 
     Args:
-        world: The world; its device is described.
+        world: The world, with the device of this rank.
         config: The settings; None if `doctor` runs without a recipe.
         data: The datasets, training set first; empty without a recipe.
+
+    Returns:
+        Texts by name, to be compared over the ranks.
     """
     found = {
         "lockstep": __version__,
@@ -53,38 +56,43 @@ def summary(world: World, config: RunConfig | None, data: Sequence[SampleSource]
     }
     if config is not None:
         settings = config.model_dump(mode="json", exclude={"loader", "cluster", "report"})
-        settings.get("data", {}).pop("root", None)  # each machine may have the data elsewhere
+        settings.get("data", {}).pop("root", None)  # may differ between machines
         found["settings"] = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     if data:
         found["data"] = ", ".join(fingerprint(samples) for samples in data)
     return found
 
 
-def examine(world: World, mine: Mapping[str, str]) -> list[CheckResult]:
-    """Compare this rank's summary with all others'. The same list on every rank."""
-    every = collectives.all_gather_object(world, (world.host, dict(mine)))
-    hosts = [host for host, _ in every]
-    names = dict.fromkeys(name for _, theirs in every for name in theirs)
-    found = [compared(name, [theirs.get(name, "none") for _, theirs in every], hosts) for name in names]
-    return [*found, _clock(world)]
+def examine(world: World, own: Mapping[str, str]) -> list[CheckResult]:
+    """Compare the summaries of all ranks. Returns the same list on every rank.
+
+    Args:
+        world: The ranks.
+        own: The summary of this rank.
+    """
+    gathered = collectives.all_gather_object(world, (world.host, dict(own)))
+    hosts = [host for host, _ in gathered]
+    names = dict.fromkeys(name for _, texts in gathered for name in texts)
+    findings = [compared(name, [texts.get(name, "none") for _, texts in gathered], hosts) for name in names]
+    return [*findings, _clock(world)]
 
 
 def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> CheckResult:
-    """Compare one value over all ranks, and name the ranks that differ.
+    """Compare one value over all ranks, and name the ranks that differ from the most common value.
 
     Args:
-        name: Of the fact.
-        values: By rank.
-        hosts: By rank.
+        name: Name of the value, such as "torch".
+        values: The value on each rank.
+        hosts: The host of each rank.
     """
     (usual, _), *others = Counter(values).most_common()
     if not others:
         return CheckResult(name, f"{usual} on all {len(values)}")
     odd = [rank for rank, value in enumerate(values) if value != usual]
-    places = [f"{values[rank]} on rank {rank} ({hosts[rank]})" for rank in odd[:4]]
+    shown = [f"{values[rank]} on rank {rank} ({hosts[rank]})" for rank in odd[:4]]
     more = f" and {len(odd) - 4} more" if len(odd) > 4 else ""
     same = [rank for rank, value in enumerate(values) if value == usual]
-    text = f"{usual} on {ranks_text(same)}; {', '.join(places)}{more}"
+    text = f"{usual} on {ranks_text(same)}; {', '.join(shown)}{more}"
     fix = FIXES.get(name) or f"pip install {name}=={usual} on {', '.join(sorted({hosts[rank] for rank in odd}))}"
     if name == "python":
         fix = f"Use Python {usual} on all machines."
@@ -92,7 +100,7 @@ def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> CheckRes
 
 
 def fingerprint(samples: SampleSource) -> str:
-    """Return the number of samples, and a hash over the first, middle and last as training would read them."""
+    """Return the number of samples, and a hash of the first, the middle and the last as training reads them."""
     count = len(samples)
     if count == 0:
         return "0 samples"
@@ -102,7 +110,7 @@ def fingerprint(samples: SampleSource) -> str:
 
 
 def code_hash() -> str:
-    """Compute a hash over this package's source files."""
+    """Return a hash over the source files of this package."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -115,7 +123,7 @@ def _hash(batch: Batch) -> str:
 
     def take(value: object) -> None:
         if hasattr(value, "numpy"):
-            digest.update(value.contiguous().numpy().tobytes())  # type: ignore[attr-defined]  # hasattr tells nothing to mypy
+            digest.update(value.contiguous().numpy().tobytes())  # type: ignore[attr-defined]  # mypy does not narrow types by hasattr
         elif isinstance(value, dict):
             for name in sorted(value):
                 take(value[name])

@@ -1,4 +1,4 @@
-"""The checks of `lockstep doctor`: this machine, and in a world all of its processes and the network."""
+"""Run the checks of `lockstep doctor`: of this machine, and in a world of all processes and the network."""
 
 from __future__ import annotations
 
@@ -30,45 +30,45 @@ def examine(
     overrides: list[str],
     run_dir: Path,
     as_json: bool,
-    here: RankAssignment | None = None,
+    assignment: RankAssignment | None = None,
 ) -> int:
     """Run the checks of one process. Rank 0 prints the results.
 
     Args:
-        source: The recipe whose settings and data are compared; None: none.
+        source: The recipe whose settings and data are compared over the ranks. None: neither is compared.
         overrides: Settings of the recipe.
         run_dir: Folder of the runs, whose disk is checked.
         as_json: Print JSON.
-        here: Which process this is; None: read from the environment.
+        assignment: Rank of this process and its world. None: read from the environment.
 
     Returns:
-        The exit code: 0, or 1 if there is a problem; the same on every rank.
+        The exit code: 0, or 1 if there is a problem. The same on every rank.
     """
     found = find(source) if source is not None else None
     config = load(found.config_class, found.layers, overrides).config if found is not None else RunConfig(recipe="none")
-    with join_world(here or read_assignment(os.environ) or ALONE, config) as world:
+    with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
         data: list[SampleSource] = []
         if found is not None:
             dataset_info = dataset_info_for(found, config, world, None)
             parts = build_parts(config, lambda: found.build(config, dataset_info))
             data = [open_data(config, parts, train=is_train) for is_train in (True, False)]
-        results = _round(world, config if found is not None else None, data, run_dir)
+        results = _examine(world, config if found is not None else None, data, run_dir)
         if world.is_main:
             _show(world, results, as_json)
     return PROBLEM if any(result.verdict == "problem" for result in results) else 0
 
 
-def _round(world: World, config: RunConfig | None, data: list[SampleSource], run_dir: Path) -> list[CheckResult]:
-    # One rank per machine checks the machine: two would measure each other's disk writes.
-    mine = machine.whole(run_dir) if world.local_rank == 0 else []
+def _examine(world: World, config: RunConfig | None, data: list[SampleSource], run_dir: Path) -> list[CheckResult]:
+    # One rank per machine checks the machine: two would slow down each other's disk writes.
+    own = machine.whole(run_dir) if world.local_rank == 0 else []
     if world.size == 1:
         samples = [CheckResult("data", compare.fingerprint(each)) for each in data]
-        return [*mine, *samples]
-    gathered = collectives.all_gather_object(world, (world.host, [result.to_json() for result in mine]))
-    every = [(host, [CheckResult(**found) for found in theirs]) for host, theirs in gathered if theirs]
-    machines = merged([results for _, results in every], [host for host, _ in every])
+        return [*own, *samples]
+    gathered = collectives.all_gather_object(world, (world.host, [result.to_json() for result in own]))
+    by_host = [(host, [CheckResult(**found) for found in results]) for host, results in gathered if results]
+    machines = merged([results for _, results in by_host], [host for host, _ in by_host])
     compared = compare.examine(world, compare.summary(world, config, data))
-    # What is compared over the ranks has one row, that of the comparison.
+    # A check that is also compared over the ranks has only the row of the comparison.
     names = {result.check for result in compared}
     return [*(each for each in machines if each.check not in names), *compared, *links.examine(world)]
 

@@ -1,4 +1,4 @@
-"""Checks between the processes of a world: every pair, the all-reduce, and the speed of both."""
+"""Check the network between the processes of a world: every pair, the all-reduce, and the speed of both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lockstep.cluster.world import World
 from lockstep.doctor.check_result import CheckResult
 
 SIZES = (1024, 64 * 1024, 1024**2, 16 * 1024**2, 64 * 1024**2)
-# A size that takes longer than this for one sum is the last one tried.
+# Larger sizes are skipped after an all-reduce that takes longer than this, seconds.
 LONG_S = 1.0
 PING_BYTES = 64
 PINGS = 5
@@ -27,12 +27,12 @@ PINGS = 5
 
 @dataclass(frozen=True)
 class AllReduce:
-    """One size of the all-reduce.
+    """Measurement of the all-reduce at one size.
 
     Attributes:
-        num_bytes: What each process gives.
-        seconds: Median time, of the slowest rank.
-        is_right: Whether the sum was, on every rank.
+        num_bytes: Size of the buffer, bytes.
+        seconds: Median time of the slowest rank.
+        is_right: Whether the sum was correct on every rank.
     """
 
     num_bytes: int
@@ -40,7 +40,7 @@ class AllReduce:
     is_right: bool
 
     def bits_per_s(self, world_size: int) -> float:
-        """Return the bit rate of each process's link: an all-reduce moves 2 (W-1)/W of its bytes."""
+        """Return the bus bandwidth: an all-reduce moves 2 (W-1)/W of its bytes over the link of each process."""
         return 8 * self.num_bytes * 2 * (world_size - 1) / world_size / self.seconds
 
 
@@ -53,18 +53,18 @@ def examine(world: World, timeout_s: float = 30.0) -> list[CheckResult]:
 
 
 def _interface(world: World) -> CheckResult:
-    mine = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(world.assignment.init) or "chosen by the system"
-    places: dict[str, list[str]] = {}
-    for host, name in collectives.all_gather_object(world, (world.host, mine)):
-        places.setdefault(name, []).append(host)
-    if len(places) == 1:
-        return CheckResult("interface", mine)
-    texts = [f"{name} on {', '.join(dict.fromkeys(hosts))}" for name, hosts in places.items()]
+    own = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(world.assignment.init) or "chosen by the system"
+    hosts_of: dict[str, list[str]] = {}
+    for host, name in collectives.all_gather_object(world, (world.host, own)):
+        hosts_of.setdefault(name, []).append(host)
+    if len(hosts_of) == 1:
+        return CheckResult("interface", own)
+    texts = [f"{name} on {', '.join(dict.fromkeys(hosts))}" for name, hosts in hosts_of.items()]
     return CheckResult("interface", "; ".join(texts))
 
 
 def rounds(world_size: int) -> Iterator[list[tuple[int, int]]]:
-    """Return every pair of ranks once, in rounds with at most one partner per rank (the circle method)."""
+    """Yield rounds of pairs of ranks: each pair occurs once, and each rank once per round (the circle method)."""
     ranks = list(range(world_size + world_size % 2))
     for _ in range(len(ranks) - 1):
         half = len(ranks) // 2
@@ -104,14 +104,14 @@ def _pairs(world: World, timeout_s: float) -> list[CheckResult]:
 
 
 def _ping(world: World, pair: tuple[int, int], timeout_s: float) -> float | str:
-    """Measure the seconds of a round trip, or return the reason of a failure."""
+    """Return the round-trip time in seconds, or the reason of a failure."""
     peer = pair[1] if world.rank == pair[0] else pair[0]
     out = torch.zeros(PING_BYTES, dtype=torch.uint8, device=world.device)
     back = torch.empty_like(out)
     times = []
     try:
         for _ in range(PINGS):
-            began = time.perf_counter()
+            started = time.perf_counter()
             first, second = (out, back) if world.rank == pair[0] else (back, out)
             for tensor in (first, second):
                 work = dist.isend(tensor, peer) if tensor is out else dist.irecv(tensor, peer)
@@ -119,7 +119,7 @@ def _ping(world: World, pair: tuple[int, int], timeout_s: float) -> float | str:
                 work.wait(timedelta(seconds=timeout_s))
             if world.device.type == "cuda":
                 torch.cuda.synchronize(world.device)
-            times.append(time.perf_counter() - began)
+            times.append(time.perf_counter() - started)
     except RuntimeError as error:
         return str(error).splitlines()[0][:120]
     return statistics.median(times)
@@ -161,19 +161,19 @@ def _sum(world: World, num_bytes: int) -> AllReduce:
     for _ in range(4):
         values = _numbers(world.rank, num_bytes // 4, world.device)
         collectives.barrier(world, 60)
-        began = time.perf_counter()
+        started = time.perf_counter()
         dist.all_reduce(values)
         if world.device.type == "cuda":
             torch.cuda.synchronize(world.device)
-        times.append(time.perf_counter() - began)
-        wanted = world.size * _numbers(0, len(values), world.device) + world.size * (world.size - 1) / 2
-        is_right = is_right and torch.equal(values, wanted)
-    every = collectives.all_gather_object(world, (statistics.median(times[1:]), is_right))
-    return AllReduce(num_bytes, max(seconds for seconds, _ in every), all(right for _, right in every))
+        times.append(time.perf_counter() - started)
+        expected = world.size * _numbers(0, len(values), world.device) + world.size * (world.size - 1) / 2
+        is_right = is_right and torch.equal(values, expected)
+    gathered = collectives.all_gather_object(world, (statistics.median(times[1:]), is_right))
+    return AllReduce(num_bytes, max(seconds for seconds, _ in gathered), all(right for _, right in gathered))
 
 
 def _numbers(rank: int, count: int, device: torch.device) -> Tensor:
-    """Whole numbers, rank by rank one more: their sum has no rounding, whatever the order."""
+    """Return (count,) integers plus the rank, as float32: their sum has no rounding error in any order."""
     return (torch.arange(count, device=device) % 251 + rank).float()
 
 

@@ -1,4 +1,4 @@
-"""Checks of one machine: Python, torch, GPUs, cores, memory, disk, limits."""
+"""Check one machine: Python, torch, GPUs, cores, memory, disk, limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lockstep.version import __version__
 GB = 1024**3
 MB = 1024**2
 OLDEST_TORCH = (2, 11)
-# Size of the test write: long enough to pass the first burst, short enough not to be noticed.
+# Size of the test write: large enough to outlast a short burst, small enough to be quick.
 TRIAL_BYTES = 64 * MB
 
 
@@ -108,11 +108,11 @@ def _gpus() -> list[CheckResult]:
 
 def _driver() -> str:
     try:
-        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        answer = subprocess.run(asked, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=False)
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        result = subprocess.run(query, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return answer.stdout.split("\n")[0].strip()
+    return result.stdout.split("\n")[0].strip()
 
 
 def _links() -> CheckResult:
@@ -125,14 +125,14 @@ def _links() -> CheckResult:
 
 
 def _cores() -> list[CheckResult]:
-    here = num_cores()
+    usable = num_cores()
     allowed = _cgroup_cores()
-    if allowed is not None and allowed < here:
-        text = f"{here}, of which this container may use {allowed:g}"
+    if allowed is not None and allowed < usable:
+        text = f"{usable}, of which this container may use {allowed:g}"
         fix = f"Start at most {max(1, int(allowed))} processes: --procs {max(1, int(allowed))}"
         return [CheckResult("cores", text, "warning", fix)]
-    machine = os.cpu_count() or here
-    return [CheckResult("cores", f"{here}" if here == machine else f"{here} of the machine's {machine}")]
+    total = os.cpu_count() or usable
+    return [CheckResult("cores", f"{usable}" if usable == total else f"{usable} of the machine's {total}")]
 
 
 def _load() -> list[CheckResult]:
@@ -172,15 +172,15 @@ def _memory() -> CheckResult:
 
 
 def disk_space(run_folder: Path) -> CheckResult:
-    """Check the space for checkpoints where the run folder is, or would be."""
-    place = _existing(run_folder)
+    """Check the free space for checkpoints on the disk of the run folder, which may not exist yet."""
+    folder = _existing(run_folder)
     try:
-        free = shutil.disk_usage(place).free
+        free = shutil.disk_usage(folder).free
     except OSError as error:
-        return CheckResult("disk space", f"{place}: {error.strerror}", "problem", "Give another --run-dir.")
+        return CheckResult("disk space", f"{folder}: {error.strerror}", "problem", "Give another --run-dir.")
     text = f"{free / GB:.1f} GB free for {run_folder}"
-    if not os.access(place, os.W_OK):
-        return CheckResult("disk space", f"{place} cannot be written to", "problem", "Give another --run-dir.")
+    if not os.access(folder, os.W_OK):
+        return CheckResult("disk space", f"{folder} cannot be written to", "problem", "Give another --run-dir.")
     if free < GB // 4:
         return CheckResult("disk space", text, "problem", "Free some space, or give another --run-dir.")
     if free < 2 * GB:
@@ -195,12 +195,12 @@ def disk_speed(run_folder: Path) -> CheckResult:
     block = os.urandom(MB)
     try:
         with tempfile.TemporaryFile(dir=_existing(run_folder), prefix=".lockstep-doctor-") as file:
-            began = time.perf_counter()
+            started = time.perf_counter()
             for _ in range(TRIAL_BYTES // MB):
                 file.write(block)
             file.flush()
             os.fsync(file.fileno())
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - started
     except OSError as error:
         return CheckResult("disk speed", f"{error.strerror}", "problem", "Give another --run-dir.")
     speed = TRIAL_BYTES / MB / seconds
@@ -234,7 +234,7 @@ def open_files() -> CheckResult:
 
 def _existing(folder: Path) -> Path:
     """Return the folder, or its nearest parent that exists."""
-    place = folder.expanduser().absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return place
+    existing = folder.expanduser().absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    return existing

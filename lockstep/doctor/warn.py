@@ -1,4 +1,4 @@
-"""The checks of `lockstep doctor` that take milliseconds, before a run."""
+"""Run the quick checks of `lockstep doctor` before a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lockstep.report.console import Console
 
 
 def warn_before(folder: Path, config: RunConfig) -> None:
-    """Print the warnings of the quick checks of `lockstep doctor`, which take milliseconds."""
-    from lockstep.doctor.machine import short  # late: it imports torch
+    """Run the checks of `lockstep doctor` that take milliseconds, and print their warnings and problems."""
+    from lockstep.doctor.machine import short  # late, since it imports torch
 
     needs_shared_memory = isinstance(config.loader.num_workers, int) and config.loader.num_workers > 0
     results = short(folder, needs_shared_memory=needs_shared_memory)

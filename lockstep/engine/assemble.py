@@ -89,7 +89,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
 
 
 def _hold(model: nn.Module, config: RunConfig, world: World, *, is_sharded: bool) -> Replica:
-    """Return this rank's replica of the model, as `parallel` says. One process has a whole one in any case."""
+    """Return this rank's replica of the model, according to `parallel`. A single process always has a whole one."""
     if is_sharded:
         from lockstep.parallel.sharded import Shards  # late: torch's FSDP takes a second to import
 

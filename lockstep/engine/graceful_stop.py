@@ -28,7 +28,7 @@ class StopFlag:
         return float(self._is_requested(polls=self._world.is_main))
 
     def is_requested(self) -> bool:
-        """Whether a stop was requested, as far as this rank can see; for use between steps, without an all-reduce."""
+        """Return whether a stop request is visible to this rank. For use between steps, without an all-reduce."""
         return self._is_requested(polls=True)
 
     def _is_requested(self, *, polls: bool) -> bool:

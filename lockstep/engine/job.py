@@ -223,12 +223,12 @@ class Job:
         return self.replica.gather_all(state)
 
     def is_evaluation_due(self) -> bool:
-        """Whether the last step ended an epoch that is followed by a validation."""
+        """Return whether the last step ended an epoch that is followed by a validation."""
         step, between = self.progress.step, self.config.eval_every * self.order.steps_per_epoch
         return step > 0 and (step % between == 0 or step == self.num_steps)
 
     def is_evaluated(self) -> bool:
-        """Whether the current weights were validated."""
+        """Return whether the current weights were validated."""
         return self.progress.evaluated_step == self.progress.step
 
     def note_world(self) -> None:

@@ -31,7 +31,7 @@ class RollBack(Exception):
 
 
 def handle_nonfinite(job: Job, step: Step, saver: CheckpointManager, reports: Reports) -> None:
-    """Report the cause and react as `watch.nonfinite` says; returns only if the step is skipped.
+    """Report the cause and apply the policy `watch.nonfinite`. Returns only if the step is skipped.
 
     Args:
         job: The run.
@@ -134,7 +134,7 @@ def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
         for name, gradient in zip(named, gradients, strict=True)
         if gradient is not None
     }
-    # NaN compares false with everything and tells more than infinity, so it is looked for first.
+    # NaN ranks above infinity, since it is more informative. `max` alone cannot order it.
     worst = max(sizes, key=lambda name: (math.isnan(sizes[name]), sizes[name]))
     return {
         "rank": job.world.rank,

@@ -37,7 +37,7 @@ class ReplicaCheck:
         self._equal_step: int | None = None
 
     def is_due(self, job: Job) -> bool:
-        """Whether to compare the ranks after the next step; rank 0's answer counts."""
+        """Return whether to compare the ranks after the next step; rank 0's answer counts."""
         if self._every is None:
             return False
         step, steps_per_epoch = job.progress.step + 1, job.order.steps_per_epoch

@@ -47,7 +47,7 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
         spec: The run, with its folder; equal on all ranks.
         recipe: Builds data, model, loss and metric.
         world: The processes of the run.
-        stop: Set by a signal that asks this process to stop.
+        stop: Set by a signal that requests a stop of this process.
 
     Returns:
         0 if the run is complete, or 128 + the signal's number if the run was stopped after it saved.

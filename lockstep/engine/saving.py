@@ -75,7 +75,7 @@ class CheckpointManager:
             checkpoint.clean(folder.checkpoints)
 
     def is_due(self, job: Job) -> bool:
-        """Whether the interval between checkpoints is over.
+        """Return whether the interval between checkpoints is over.
 
         Steps and epochs are equal on all ranks. Wall-clock time is not, so rank 0 decides: alone, as only rank 0
         writes, or for all ranks if the model is sharded.

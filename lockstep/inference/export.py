@@ -1,6 +1,6 @@
-"""Export of a trained model to one file: safetensors, ONNX, or a program of torch.export.
+"""Export a trained model to one file: safetensors, ONNX, or torch.export's program.
 
-The file is read back and run before it is renamed to its target, so an existing file always gives the model's outputs.
+The file is written under a temporary name, loaded, and run. It is renamed only if its outputs match the model's.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 ENDINGS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
-# Largest allowed difference, relative to the largest output: other kernels sum in another order.
+# Largest difference allowed, as a share of the largest output: other kernels sum in a different order.
 TOLERANCE = {"safetensors": 0.0, "onnx": 1e-4, "torch-export": 1e-4}
-BATCHES = (2, 1, 5)  # the model is traced with the first
-FIELD = "lockstep.json"  # in a torch-export file
+BATCHES = (2, 1, 5)  # batch sizes to check; the model is traced with the first
+FIELD = "lockstep.json"  # the file of metadata inside a torch-export file
 INPUT = "input"
 OUTPUT = "output"
 BATCH = "batch"
@@ -38,15 +38,15 @@ Run = Callable[["Tensor"], "list[Tensor]"]
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written and checked.
+    """An exported file whose outputs were checked.
 
     Attributes:
         path: The file.
-        num_bytes: Its size.
-        difference: Largest difference between its outputs and the model's, relative to the largest output.
-        allowed: Largest allowed difference.
+        num_bytes: Its size in bytes.
+        difference: Largest difference between its outputs and the model's, as a share of the largest output.
+        allowed: Largest difference allowed.
         input_shape: Shape of one sample, without the batch dimension.
-        metadata: Stored in the file: the recipe, and the meaning of inputs and outputs.
+        metadata: Metadata in the file: the recipe, and the meaning of inputs and outputs.
     """
 
     path: Path
@@ -66,18 +66,21 @@ def export(
     *,
     preset: str | None = None,
 ) -> Exported:
-    """Write a trained model into one file, and check that the file gives the same outputs. It computes in fp32.
+    """Export a trained model to one file that computes in fp32, and check the file's outputs.
 
     Args:
-        run: The run folder, or with `preset` a file of weights.
+        run: A run folder, or with `preset` a file of weights from elsewhere.
         to: "safetensors", "onnx" or "torch-export".
-        out: The file; if left out, `model` with the format's ending, in the run folder.
+        out: Path of the file. Default: `model` with the format's extension, in the run folder.
         overrides: Settings that differ from the run's.
         checkpoint: "last" for the final weights, "best", or a checkpoint's name.
-        preset: The model of a file of weights: a recipe, a preset or a YAML file.
+        preset: For a file of weights: the recipe, preset or YAML file of its model.
+
+    Returns:
+        The file that was written.
 
     Raises:
-        LockstepError: Any error that the user can fix. The target is then missing or unchanged.
+        LockstepError: The model cannot be exported, or the outputs differ. An existing file is then left unchanged.
     """
     if to not in ENDINGS:
         raise ConfigError(
@@ -98,9 +101,9 @@ def export(
     from lockstep.cluster.world import alone
 
     settings = [*overrides, "precision=fp32", "loss_scale=dynamic", "device=cpu"]
-    subject = TrainedModel(path, settings, checkpoint, preset)
-    found, config = subject.settings()
-    parts, model = subject.open(found, config, alone("cpu"))
+    trained = TrainedModel(path, settings, checkpoint, preset)
+    found, config = trained.settings()
+    parts, model = trained.open(found, config, alone("cpu"))
     shape = input_shape(parts, config)
     metadata = {"lockstep": __version__, "recipe": config.recipe, "input": list(shape), **parts.metadata}
     return _write(to, model, shape, metadata, out)
@@ -118,15 +121,15 @@ def _write(to: str, model: nn.Module, shape: tuple[int, ...], metadata: Mapping[
     }[to]
     partial = partial_path(out)
     try:
-        # Warnings of torch's exporters are for their maintainers; the outputs are checked below.
+        # The warnings of torch's exporters are about their internals; the outputs are checked below.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             content = write(model, samples[0], metadata)
-        own = [*map(_run_of(model), samples)]
+        expected = [*map(_run_of(model), samples)]
         out.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(content)
-        again = read(partial, model)
-        difference = _largest(_difference(mine, again(batch)) for mine, batch in zip(own, samples, strict=True))
+        run = read(partial, model)
+        difference = _largest(_difference(mine, run(batch)) for mine, batch in zip(expected, samples, strict=True))
         if not difference <= TOLERANCE[to]:
             raise CheckpointError(
                 f"{out} was not written: its outputs are not the model's own",
@@ -154,7 +157,7 @@ def _from_safetensors(path: Path, model: nn.Module) -> Run:
 
     other = copy.deepcopy(model)
     for tensor in other.state_dict().values():
-        tensor.zero_()  # so that only the file can provide the weights
+        tensor.zero_()  # so that the weights can only come from the file
     load_into(other, read(path), path)
     return _run_of(other)
 
@@ -196,12 +199,12 @@ def _to_onnx(model: nn.Module, inputs: Tensor, metadata: Mapping[str, Any]) -> b
             (),
             input_names=[INPUT],
             output_names=names,
-            dynamic_shapes=({0: BATCH},),  # names the dimension, since tracing drops the name
+            dynamic_shapes=({0: BATCH},),  # names the dimension: a traced program has lost its name
             dynamo=True,
             verbose=False,
         )
-    except Exception as error:  # torch raises very many kinds
-        raise _no_way("onnx", "--to torch-export or safetensors", error) from error
+    except Exception as error:  # torch raises many types
+        raise _cannot_export("onnx", "--to torch-export or safetensors", error) from error
     onnx.model.metadata_props.update(_as_text(metadata))
     content: bytes = onnx.model_proto.SerializeToString()
     return content
@@ -221,7 +224,7 @@ def _from_onnx(path: Path, model: nn.Module) -> Run:
 
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's exceptions have no common base
+    except Exception as error:  # onnxruntime's exceptions have no common base class
         raise failed(error) from error
 
     def run(batch: Tensor) -> list[Tensor]:
@@ -234,21 +237,21 @@ def _from_onnx(path: Path, model: nn.Module) -> Run:
 
 
 def _traced(model: nn.Module, inputs: Tensor) -> Any:
-    """Trace the model as one program for any batch size.
+    """Trace the model into one program with a dynamic batch dimension.
 
     Raises:
-        ConfigError: It can't be traced.
+        ConfigError: The model cannot be traced.
     """
     import torch
 
     batch = torch.export.Dim(BATCH, min=1)
     try:
         return torch.export.export(model, (inputs.contiguous(),), dynamic_shapes=({0: batch},))
-    except Exception as error:  # torch raises exceptions of many classes
-        raise _no_way("export", "--to safetensors", error) from error
+    except Exception as error:  # torch raises many types
+        raise _cannot_export("export", "--to safetensors", error) from error
 
 
-def _no_way(tool: str, other: str, error: Exception) -> ConfigError:
+def _cannot_export(tool: str, other: str, error: Exception) -> ConfigError:
     first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return ConfigError(f"torch.{tool} can't take this model: {first}", fix=f"{other}; or LOCKSTEP_DEBUG=1 for the rest")
 
@@ -268,22 +271,22 @@ def _flat(outputs: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
-def _difference(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
-    """Return the largest difference relative to the largest output; infinite if number or shapes differ."""
-    if [tensor.shape for tensor in mine] != [tensor.shape for tensor in theirs]:
+def _difference(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
+    """Return the largest difference as a share of the largest output; infinite if counts or shapes differ."""
+    if [tensor.shape for tensor in expected] != [tensor.shape for tensor in actual]:
         return float("inf")
-    largest = max((float(tensor.abs().max()) for tensor in mine), default=0.0) or 1.0
-    pairs = zip(mine, theirs, strict=True)
+    largest = max((float(tensor.abs().max()) for tensor in expected), default=0.0) or 1.0
+    pairs = zip(expected, actual, strict=True)
     return _largest(float((one.double() - other.double()).abs().max()) for one, other in pairs) / largest
 
 
 def _largest(values: Iterable[float]) -> float:
-    """Return the maximum, or NaN if there is one: Python's `max` would skip it."""
+    """Return the largest value, or NaN if one of them is NaN: Python's `max` would ignore it."""
     return max(values, key=lambda value: (math.isnan(value), value), default=0.0)
 
 
 def _as_text(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return metadata as text, as these formats require; other values are written as JSON."""
+    """Return the metadata as strings, which is all that these formats hold: other values are written as JSON."""
     return {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for name, value in metadata.items()

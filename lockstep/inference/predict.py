@@ -1,4 +1,4 @@
-"""Evaluation of a trained model, and its predictions for files."""
+"""Evaluate a trained model on its validation set, and predict for files."""
 
 from __future__ import annotations
 
@@ -32,42 +32,42 @@ def evaluate(
     *,
     preset: str | None = None,
 ) -> dict[str, float]:
-    """Evaluate a model on its validation samples, each once.
+    """Evaluate a trained model on its validation set, each sample once.
 
     Args:
-        run: The run folder, or with `preset` a file of weights.
-        overrides: Settings that differ from the run's: `{"data.root": "/other/place"}`, or as on the command line:
-            `["data.root=/other/place"]`.
-        procs: Processes on this machine.
+        run: A run folder, or with `preset` a file of weights from elsewhere.
+        overrides: Settings that differ from the run's, as a mapping, `{"data.root": "/other/data"}`, or as on the
+            command line, `["data.root=/other/data"]`.
+        procs: Number of processes on this machine.
         checkpoint: "last" for the final weights, "best", or a checkpoint's name.
-        preset: The model of a file of weights: a recipe, a preset or a YAML file.
+        preset: For a file of weights: the recipe, preset or YAML file of its model.
 
     Returns:
-        The metrics by name; empty on ranks other than 0 of a world that another launcher started.
+        The metrics by name. Empty on ranks other than 0 of a world that another launcher started.
 
     Raises:
-        LockstepError: Any error that the user can fix.
-        Stopped: Ctrl-C while several processes run; a subclass of KeyboardInterrupt.
+        LockstepError: A setting, the weights or the data are wrong, or a process failed.
+        Stopped: Ctrl-C was pressed while several processes ran. A subclass of KeyboardInterrupt.
     """
-    subject = TrainedModel(Path(run), tuple(as_overrides(overrides)), checkpoint, preset)
+    trained = TrainedModel(Path(run), tuple(as_overrides(overrides)), checkpoint, preset)
     size = _size(procs)
-    config = subject.settings()[1]
-    here = rank_assignment(procs)
+    config = trained.settings()[1]
+    assignment = rank_assignment(procs)
     pin_kernels(config.kernels, only_children=True)
     is_late = not has_effect(config.kernels)  # torch has computed here before, so another process evaluates
-    if here is not None or (size.most == 1 and not is_late):
-        return _evaluate(subject, None, here or ALONE)
+    if assignment is not None or (size.most == 1 and not is_late):
+        return _evaluate(trained, None, assignment or ALONE)
     forkserver.prepare(PRELOAD, config.num_threads)
-    with forkserver.temp_folder() as place:
-        answer = place / "metrics.json"
-        code = launch_here(size, config, _evaluate, (subject, answer))
+    with forkserver.temp_folder() as folder:
+        metrics_file = folder / "metrics.json"
+        code = launch_here(size, config, _evaluate, (trained, metrics_file))
         raise_if_stopped(code)
         if code:
             raise LaunchError(
                 f"evaluation ended with exit code {code}",
                 fix="Read the output above, which has the error of the process that failed.",
             )
-        metrics: dict[str, float] = json.loads(answer.read_text(encoding="utf-8"))
+        metrics: dict[str, float] = json.loads(metrics_file.read_text(encoding="utf-8"))
     return metrics
 
 
@@ -82,18 +82,21 @@ def _size(procs: int | str | None) -> ProcessRange:
     return size
 
 
-def _evaluate(subject: TrainedModel, answer: Path | None, here: RankAssignment | None = None) -> dict[str, float]:
+def _evaluate(
+    trained: TrainedModel, metrics_file: Path | None, assignment: RankAssignment | None = None
+) -> dict[str, float]:
+    """Evaluate in one process of a world. Rank 0 also writes the metrics to `metrics_file`, if given."""
     from lockstep.engine.build import open_data
     from lockstep.engine.evaluate import evaluate as evaluate_model
     from lockstep.watchdog.detector import HangDetector
 
-    found, config = subject.settings()
+    found, config = trained.settings()
     console = Console(sys.stderr)
-    with join_world(here or read_assignment(os.environ) or ALONE, config) as world:
-        parts, model = subject.open(found, config, world)
+    with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
+        parts, model = trained.open(found, config, world)
         samples = open_data(config, parts, train=False)
-        # A single process may be the user's own program, which must not be ended.
-        watch = HangDetector(world, config.watch.hang_timeout_s, subject.log_dir) if world.size > 1 else nullcontext()
+        # A hang detector ends its process. A single process may be the user's own program, so it has none.
+        watch = HangDetector(world, config.watch.hang_timeout_s, trained.log_dir) if world.size > 1 else nullcontext()
         with watch:
             metrics, _ = evaluate_model(
                 model,
@@ -110,19 +113,19 @@ def _evaluate(subject: TrainedModel, answer: Path | None, here: RankAssignment |
         console.close()
         if world.is_main:
             console.say(f"{len(samples):,} samples, each once")
-        if answer is not None and world.is_main:
-            answer.write_text(json.dumps(metrics), encoding="utf-8")
+        if metrics_file is not None and world.is_main:
+            metrics_file.write_text(json.dumps(metrics), encoding="utf-8")
         return metrics if world.is_main else {}
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for one file.
+    """A model's prediction for one file.
 
     Attributes:
         file: The file.
-        prediction: The result of the recipe's `postprocess`; `{"error": text}` if the file can't be read.
-        error: The error if the file can't be read.
+        prediction: The result of the recipe's `postprocess`; `{"error": text}` if the file cannot be read.
+        error: Why the file cannot be read.
     """
 
     file: Path
@@ -139,48 +142,51 @@ def predict(
     preset: str | None = None,
     keep_errors: bool = False,
 ) -> list[dict[str, Any]]:
-    """Predict on files with a trained model.
+    """Run a trained model on files.
 
     Args:
-        run: The run folder, which is all that is needed; or with `preset` a file of weights.
-        files: Input files of the recipe, such as images. A folder stands for all files in it.
+        run: A run folder, or with `preset` a file of weights from elsewhere.
+        files: Input files that the recipe can read, such as images. A folder stands for all files in it.
         overrides: Settings that differ from the run's, as for `evaluate`.
         checkpoint: As for `evaluate`.
         preset: As for `evaluate`.
-        keep_errors: Return `{"error": text}` for a file that can't be read, instead of raising.
+        keep_errors: Return `{"error": text}` for a file that cannot be read, instead of raising.
 
     Returns:
-        For each file, in order, the result of the recipe's `postprocess`.
+        The result of the recipe's `postprocess` for each file, in order.
 
     Raises:
-        ConfigError: The recipe can't predict.
-        DataError: A file can't be read.
+        ConfigError: The recipe cannot predict.
+        DataError: A file cannot be read.
     """
-    answers = []
-    for answer in predictions(TrainedModel(Path(run), tuple(as_overrides(overrides)), checkpoint, preset), files):
-        if answer.error is not None and not keep_errors:
-            raise answer.error
-        answers.append(answer.prediction)
-    return answers
+    results = []
+    for result in predictions(TrainedModel(Path(run), tuple(as_overrides(overrides)), checkpoint, preset), files):
+        if result.error is not None and not keep_errors:
+            raise result.error
+        results.append(result.prediction)
+    return results
 
 
 def predictions(
-    subject: TrainedModel,
+    trained: TrainedModel,
     files: Sequence[str | Path],
     draw: Path | None = None,
 ) -> Iterator[Prediction]:
-    """Yield the predictions of `predict` one by one.
+    """Yield the prediction for one file after another.
 
     Args:
-        subject: The model.
-        files: Files, and folders of them.
-        draw: Target for the drawn predictions: a file for one input, a folder for several.
+        trained: The model.
+        files: Files and folders.
+        draw: Where to draw the predictions: a file for a single input, a folder for several.
+
+    Yields:
+        One `Prediction` per file, in order. A file that cannot be read has an error.
 
     Raises:
-        ConfigError: The recipe can't predict, or can't draw.
-        DataError: There is no such file, or a folder is empty.
+        ConfigError: The recipe cannot predict, or cannot draw.
+        DataError: A folder is empty.
     """
-    found, config = subject.settings()
+    found, config = trained.settings()
     paths = expand(files)
     from lockstep.report.pictures import is_drawing, places_for, save_picture
     from lockstep.storage.run_folder import check_target
@@ -194,20 +200,20 @@ def predictions(
     from lockstep.cluster.world import alone
     from lockstep.data.samples import one_sample
 
-    parts, model = subject.open(found, config, alone(config.device))
-    read, answer, draw_prediction = parts.preprocess, parts.postprocess, parts.draw_prediction
-    if read is None or answer is None:
+    parts, model = trained.open(found, config, alone(config.device))
+    preprocess, postprocess, draw_prediction = parts.preprocess, parts.postprocess, parts.draw_prediction
+    if preprocess is None or postprocess is None:
         raise ConfigError(f"recipe {found.name} can't predict", fix="Give its Parts preprocess and postprocess.")
     if draw is not None and draw_prediction is None:
         raise ConfigError(f"recipe {found.name} can't draw its answers", fix="Leave --draw out.")
     device = next(model.parameters()).device
     for path in paths:
         try:
-            # One file at a time, so that a prediction does not depend on the other files.
-            inputs = one_sample(read(path), device, channels_last=config.channels_last)
+            # A batch of one: a prediction then does not depend on the other files.
+            inputs = one_sample(preprocess(path), device, channels_last=config.channels_last)
             with torch.inference_mode():
                 outputs = model(inputs) if parts.infer is None else parts.infer(model, inputs)
-            prediction = dict(answer(outputs[0]))
+            prediction = dict(postprocess(outputs[0]))
             if draw_prediction is not None and path in targets:
                 save_picture(draw_prediction(path, prediction), targets[path])
         except (DataError, OSError) as error:
@@ -222,7 +228,10 @@ def predictions(
 
 
 def expand(files: Sequence[str | Path]) -> list[Path]:
-    """Replace each folder by the files in it and below, sorted by name, without hidden files.
+    """Replace each folder by the files in it and its subfolders, sorted by path, without hidden files.
+
+    Returns:
+        The files, each once.
 
     Raises:
         DataError: A folder is empty.
@@ -230,7 +239,7 @@ def expand(files: Sequence[str | Path]) -> list[Path]:
     paths: list[Path] = []
     for file in map(Path, files):
         if not file.is_dir():
-            paths.append(file)  # a missing file is reported when it is read
+            paths.append(file)  # `predictions` reports a missing file
             continue
         inside = (path for path in file.rglob("*") if path.is_file())
         found = sorted(path for path in inside if not any(part[0] == "." for part in path.relative_to(file).parts))

@@ -28,7 +28,7 @@ def _sweep(folder: Path) -> None:
 
 
 def is_fork_server(arguments: list[str]) -> bool:
-    """Whether multiprocessing started this process as a fork server, by its command line."""
+    """Return whether multiprocessing started this process as a fork server, by its command line."""
     return "-c" in arguments and any("multiprocessing.forkserver import main" in each for each in arguments)
 
 

@@ -38,7 +38,7 @@ from lockstep.launch.worker import STOP_FILE, WorkerResult, report_path
 # How long the peers of a failed process may take to fail by themselves before they are killed: they cannot continue,
 # and may block in a collective for as long as its timeout. Their reports decide on the root cause.
 GRACE_S = 1.5
-# Signals within this time count as one: a terminal and a parent process may both send theirs.
+# Signals within this time count as one: a terminal and a parent process may each send one.
 SAME_SIGNAL_S = 0.3
 
 Processes = Mapping[int, BaseProcess]
@@ -194,7 +194,7 @@ class Supervisor:
         end = time.monotonic() + GRACE_S
         while time.monotonic() < end and any(process.exitcode is None for process in processes.values()):
             time.sleep(0.01)
-        # Still running after the grace time: blocked in a collective, so its end says nothing about the cause.
+        # Still running after the grace time: blocked in a collective, so its exit code has no information on the cause.
         late = {rank for rank, process in processes.items() if process.exitcode is None}
         send_signal(
             [process.pid for rank, process in processes.items() if rank in late and process.pid], signal.SIGKILL

@@ -8,8 +8,8 @@ resume with the total. Two ranks, two micro-batches each, one layer:
     rank 0   post receives | mb 0 .. sum() | mb 1 .. sum() | send (0+1) | wait | (0+1)+(2+3) | post receives | mb 0 ..
     rank 1   post receives | mb 2 .. sum() | mb 3 .. sum() | send (2+3) | wait | (0+1)+(2+3) | post receives | mb 2 ..
 
-A message is one float64 vector: [location, values of node 1, values of node 2, ...]. The location tells ranks whose
-model took another path for some inputs from each other, which would otherwise add up unrelated numbers or hang.
+A message is one float64 vector: [location, values of node 1, values of node 2, ...]. The location detects ranks whose
+model took another path for some inputs. Without it they would add up unrelated numbers or hang.
 
 Receives are posted before peers send, because latency dominates. Measured with gloo over loopback, two processes, 1 KB:
 117 us; with receives posted at the exchange itself 267 us; gloo's all-gather 326 us.

@@ -64,7 +64,7 @@ def check_settings(kept: Mapping[str, Any], config: RunConfig, path: Path, *, is
 
 
 def is_vouched(kept: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint records the dataset info of its run."""
+    """Return whether a checkpoint records the dataset info of its run."""
     return kept.get(FACTS) is not None
 
 

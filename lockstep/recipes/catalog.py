@@ -220,7 +220,7 @@ def _from_yaml(path: Path) -> RecipeSpec:
 
 
 def _is_run_config(path: Path) -> bool:
-    """Whether a YAML file is the `config.yaml` that a run has written, perhaps one of an earlier version."""
+    """Return whether a YAML file is the `config.yaml` that a run has written, perhaps one of an earlier version."""
     beside = ("checkpoints", "weights.safetensors", "environment.json")
     return path.name == "config.yaml" and any((path.parent / name).exists() for name in beside)
 

@@ -61,14 +61,14 @@ def draw_lines(lines: Mapping[str, Line], path: Path, *, title: str, x_name: str
 
 
 def draw_curves(train: Records, evaluations: Records, path: Path, *, monitor: tuple[str, str], name: str) -> None:
-    """Plot a run's loss in training and validation, and beside it the validation metric that it is judged by.
+    """Plot the training and validation loss of a run, and its monitored validation metric in a second chart.
 
     Args:
         train: Records of training steps, with `epoch` and `loss`.
         evaluations: Records of evaluations, with `epoch` and the metrics.
-        path: Where the PNG goes.
-        monitor: The metric's name, and whether "max" or "min" is better.
-        name: The run's.
+        path: Path of the PNG file.
+        monitor: Name of the monitored metric, and whether "max" or "min" is better.
+        name: Name of the run.
 
     Raises:
         CheckpointError: The PNG cannot be written.
@@ -115,7 +115,7 @@ def _plot(axes: Axes, points: Line, label: str, colour: str) -> None:
 
 @contextmanager
 def _figure(path: Path, inches: tuple[float, float], text: str) -> Iterator[Figure]:
-    """Yield an empty figure, and write it to a file at the end. It has fonts for all characters of a text."""
+    """Yield an empty figure with fonts for all characters of a text, and write it to a file at the end."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # such as a warning that its font cache cannot be written
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg

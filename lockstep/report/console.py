@@ -1,7 +1,7 @@
 """Console output of a run, drawn by rich: header, progress line, validation table, closing block.
 
-On a terminal the progress line is redrawn in place. In a log file or a pipe the same calls write plain lines: no escape
-sequences, no carriage returns.
+On a terminal, the progress line is redrawn in place. To a log file or a pipe, the same calls write plain lines without
+escape sequences and carriage returns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _REDRAW_S = 0.25
 # In a log file: a line for each tenth of an epoch, but at most one every 5 s and at least one a minute.
 _SHORTEST_S, _LONGEST_S = 5.0, 60.0
 _MAX_COLUMNS = 110  # longer lines are hard to read
-# Ctrl-C makes the terminal echo "^C" behind the progress line. Were it to wrap, clearing the line would leave it there.
+# Columns left free for the "^C" that the terminal echoes after the progress line. If it wrapped, clearing the line
+# would not remove it.
 _ECHO_COLUMNS = 5
 _WIDE = 100
 _MAX_BAR, _MIN_BAR = 40, 6
@@ -75,7 +76,7 @@ class Console:
 
     @property
     def width(self) -> int:
-        """Columns to fill: the terminal's, within what is readable; 80 in a file."""
+        """Number of columns to fill: those of the terminal, up to a readable maximum; 80 in a file."""
         return min(self._rich.width, _MAX_COLUMNS)
 
     def say(self, text: str) -> None:
@@ -193,7 +194,7 @@ class Console:
         columns = {name: max(len(name), len(texts[name]), widths[name]) for name in texts}
         first = {"epoch": 5, "train loss": len("train loss")}
         if not self._interactive or sum(columns.values()) + 2 * len(columns) + 25 > self._rich.width:
-            # Each row names its values: in a log file, progress lines stand between the rows.
+            # Each row names its metrics, since in a log file there are progress lines between the rows.
             named = "  ".join(f"{name} {text:<{widths[name]}}" for name, text in texts.items())
             loss = f"{loss:<{metric_width('loss')}}"
             self.say(f"epoch {when}  train loss {loss}  validation {named}  {mark}".rstrip())
@@ -215,7 +216,7 @@ class Console:
         """Remove the progress line."""
         with self._lock:
             if self._live is not None:
-                self._live.update(Text())  # it is drawn once more
+                self._live.update(Text())  # stop() draws it once more
                 self._live.stop()
             self._live = None
 
@@ -227,11 +228,11 @@ class Console:
             parts: Importance and text of each part, from left to right.
             share: How much is done, 0 to 1.
         """
-        room = self._rich.width - _ECHO_COLUMNS
-        while len(parts) > 1 and len("  ".join([head, *(part for _, part in parts)])) > room:
+        columns = self._rich.width - _ECHO_COLUMNS
+        while len(parts) > 1 and len("  ".join([head, *(part for _, part in parts)])) > columns:
             parts = [part for part in parts if part != min(parts)]
         tail = "  ".join(part for _, part in parts)
-        space = min(room - len(head) - len(tail) - 4, _MAX_BAR)
+        space = min(columns - len(head) - len(tail) - 4, _MAX_BAR)
         text = Text(f"{head}  ", no_wrap=True, overflow="crop")
         if space >= _MIN_BAR:
             bar = ProgressBar(1, min(max(share, 0.0), 1.0), width=space, complete_style="green", finished_style="green")
@@ -240,7 +241,7 @@ class Console:
                 text.append(segment.text, segment.style)
             text.append(" " * (space + 2 - (len(text) - start)))
         text.append(tail)
-        text.truncate(max(room, 1), overflow="crop")
+        text.truncate(max(columns, 1), overflow="crop")
         if self._live is None:
             self._live = Live(
                 console=self._rich, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
@@ -255,7 +256,7 @@ class Console:
                 return
             with self._rich.capture() as captured:
                 self._rich.print(renderable, soft_wrap=not wraps)
-            # rich fills up the cells of a table with blanks.
+            # rich pads the cells of a table with spaces.
             self._stream.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
             self._stream.flush()
 

@@ -1,4 +1,4 @@
-"""Fonts of the machine: where they are, what each can draw, and one for a text in any script."""
+"""Find the fonts of the machine, the characters that each can draw, and a font for a text in any script."""
 
 from __future__ import annotations
 
@@ -10,55 +10,56 @@ from pathlib import Path
 from PIL import ImageFont
 
 _ENDINGS = {".ttf", ".otf", ".ttc"}
-_PLACES = (
+_FOLDERS = (
     ["/System/Library/Fonts", "/Library/Fonts", "~/Library/Fonts"]
     if sys.platform == "darwin"
     else ["/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts"]
 )
-# A code point that will never be a character: what a font draws for it, it draws for all that it lacks.
-_NOTHING = "\uffff"
-_LOOK_PX = 24
-_MAX_TIMES = 8  # its size that a character or a line may be high or wide; a font's own numbers allow 100,000
+# A code point that will never be a character: a font draws the same glyph for it as for each character it lacks.
+_MISSING = "\uffff"
+_PROBE_PX = 24  # font size at which fonts are examined
+_MAX_TIMES = 8  # largest size of a character or line relative to the font size; a font's own metrics allow 100,000
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def font_places() -> list[Path]:
-    """Return the font folders of common systems."""
-    return [Path(place).expanduser() for place in _PLACES]
+    """Return the folders in which the operating system keeps fonts."""
+    return [Path(folder).expanduser() for folder in _FOLDERS]
 
 
-def font_files(places: Iterable[Path]) -> set[Path]:
-    """Find the font files in folders and their subfolders."""
-    return {file for place in places for file in place.rglob("*") if file.suffix.lower() in _ENDINGS and file.is_file()}
+def font_files(folders: Iterable[Path]) -> set[Path]:
+    """Return the font files in folders and their subfolders."""
+    files = (file for folder in folders for file in folder.rglob("*"))
+    return {file for file in files if file.suffix.lower() in _ENDINGS and file.is_file()}
 
 
 @functools.lru_cache(maxsize=512)
 def load_font(path: str, size_px: int) -> ImageFont.FreeTypeFont:
-    """Load a font at a size in pixels, with Pillow's basic layout, which needs no other library."""
+    """Load a font at a size in pixels, with Pillow's basic layout, which requires no other library."""
     return ImageFont.truetype(path, size_px, layout_engine=ImageFont.Layout.BASIC)
 
 
 @functools.lru_cache(maxsize=512)
 def covered(path: str, characters: str) -> str:
-    """Return the characters that a font can draw, without blank ones."""
+    """Return those of `characters` that the font at `path` can draw, without blank ones; "" for a damaged font."""
     try:
-        font = load_font(path, _LOOK_PX)
-        nothing = _ink(font, _NOTHING)
+        font = load_font(path, _PROBE_PX)
+        missing = _ink(font, _MISSING)
         inks = {character: _ink(font, character) for character in characters}
     except (OSError, ValueError):  # a damaged font
         return ""
-    return "".join(character for character, ink in inks.items() if ink[1] and ink != nothing)
+    return "".join(character for character, ink in inks.items() if ink[1] and ink != missing)
 
 
 def font_for(text: str, size_px: int) -> Font:
-    """Return a font with all characters of a text, or Pillow's own if there is none."""
+    """Load the font of `font_path_for` at a size in pixels, or Pillow's default font if there is none."""
     path = font_path_for(text)
     return ImageFont.load_default(size_px) if path is None else load_font(path, size_px)
 
 
 def font_path_for(text: str) -> str | None:
-    """Return the machine's font with the most characters of a text; None if the text is ASCII."""
+    """Return the font of the machine that has the most characters of a text; None if it is ASCII or no font has any."""
     wanted = "".join(sorted(set(text) - set(" ")))
     best, most = None, 0
     for path in _system_files() if not wanted.isascii() else []:
@@ -76,10 +77,10 @@ def _system_files() -> list[str]:
 
 
 def family_of(file: Path) -> str | None:
-    """Such as "DejaVu Sans"; None for a damaged file, enormous lines, or nothing but pictures of a fixed size."""
+    """Return the family of a font, such as "DejaVu Sans"; None if it is damaged, bitmap only, or has enormous lines."""
     try:
-        font = load_font(str(file), _LOOK_PX)
-        if sum(font.getmetrics()) > _MAX_TIMES * _LOOK_PX:
+        font = load_font(str(file), _PROBE_PX)
+        if sum(font.getmetrics()) > _MAX_TIMES * _PROBE_PX:
             return None
         return str(font.getname()[0])
     except (OSError, ValueError):
@@ -87,12 +88,12 @@ def family_of(file: Path) -> str | None:
 
 
 def _ink(font: ImageFont.FreeTypeFont, character: str) -> tuple[tuple[int, int], bytes]:
-    """Size of a character's picture, and its bytes if there is any ink.
+    """Return the size of a rendered character, and its bytes; no bytes if it is blank.
 
     Raises:
-        ValueError: It is far larger than the font.
+        ValueError: The character is far larger than the font size.
     """
-    if max(*map(abs, font.getbbox(character)), font.getlength(character)) > _MAX_TIMES * _LOOK_PX:
+    if max(*map(abs, font.getbbox(character)), font.getlength(character)) > _MAX_TIMES * _PROBE_PX:
         raise ValueError("a character is far larger than the font")
     mask = font.getmask(character)
     content = bytes(mask)

@@ -1,4 +1,4 @@
-"""Processes that have no micro-batch in a step."""
+"""Report processes that have no micro-batch in a step."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from lockstep.data.micro_batches import num_micro_batches
 
 
 def idle_row(num_procs: int, batch: int, micro_batch: int) -> str:
-    """Describe how many processes are idle, and which micro_batch gives all of them work; empty if none is idle.
+    """Describe how many processes are idle, and which micro_batch would use all of them; empty if none is idle.
 
     Args:
-        num_procs: Processes.
+        num_procs: Number of processes.
         batch: Samples per step.
         micro_batch: Maximum samples per forward pass.
     """
@@ -21,7 +21,7 @@ def idle_row(num_procs: int, batch: int, micro_batch: int) -> str:
         f"{num_idle} of {num_procs} processes {'are' if num_idle > 1 else 'is'} idle: "
         f"a step has {num_micro} micro-batch{'es' if num_micro > 1 else ''}"
     )
-    # The largest one that cuts the step into as many parts as there are processes: ceil(batch / most) >= num_procs.
+    # The largest micro_batch with at least one micro-batch per process: ceil(batch / most) >= num_procs.
     most = (batch - 1) // (num_procs - 1)
     cure = (
         f"micro_batch={most} gives all of them work (and changes the result)"

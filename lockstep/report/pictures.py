@@ -1,4 +1,4 @@
-"""Pictures drawn with Pillow: a confusion matrix, and a sheet of samples with captions."""
+"""Draw a confusion matrix and a sheet of samples with captions, and save drawings, with Pillow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Colour = tuple[int, int, int]
 
 _PAPER, _INK, _FAINT = (255, 255, 255), (34, 34, 34), (118, 118, 118)
 _EMPTY, _CORRECT, _WRONG = (245, 245, 245), (33, 102, 172), (178, 24, 43)
-_SOFTWARE = "lockstep"  # written into each picture: only such files are overwritten
+_SOFTWARE = "lockstep"  # metadata that marks a file as a drawing, which may be overwritten
 _MARGIN_PX, _CELL_PX, _TEXT_PX = 24, 48, 18
 _MAX_NAME_PX = 240
 
@@ -26,19 +26,19 @@ _MAX_NAME_PX = 240
 def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path) -> None:
     """Draw a confusion matrix as a PNG: blue where prediction and ground truth agree, red where they differ.
 
-    A cell's strength is its share of the row, so that a class with few samples shows as well as one with many. A red
-    cell has its full strength at a twentieth of the row, since mistakes are few.
+    The colour depth of a cell is its share of the row, so that a class with few samples is as visible as one with many.
+    A red cell has full depth at a twentieth of the row, since mistakes are few.
 
     Args:
-        counts: `counts[ground truth][prediction]`, how many samples.
-        class_names: The classes' names, in order.
-        path: Where the PNG goes.
+        counts: Number of samples, as `counts[ground truth][prediction]`.
+        class_names: Names of the classes, in order.
+        path: Path of the PNG file.
     """
     font, small = _fonts(class_names)
     names = [_cut(name, font, _MAX_NAME_PX) for name in class_names]
     name_px = max(int(font.getlength(name)) for name in names) + 10
     is_upright = name_px - 10 > _CELL_PX
-    num_correct, num_samples = sum(row[place] for place, row in enumerate(counts)), sum(map(sum, counts))
+    num_correct, num_samples = sum(row[label] for label, row in enumerate(counts)), sum(map(sum, counts))
     title, legend = f"{num_correct:,} of {num_samples:,} correct", "rows: ground truth, columns: prediction"
     left, top = _MARGIN_PX + name_px, _MARGIN_PX + (name_px + 20 if is_upright else 44)
     size = len(names) * _CELL_PX
@@ -83,12 +83,12 @@ def draw_sheet(
     """Draw samples side by side as a PNG, each with a caption below it.
 
     Args:
-        title: One line above.
-        tiles: (H, W) grey or (H, W, 3) coloured bytes.
-        captions: One for each tile.
-        path: Where the PNG goes.
-        num_columns: Tiles in a row.
-        tile_px: Width and height into which each tile is fitted.
+        title: Line above the tiles.
+        tiles: Images, (H, W) grey or (H, W, 3) RGB bytes.
+        captions: One caption per tile.
+        path: Path of the PNG file.
+        num_columns: Number of tiles in a row.
+        tile_px: (width, height) into which each tile is fitted, pixels.
     """
     font, small = _fonts([title, *captions])
     (tile_width, tile_height), gap_px, line_px = tile_px, 12, 20
@@ -101,15 +101,15 @@ def draw_sheet(
     image = Image.new("RGB", (width, height), _PAPER)
     draw = ImageDraw.Draw(image)
     draw.text((_MARGIN_PX, _MARGIN_PX - 10), _cut(title, font, width - 2 * _MARGIN_PX), _INK, font)
-    for place, (tile, caption) in enumerate(zip(tiles, lines, strict=True)):
-        row, column = divmod(place, num_columns)
+    for index, (tile, caption) in enumerate(zip(tiles, lines, strict=True)):
+        row, column = divmod(index, num_columns)
         x, y = _MARGIN_PX + column * (tile_width + gap_px), top + row * (tile_height + caption_px + gap_px)
-        picture = Image.fromarray(tile)
-        factor = min(tile_width / picture.width, tile_height / picture.height)
-        size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
-        # Small pictures are shown pixel by pixel, as the model sees them.
+        sample = Image.fromarray(tile)
+        factor = min(tile_width / sample.width, tile_height / sample.height)
+        size = (max(1, round(sample.width * factor)), max(1, round(sample.height * factor)))
+        # Small images are enlarged without smoothing, which shows the pixels that the model receives.
         resample = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS
-        image.paste(picture.resize(size, resample), (x + (tile_width - size[0]) // 2, y + (tile_height - size[1]) // 2))
+        image.paste(sample.resize(size, resample), (x + (tile_width - size[0]) // 2, y + (tile_height - size[1]) // 2))
         for number, line in enumerate(caption):
             draw.text((x + tile_width // 2, y + tile_height + 4 + number * line_px), line, _INK, small, anchor="ma")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,13 +123,13 @@ def _blend(colour: Colour, strength: float) -> Colour:
 
 
 def _fonts(texts: Sequence[str]) -> tuple[Font, Font]:
-    """Return the small font, with all characters of some texts if the machine has such a font."""
+    """Return the normal and the small font, with all characters of the texts if the machine has such a font."""
     text = "".join(texts)
     return font_for(text, _TEXT_PX), font_for(text, _TEXT_PX - 2)
 
 
 def _cut(text: str, font: Font, most_px: float) -> str:
-    """Shorten a text to a width, with … for the rest."""
+    """Shorten a text to a width; an ellipsis replaces what does not fit."""
     if font.getlength(text) <= most_px:
         return text
     while len(text) > 1 and font.getlength(f"{text}…") > most_px:
@@ -138,7 +138,7 @@ def _cut(text: str, font: Font, most_px: float) -> str:
 
 
 def _in_lines(text: str, font: Font, most_px: float) -> list[str]:
-    """Break a text at a space into two lines if needed."""
+    """Break a text into at most two lines, at a space."""
     if font.getlength(text) <= most_px:
         return [text]
     words = text.split(" ")
@@ -148,7 +148,7 @@ def _in_lines(text: str, font: Font, most_px: float) -> list[str]:
 
 
 def _draw_upright(image: Image.Image, foot: tuple[int, int], text: str, font: Font) -> None:
-    """Draw a text rotated by 90 degrees that starts at `foot`, the middle of its lower end."""
+    """Draw a text rotated by 90 degrees; it starts at `foot`, the middle of its lower edge."""
     strip = Image.new("RGB", (int(font.getlength(text)) + 1, 2 * _TEXT_PX), _PAPER)
     ImageDraw.Draw(strip).text((0, _TEXT_PX), text, _INK, font, anchor="lm")
     strip = strip.transpose(Image.Transpose.ROTATE_90)
@@ -156,17 +156,17 @@ def _draw_upright(image: Image.Image, foot: tuple[int, int], text: str, font: Fo
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:
-    """Write a Pillow picture.
+    """Write a Pillow image, with metadata for `is_drawing`.
 
     Raises:
-        CheckpointError: It can't be written.
+        CheckpointError: The file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        mark = PngInfo()
-        mark.add_text("Software", _SOFTWARE)
-        # Each format takes what it knows, and leaves the other out.
-        picture.save(path, pnginfo=mark, comment=_SOFTWARE)
+        metadata = PngInfo()
+        metadata.add_text("Software", _SOFTWARE)
+        # PNG uses the first, JPEG the second; a format ignores what it does not know.
+        picture.save(path, pnginfo=metadata, comment=_SOFTWARE)
     except OSError as error:
         raise cannot_write_result(path, error) from None
 
@@ -186,24 +186,27 @@ def is_drawing(path: Path) -> bool:
 
 
 def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
-    """Choose the output path of the picture of each file.
+    """Choose the output path of the drawing of each file.
 
     Args:
-        paths: The image files.
-        draw: The option `--draw`: a file for a single image, or a folder (existing, or without a file extension).
+        paths: The input files.
+        draw: The option `--draw`: a file for a single input, or a folder (existing, or without a file extension).
+
+    Returns:
+        Output path by input file.
 
     Raises:
         ConfigError: `draw` is one file for several images, has an unknown extension, or would overwrite an input.
     """
-    places = _places_for(paths, draw)
+    targets = _targets_for(paths, draw)
     originals = {path.resolve() for path in paths}
-    for place in places.values():
-        if place.resolve() in originals:
-            raise ConfigError(f"--draw {draw} would overwrite the input {place}", fix="Set --draw to another folder.")
-    return places
+    for target in targets.values():
+        if target.resolve() in originals:
+            raise ConfigError(f"--draw {draw} would overwrite the input {target}", fix="Set --draw to another folder.")
+    return targets
 
 
-def _places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
+def _targets_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
     is_folder = draw.is_dir() or not draw.suffix
     if not is_folder:
         if len(paths) > 1:
@@ -216,11 +219,11 @@ def _places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
                 fix=f"Use --draw {draw.with_suffix('.png')}.",
             )
         return {paths[0]: draw}
-    places: dict[Path, Path] = {}
+    targets: dict[Path, Path] = {}
     for path in paths:
-        number, place = 1, draw / f"{path.stem}.png"
-        while place in places.values():
+        number, target = 1, draw / f"{path.stem}.png"
+        while target in targets.values():
             number += 1
-            place = draw / f"{path.stem}-{number}.png"
-        places[path] = place
-    return places
+            target = draw / f"{path.stem}-{number}.png"
+        targets[path] = target
+    return targets

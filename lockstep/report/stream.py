@@ -30,7 +30,7 @@ class SafeStream:
         self._do(self._stream.flush)
 
     def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
+        """Return whether the stream is a terminal."""
         return self._stream.isatty()
 
     def _do(self, call: Callable[[], Any]) -> None:
@@ -52,5 +52,5 @@ def encodable(text: str, stream: TextIO) -> str:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that can move its cursor."""
+    """Return whether a stream is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")

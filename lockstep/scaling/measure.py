@@ -1,4 +1,4 @@
-"""Time a few steps of a job in one world: data, communication, waiting for the slowest rank."""
+"""Time some steps of a job in one world: data, communication, waiting for the slowest rank."""
 
 from __future__ import annotations
 
@@ -59,40 +59,48 @@ class TimedLoader:
 
     def batch(self, *request: object, **options: bool) -> Batch:
         """Return a batch as `Loader.batch` does."""
-        began = time.perf_counter()
+        started = time.perf_counter()
         batch = self.loader.batch(*request, **options)  # type: ignore[arg-type]  # passed on as it came
-        self.seconds += time.perf_counter() - began
+        self.seconds += time.perf_counter() - started
         return batch
 
 
 def measure(
-    source: str, overrides: list[str], is_ddp: bool, num_steps: int, answer: Path, here: RankAssignment | None = None
+    source: str,
+    overrides: list[str],
+    is_ddp: bool,
+    num_steps: int,
+    out: Path,
+    assignment: RankAssignment | None = None,
 ) -> int:
-    """Time `num_steps` steps of one process after the warm-up; rank 0 writes the medians to `answer`.
+    """Time `num_steps` steps of one process after the warm-up; rank 0 writes the medians to `out`.
 
     Args:
         source: The recipe.
         overrides: Its settings.
         is_ddp: Train through torch's DistributedDataParallel instead of Lockstep's reducer.
         num_steps: Steps to time.
-        answer: Path of the JSON file: samples per second and the parts of a step.
-        here: Which process this is; None: read from the environment.
+        out: Path of the JSON file: samples per second, and the parts of a step in seconds.
+        assignment: Rank of this process and its world. None: read from the environment.
+
+    Returns:
+        The exit code, 0.
     """
     found = find(source)
     config = load(found.config_class, found.layers, overrides).config
-    with join_world(here or read_assignment(os.environ) or ALONE, config) as world:
+    with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
         dataset_info = dataset_info_for(found, config, world, None)
         job = make_job(config, lambda: found.build(config, dataset_info), world)
         run = _ddp(job) if is_ddp else _ours
         timings = _timed(job, run, num_steps)
         gathered = collectives.all_gather_object(world, [asdict(timing) for timing in timings])
-        every = [[Timing(**timing) for timing in theirs] for theirs in gathered]
+        by_rank = [[Timing(**timing) for timing in of_rank] for of_rank in gathered]
         if world.is_main:
-            # All ranks wait for the slowest one; the parts are means over the ranks. The median step counts: a step
-            # that was delayed must not make a part larger than the whole.
-            steps = [*zip(*every, strict=True)]
+            # All ranks wait for the slowest one; the parts are means over the ranks. All are medians over the steps:
+            # with means, one delayed step could make a part larger than the whole.
+            steps = [*zip(*by_rank, strict=True)]
             step_s = median(max(timing.step_s for timing in each) for each in steps)
-            facts_of_run = {
+            measurements = {
                 "samples_per_s": mean(timing.num_samples for timing in timings) / step_s,
                 "step_s": step_s,
                 "reading_s": median(mean(timing.reading_s for timing in each) for each in steps),
@@ -102,7 +110,7 @@ def measure(
                 "device": world.device.type,
                 "backend": world.backend,
             }
-            answer.write_text(json.dumps(facts_of_run), encoding="utf-8")
+            out.write_text(json.dumps(measurements), encoding="utf-8")
     return 0
 
 
@@ -111,18 +119,18 @@ def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
     loader, steps = job.open_loader()
     timed = TimedLoader(loader)
     timings: list[Timing] = []
-    # Of samples in groups, such as text lines of several widths, few steps may be full.
+    # With samples in groups, such as text lines of several widths, few steps may be full.
     full = -(-min(job.config.global_batch, job.order.num_samples) // job.config.micro_batch)
-    pulse = job.world.activity
+    activity = job.world.activity
     try:
         for step in steps:
-            reading, waiting, began = timed.seconds, pulse.wait_s, time.perf_counter()
+            reading, waiting, started = timed.seconds, activity.wait_s, time.perf_counter()
             run(job, step, timed)
             if job.world.device.type == "cuda":
                 torch.cuda.synchronize(job.world.device)
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - started
             if step.number >= WARM_STEPS and step.num_micro_batches >= full:
-                timings.append(Timing(step.num_samples, seconds, timed.seconds - reading, pulse.wait_s - waiting))
+                timings.append(Timing(step.num_samples, seconds, timed.seconds - reading, activity.wait_s - waiting))
             if len(timings) == num_steps:
                 break
     finally:
@@ -136,19 +144,19 @@ def _ours(job: Job, step: Step, loader: TimedLoader) -> None:
 
 def _ddp(job: Job) -> StepFunction:
     """Return a step through torch's DDP: one all-reduce, with the backward pass of the last micro-batch."""
-    # DDP warns of the memory format of one-channel convolutions at each step.
+    # DDP warns about the memory format of one-channel convolutions at each step.
     warnings.filterwarnings("ignore", message="Grad strides do not match")
     wrapped: nn.Module = DistributedDataParallel(job.model) if job.world.size > 1 else job.model
 
     def run(job: Job, step: Step, loader: TimedLoader) -> None:
-        if step.num_micro_batches < job.world.size:  # it needs all ranks in each step
+        if step.num_micro_batches < job.world.size:  # DDP needs all ranks in each step
             for micro_batch in step.micro_batches:
                 loader.batch(micro_batch.indices, micro_batch.keys)
             return
         job.optimizer.zero_grad()
-        for place, micro_batch in enumerate(step.micro_batches):
+        for index, micro_batch in enumerate(step.micro_batches):
             batch = loader.batch(micro_batch.indices, micro_batch.keys)
-            is_last = place + 1 == len(step.micro_batches)
+            is_last = index + 1 == len(step.micro_batches)
             with nullcontext() if is_last or job.world.size == 1 else wrapped.no_sync():  # type: ignore[operator]  # DDP, where the world is larger
                 terms = job.parts.loss(wrapped(batch.inputs), batch)
                 loss = torch.stack([term.float() for term in terms.values()]).sum()

@@ -39,7 +39,7 @@ class Pass:
     """Cost of one micro-batch.
 
     Attributes:
-        activations: Bytes saved for the backward pass, and the gradient of the output.
+        activations: Bytes saved for the backward pass, including the gradient of the output.
         flops: Floating-point operations of the forward and backward pass (a multiplication and an addition are two).
     """
 
@@ -49,14 +49,14 @@ class Pass:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Size of a model, in values.
+    """Size of a model.
 
     Attributes:
-        total: Parameters.
-        trained: Those that are trained.
-        buffers: Bytes of buffers.
-        groups: Trained values per gradient bucket, in the order of the all-reduces.
-        block: Values of the largest part that fsdp gathers at once, with what it gathers for the whole pass.
+        total: Number of parameters.
+        trained: Number of parameters that are trained.
+        buffers: Size of the buffers in bytes.
+        groups: Trained parameters per gradient bucket, in the order of the all-reduces.
+        block: Largest number of parameters that fsdp has gathered at one time.
     """
 
     total: int
@@ -67,7 +67,7 @@ class Sizes:
 
 
 def sizes_of(model: nn.Module) -> Sizes:
-    """Count a model."""
+    """Count the parameters and buffers of a model."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     blocks = [count(block) for _, block in shard_blocks(model)]
     total = count(model)
@@ -147,7 +147,7 @@ def _kept(model: nn.Module, config: RunConfig) -> Iterator[Callable[[], int]]:
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if id(storage) not in own:
-            by_part[now[-1]][id(storage)] = storage  # a reference, so that no other storage gets its id
+            by_part[now[-1]][id(storage)] = storage  # a reference, so that no other storage reuses its id
         return tensor
 
     hooks = []
@@ -174,7 +174,7 @@ def _bytes(storages: dict[int, Any]) -> int:
 
 
 def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, parallel: str) -> dict[str, int]:
-    """Return the peak memory of the process that needs most, by part, in bytes.
+    """Return the peak memory of the process that needs the most, by part, in bytes.
 
     Args:
         config: The settings; `parallel` is ignored.
@@ -187,30 +187,30 @@ def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, pa
     share = num_procs if is_sharded else 1
     optim = config.optim
     moments = MOMENTS.get(optim.name, int(optim.momentum > 0))
-    copies, room = (1, 0) if is_sharded else bucket_copies(config, num_procs)
+    copies, num_receives = (1, 0) if is_sharded else bucket_copies(config, num_procs)
     sent_bytes = 2 if _is_16bit(config) else 4
     # The sum in fp32; the error feedback of PowerSGD.
-    more = 4 * _is_16bit(config) + 4 * (config.compress == "powersgd")
+    extra_bytes = 4 * _is_16bit(config) + 4 * (config.compress == "powersgd")
     return {
         "weights": 4 * sizes.total // share,
-        "gradients": (sent_bytes * copies + more) * sizes.trained // share,
+        "gradients": (sent_bytes * copies + extra_bytes) * sizes.trained // share,
         "optimizer": 4 * moments * sizes.trained // share,
         "ema": (4 * sizes.total // share + sizes.buffers) if optim.ema is not None else 0,
         "buffers": 2 * sizes.buffers,  # the current ones, and those from before the step
         # A block's weights, its gradients, and the gradients being sent.
-        "communication": 3 * 4 * sizes.block if is_sharded else sent_bytes * sizes.trained * room,
+        "communication": 3 * 4 * sizes.block if is_sharded else sent_bytes * sizes.trained * num_receives,
         "activations": activations * (num_held(config, num_procs) if not is_sharded else 1),
     }
 
 
 def num_held(config: RunConfig, num_procs: int) -> int:
-    """Return how many micro-batches are in memory at the same time: with synchronized batch norm, all of a process."""
+    """Return how many micro-batches a process holds at once: with synchronized batch norm, all of its own."""
     num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
     return -(-num_leaves // num_procs) if config.batch_norm == "sync" else 1
 
 
 def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
-    """Return the number of gradient copies that rank 0 holds at the same time, and of its receive buffers."""
+    """Return how many copies of the gradients rank 0 holds at once, and how many receive buffers it allocates."""
     num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
     shares = [part(0, num_leaves, num_procs, rank) for rank in range(num_procs)]
     stack: list[tuple[tuple[int, int], None]] = []
@@ -227,7 +227,7 @@ def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
 
 
 def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -> int:
-    """Return the bytes that the busiest process sends per step: by `parallel.exchange`, or by fsdp's rings.
+    """Return the bytes that the busiest process sends per step, by Lockstep's all-reduce or by fsdp's ring collectives.
 
     Args:
         config: The settings; `compress=powersgd` counts as none.
@@ -238,7 +238,7 @@ def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -
     num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
     others = num_procs - 1
     if parallel == "fsdp":
-        # Per pass: two all-gathers, one reduce-scatter.
+        # Per pass: two all-gathers and one reduce-scatter.
         num_passes = -(-num_leaves // num_procs)
         return num_passes * 4 * (2 * sizes.total + sizes.trained) * others // num_procs
     value_bytes = 2 if _is_16bit(config) else 4
@@ -261,7 +261,7 @@ def _is_16bit(config: RunConfig) -> bool:
 
 
 def _in_tree(config: RunConfig) -> bool:
-    """Whether gradients are added in the tree; 16-bit sums are, in both modes."""
+    """Return whether gradients are summed in the tree; 16-bit sums are in both modes."""
     return config.mode == "exact" or _is_16bit(config)
 
 

@@ -1,4 +1,4 @@
-"""The values of `lockstep plan`, and their table."""
+"""Estimate what `lockstep plan` reports, and print it as a table."""
 
 from __future__ import annotations
 
@@ -30,24 +30,27 @@ def plan_values(
         num_procs: Processes.
         memory_gb: Memory of each process, GB; None: do not compute what fits.
 
+    Returns:
+        The estimates by name, as plain JSON; sizes in bytes.
+
     Raises:
-        DataError: The recipe gives no `input_shape`, and there is no data.
+        DataError: The recipe has no `input_shape`, and there is no data.
     """
     inputs = example(config, build_parts(config, build))
-    one, sizes = pass_through(config, build, inputs, config.micro_batch)
-    without = _never_with_fsdp(config)
+    cost, sizes = pass_through(config, build, inputs, config.micro_batch)
+    no_fsdp_with = _incompatible_with_fsdp(config)
     num_micro = num_micro_batches(config.global_batch, config.micro_batch)
     ways: dict[str, dict[str, Any]] = {
         way: {
-            "memory": memory(config, sizes, one.activations, num_procs, way),
+            "memory": memory(config, sizes, cost.activations, num_procs, way),
             "sent_bytes": bytes_sent(config, sizes, num_procs, way),
         }
-        for way in (("ddp",) if without else ("ddp", "fsdp"))
+        for way in (("ddp",) if no_fsdp_with else ("ddp", "fsdp"))
     }
     for way in ways.values():
         way["total_bytes"] = sum(way["memory"].values())
         if memory_gb is not None:
-            way["largest_micro_batch"] = _largest(config, sizes, one.activations, num_procs, way, memory_gb * GB)
+            way["largest_micro_batch"] = _largest(config, sizes, cost.activations, num_procs, way, memory_gb * GB)
     return {
         "parameters": sizes.total,
         "trained": sizes.trained,
@@ -56,14 +59,14 @@ def plan_values(
         "micro_batches": num_micro,
         "procs": num_procs,
         "idle_procs": max(0, num_procs - num_micro),
-        "flops_a_step": one.flops * config.global_batch // config.micro_batch,
+        "flops_a_step": cost.flops * config.global_batch // config.micro_batch,
         "memory_gb": memory_gb,
         "ways": ways,
-        "no_fsdp_with": without,
+        "no_fsdp_with": no_fsdp_with,
     }
 
 
-def _never_with_fsdp(config: RunConfig) -> str | None:
+def _incompatible_with_fsdp(config: RunConfig) -> str | None:
     if config.batch_norm == "sync":
         return "batch_norm=sync"
     if config.compress != "none":
@@ -74,7 +77,7 @@ def _never_with_fsdp(config: RunConfig) -> str | None:
 def _largest(
     config: RunConfig, sizes: Sizes, activations: int, num_procs: int, way: Mapping[str, Any], limit: float
 ) -> int:
-    """Return the largest micro-batch that fits, 0 if none does: only activations grow with it."""
+    """Return the largest micro-batch that fits, 0 if none does. Of all parts, only activations grow with it."""
     fixed = way["total_bytes"] - way["memory"]["activations"]
     if config.batch_norm == "sync":  # a process holds all of its samples at once
         return config.micro_batch if way["total_bytes"] <= limit else 0

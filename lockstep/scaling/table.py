@@ -1,4 +1,4 @@
-"""The table and the conclusions of `lockstep scale`."""
+"""Lay out the table of `lockstep scale`, and draw conclusions from it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
+# Variant -> number of processes -> what `measure` wrote.
 Measurements = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
-# Shares of a step that are worth a line, and of the speed that are more than noise.
+# Smallest share of a step to report, and smallest difference in speed that is not noise.
 NOTABLE_SHARE, NOTABLE_GAIN = 0.2, 0.05
 
 FOOTNOTE = """\
@@ -24,7 +25,7 @@ def table(measurements: Measurements) -> Table:
     """Lay out one row per variant and number of processes.
 
     Args:
-        measurements: What `measure` wrote, by variant and number of processes.
+        measurements: Measurements by variant and number of processes.
     """
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(no_wrap=True)
@@ -50,11 +51,11 @@ def table(measurements: Measurements) -> Table:
 
 
 def conclusions(measurements: Measurements, num_cores: int | None) -> list[str]:
-    """Return what the measurements mean, one sentence per line.
+    """Return what the measurements show, one sentence per line.
 
     Args:
-        measurements: What `measure` wrote, by variant and number of processes.
-        num_cores: Cores of this machine, where processes compute on them; None on GPUs.
+        measurements: Measurements by variant and number of processes.
+        num_cores: Number of CPU cores of this machine if it trains on them; None on GPUs.
     """
     speeds = {(name, size): row["samples_per_s"] for name, sizes in measurements.items() for size, row in sizes.items()}
     (name, size), speed = max(speeds.items(), key=lambda item: item[1])
@@ -89,12 +90,12 @@ def _processes(number: int) -> str:
 
 
 def _efficiency(sizes: Mapping[int, Mapping[str, Any]], size: int) -> float:
-    """Throughput per process, compared with the smallest world."""
+    """Return the throughput per process, relative to the smallest world."""
     smallest = min(sizes)
     return float(sizes[size]["samples_per_s"] / size / (sizes[smallest]["samples_per_s"] / smallest))
 
 
 def _shares(row: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Return the shares of a step waiting for data, communicating, and waiting for the slowest process."""
+    """Return the shares of a step spent on waiting for data, communication, and waiting for the slowest process."""
     comm = row["sending_s"] / row["step_s"]
     return row["reading_s"] / row["step_s"], comm, row["waiting_s"] / row["step_s"] - comm

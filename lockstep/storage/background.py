@@ -1,4 +1,4 @@
-"""Work beside training: snapshots of tensors in host memory, and a thread that runs one task at a time.
+"""Work in the background of training: snapshots of tensors in host memory, and a thread that runs one task at a time.
 
 training thread    step 10 | take() | step 11 | step 12 | step 13 ...
 GPU stream                 |- copy to host -|

@@ -13,7 +13,7 @@ _ONNX_HEAD, _ONNX_KEY = b"\x08", b"\x0a\x08" + FIELD.encode()
 
 
 def is_export(path: Path) -> bool:
-    """Whether `lockstep export` wrote a file, according to the file's metadata."""
+    """Return whether `lockstep export` wrote a file, according to the file's metadata."""
     try:
         if path.is_symlink() or not path.is_file():
             return False

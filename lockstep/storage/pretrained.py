@@ -18,7 +18,7 @@ from lockstep.storage.torch_file import FETCH, read_torch_file
 from lockstep.storage.weights import check_kinds, check_names, read
 
 # Keys under which training scripts store the model's state_dict, most common first. `best_state_dict` is HRNet's.
-# `model_ema` and `state_dict_ema` are left out on purpose: a user who wants the average exports it to its own file.
+# `model_ema` and `state_dict_ema` are left out on purpose: users who need the average export it to its own file.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "best_state_dict", "net", "weights")
 # Prefixes that wrappers add to each name: DataParallel and DDP, torch.compile.
 _PREFIXES = ("module.", "_orig_mod.")

@@ -285,6 +285,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _try_out(folder: Path) -> None:
-    # Permissions do not tell whether a write succeeds (in /proc, for example). The file has no name where the OS can.
+    # Permissions do not predict whether a write succeeds (in /proc, for example). Where the OS allows, the file has no
+    # name.
     with tempfile.TemporaryFile(dir=folder):
         pass

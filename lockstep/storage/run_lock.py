@@ -113,7 +113,7 @@ class RunLock:
 
 
 def is_lock(path: Path) -> bool:
-    """Whether this module wrote a file."""
+    """Return whether this module wrote a file."""
     with contextlib.suppress(OSError):
         return not path.is_symlink() and path.is_file() and (path.stat().st_size == 0 or bool(_parsed(_read(path))))
     return False
@@ -136,7 +136,7 @@ def _parsed(owner: str) -> re.Match[str] | None:
 
 
 def _lives(owner: str) -> bool:
-    """Whether `process N on HOST` is running, as far as this host can see."""
+    """Return whether `process N on HOST` is running, as far as this host can see."""
     match = _parsed(owner)
     if match is None:
         return False  # the process is just taking or releasing the lock

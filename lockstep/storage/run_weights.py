@@ -78,7 +78,7 @@ def identity_of(run: Path, which: str) -> tuple[Path, Mapping[str, Any]]:
 
 
 def is_as_recorded(run: Path) -> bool:
-    """Whether a run's final weights and its result are whole and match."""
+    """Return whether a run's final weights and its result are whole and match."""
     try:
         _final(run, None)
     except CheckpointError:

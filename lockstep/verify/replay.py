@@ -6,8 +6,8 @@
                    evaluation where training had one -> metrics compared
       end          weights and optimizer state compared with the next checkpoint, or the final weights
 
-Nothing is written into the run folder. The first difference of a segment ends it. Rank 0 alone compares, and tells the
-others through the flag that travels with the next step's gradients, as a stop of training does.
+Nothing is written into the run folder. The first difference of a segment ends it. Only rank 0 compares. It sends the
+result to the others in the flag that is reduced with the next step's gradients, as a stop of training is.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Replayer:
         try:
             for step in steps:
                 result = run_step(job, step, loader, 1.0 if difference is not None else 0.0)
-                if int(result.flag):  # the step before differed, and this one has told all ranks
+                if int(result.flag):  # the step before differed, and this step's flag has informed all ranks
                     break
                 if not result.is_finite and not result.is_overflow:
                     job.progress.skipped.append(step.number)

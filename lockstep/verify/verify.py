@@ -30,7 +30,7 @@ ENTRY = "lockstep.verify.replay"
 
 @dataclass(frozen=True)
 class Request:
-    """What a user wants to have verified.
+    """What to verify, as the user requested it.
 
     Attributes:
         run: The run folder.

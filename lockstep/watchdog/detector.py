@@ -242,12 +242,12 @@ class HangDetector:
 
 
 def _is_number(value: Any, *kinds: type) -> bool:
-    """Whether a value is a finite number of reasonable size."""
+    """Return whether a value is a finite number of reasonable size."""
     return type(value) in (kinds or (int, float)) and abs(value) < 1e15
 
 
 def _is_status(value: Any) -> bool:
-    """Whether a value from the store is a rank's heartbeat."""
+    """Return whether a value from the store is a rank's heartbeat."""
     return (
         isinstance(value, dict)
         and isinstance(value.get("doing"), str)
@@ -259,7 +259,7 @@ def _is_status(value: Any) -> bool:
 
 
 def _is_verdict(value: Any, size: int) -> bool:
-    """Whether a value from the store is a verdict."""
+    """Return whether a value from the store is a verdict."""
     if not isinstance(value, dict) or not isinstance(value.get("culprits"), list) or not value["culprits"]:
         return False
     try:

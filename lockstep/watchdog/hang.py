@@ -76,7 +76,7 @@ def find_stalled_ranks(statuses: Sequence[RankStatus], timeout_s: float) -> list
 
 
 def is_silent(status: RankStatus, timeout_s: float) -> bool:
-    """Whether a rank has sent no heartbeat for so long that it probably cannot."""
+    """Return whether a rank has sent no heartbeat for so long that it probably cannot."""
     return status.silent_s >= min(SILENT_S, timeout_s / 2)
 
 

@@ -18,19 +18,19 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 
-def _floors(root: Path) -> dict[str, Version]:
+def _lower_bounds(root: Path) -> dict[str, Version]:
     """The lowest version that pyproject.toml allows of each direct dependency."""
     document = tomllib.loads((root / "pyproject.toml").read_text())
     project = document["project"]
-    asked = [*document["build-system"]["requires"], *project["dependencies"]]
-    asked += [text for extra in project["optional-dependencies"].values() for text in extra]
-    floors: dict[str, Version] = {}
-    for requirement in map(Requirement, asked):
+    required = [*document["build-system"]["requires"], *project["dependencies"]]
+    required += [text for extra in project["optional-dependencies"].values() for text in extra]
+    lower_bounds: dict[str, Version] = {}
+    for requirement in map(Requirement, required):
         name = canonicalize_name(requirement.name)
         bounds = [Version(part.version) for part in requirement.specifier if part.operator in (">=", "==", "~=")]
         if bounds:
-            floors[name] = min(max(bounds), floors.get(name, max(bounds)))
-    return floors
+            lower_bounds[name] = min(max(bounds), lower_bounds.get(name, max(bounds)))
+    return lower_bounds
 
 
 def _pins(root: Path) -> dict[str, Version]:
@@ -39,12 +39,12 @@ def _pins(root: Path) -> dict[str, Version]:
 
 
 def vulnerable_versions(root: Path) -> list[str]:
-    """Floors and pins below the first fixed version of an advisory that is not accepted."""
+    """Lower bounds and pins below the first fixed version of an advisory that is not accepted."""
     problems = []
     for advisory in tomllib.loads((root / "tests/house/advisories.toml").read_text())["advisory"]:
         if "accepted" in advisory:
             continue
-        for source, versions in (("pyproject.toml", _floors(root)), ("constraints.txt", _pins(root))):
+        for source, versions in (("pyproject.toml", _lower_bounds(root)), ("constraints.txt", _pins(root))):
             version = versions.get(advisory["package"])
             if version and version < _release(advisory["fixed"], version):
                 problems.append(
@@ -54,9 +54,9 @@ def vulnerable_versions(root: Path) -> list[str]:
     return problems
 
 
-def _release(fixed: str, asked: Version) -> Version:
-    """The fixed version, as precise as the floor: >=4.12 admits no release before 4.12.0.88."""
-    return Version(".".join(fixed.split(".")[: max(2, len(asked.release))]))
+def _release(fixed: str, required: Version) -> Version:
+    """Return the fixed version, shortened to the precision of the lower bound: >=4.12 excludes all before 4.12.0.88."""
+    return Version(".".join(fixed.split(".")[: max(2, len(required.release))]))
 
 
 @pytest.fixture
@@ -87,16 +87,16 @@ def test_a_vulnerable_version_is_named(copied: Path, name: str, good: str, bad: 
     assert any(says in problem for problem in vulnerable_versions(copied))
 
 
-def test_every_direct_dependency_has_a_floor(repo: Path) -> None:
+def test_every_direct_dependency_has_a_lower_bound(repo: Path) -> None:
     project = tomllib.loads((repo / "pyproject.toml").read_text())["project"]
-    asked = {canonicalize_name(Requirement(text).name) for text in project["dependencies"]}
-    assert asked - set(_floors(repo)) == set()
+    required = {canonicalize_name(Requirement(text).name) for text in project["dependencies"]}
+    assert required - set(_lower_bounds(repo)) == set()
 
 
 def test_an_advisory_has_its_names_and_an_accepted_one_a_reason_that_holds(repo: Path) -> None:
     document = tomllib.loads((repo / "tests/house/advisories.toml").read_text())
     assert isinstance(document["checked"], datetime.date)
-    known = set(_floors(repo)) | set(_pins(repo))
+    known = set(_lower_bounds(repo)) | set(_pins(repo))
     for advisory in document["advisory"]:
         assert advisory["ids"], advisory
         assert advisory["package"] == canonicalize_name(advisory["package"])

@@ -22,18 +22,18 @@ def documents(root: Path) -> Iterator[Path]:
 
 
 def anchors(text: str) -> set[str]:
-    """The names by which a page's headings are linked."""
+    """Return the anchors of a page's headings."""
     headings = re.findall(r"^#+\s+(.*)$", _without_code(text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 def has_anchor(text: str, anchor: str) -> bool:
-    """Whether a page has a heading; `make docs` looks into those that it writes itself."""
+    """Return whether a page has a heading. `make docs` checks the pages that it writes."""
     return WRITTEN_BY_MAKE in text or anchor in anchors(text)
 
 
 def dead_links(root: Path) -> list[str]:
-    """Relative links whose file or heading is not there; pages on the web are not asked for."""
+    """Relative links whose file or heading does not exist; links to the web are not checked."""
     problems = []
     for page in documents(root):
         for target in LINK.findall(_without_code(page.read_text())):
@@ -49,7 +49,7 @@ def dead_links(root: Path) -> list[str]:
 
 
 def gone_files(root: Path) -> list[str]:
-    """Files named in `backticks` that are not there; the change log may speak of what was."""
+    """Files named in `backticks` that do not exist; the changelog may name former ones."""
     return [
         f"{page.relative_to(root)}: `{name}` is not there"
         for page in documents(root)

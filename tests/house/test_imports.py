@@ -1,4 +1,4 @@
-"""Imports go down only, and what has to answer at once does not import torch."""
+"""Imports go down only, and modules that must load fast do not import torch."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def _lint(root: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def small_house(tmp_path: Path) -> Path:
-    """A package with every floor and the contracts of this checkout."""
-    # Every room, empty, and every module that a contract names.
+def small_package(tmp_path: Path) -> Path:
+    """A package with every layer and the contracts of this checkout."""
+    # Every package, empty, and every module that a contract names.
     inside = (ROOT / "lockstep").iterdir()
-    rooms = [_name(path) for path in inside if path.suffix == ".py" or (path / "__init__.py").is_file()]
+    packages = [_name(path) for path in inside if path.suffix == ".py" or (path / "__init__.py").is_file()]
     contracts = (ROOT / ".importlinter").read_text()
     named = re.findall(r"^    (lockstep\.\S+)$", contracts, re.MULTILINE)
     files: dict[str, str] = {".importlinter": contracts}
-    for module in [*rooms, *named]:
-        place = Path(*module.split("."))
-        files[f"{place}/__init__.py" if (ROOT / place).is_dir() else f"{place}.py"] = ""
+    for module in [*packages, *named]:
+        path = Path(*module.split("."))
+        files[f"{path}/__init__.py" if (ROOT / path).is_dir() else f"{path}.py"] = ""
     files["lockstep/__init__.py"] = ""
     files["lockstep/engine/loop.py"] = "from lockstep.data import order\n"
     files["lockstep/data/order.py"] = "from lockstep import errors\n"
@@ -73,16 +73,16 @@ def test_imports_of_the_checkout_go_down_only(repo: Path) -> None:
         ("lockstep/data/loader.py", "from lockstep.engine import loop\n", "imports go down only"),
         ("lockstep/metrics/x.py", "def f():\n    from lockstep.engine import loop\n", "imports go down only"),
         ("lockstep/config/load.py", "import torch\n", "does not import torch"),
-        ("lockstep/recipes/mnist.py", "from lockstep.cluster import env\n", "a recipe knows nothing of ranks"),
+        ("lockstep/recipes/mnist.py", "from lockstep.cluster import env\n", "a recipe does not depend on ranks"),
         ("lockstep/strategies/__init__.py", "", "not listed as layers"),
     ],
 )
-def test_an_import_that_goes_up_is_refused(small_house: Path, name: str, text: str, broken: str) -> None:
-    (small_house / "lockstep/report/console.py").touch()
-    assert _lint(small_house).returncode == 0, _lint(small_house).stdout
-    (small_house / name).parent.mkdir(exist_ok=True)
-    (small_house / name).write_text(text)
-    run = _lint(small_house)
+def test_an_import_that_goes_up_is_refused(small_package: Path, name: str, text: str, broken: str) -> None:
+    (small_package / "lockstep/report/console.py").touch()
+    assert _lint(small_package).returncode == 0, _lint(small_package).stdout
+    (small_package / name).parent.mkdir(exist_ok=True)
+    (small_package / name).write_text(text)
+    run = _lint(small_package)
     assert run.returncode == 1
     assert broken in run.stdout + run.stderr
 

@@ -1,9 +1,10 @@
-"""No text that users read has the words that STYLE retired."""
+"""No text that users read, and no comment or docstring of the package, has a retired word."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,8 +27,26 @@ RETIRED = {
     r"wants?": "needs",
     r"that can't be": "is not allowed",
 }
+# Retired in comments and docstrings only: pages may have figures, and a test may put something back.
+RETIRED_IN_CODE = {
+    r"facts": "dataset info, metadata, values",
+    r"figures": "metrics, measurements, values",
+    r"meetings?": "rendezvous",
+    r"puts? (?:aside|back)|putting (?:aside|back)": "snapshot, reset",
+    r"takes? up|taking up|taken up": "restore",
+    r"a person's|people's": "the user's",
+}
+PEOPLE = "lockstep/recipes/pose/"  # where a person is an object in an image
 PAGES = ("*.md", "docs/*.md", "docs/adr/*.md", "lockstep/recipes/*/README.md")
-_PATTERN = {re.compile(rf"\b(?:{word})\b", re.IGNORECASE): instead for word, instead in RETIRED.items()}
+
+
+def _compile(words: dict[str, str]) -> dict[re.Pattern[str], str]:
+    """Compile phrases, which may be broken at the end of a line."""
+    return {re.compile(rf"\b(?:{word})\b".replace(" ", r"\s+"), re.I): instead for word, instead in words.items()}
+
+
+_PATTERN = _compile(RETIRED)
+_PATTERN_IN_CODE = _compile(RETIRED | RETIRED_IN_CODE)
 
 
 def _spoken(path: Path) -> Iterator[tuple[int, str]]:
@@ -45,8 +64,26 @@ def _spoken(path: Path) -> Iterator[tuple[int, str]]:
                         yield part.lineno, part.value
 
 
+def _written(path: Path) -> Iterator[tuple[int, str]]:
+    """Comments and docstrings of a module. Comments on consecutive lines are one text."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node, clean=False)
+            if text is not None:
+                yield node.body[0].lineno, text
+    comments: dict[int, str] = {}
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type == tokenize.COMMENT:
+                comments[token.start[0]] = token.string.lstrip("# ")
+    for start in comments:
+        if start - 1 not in comments:
+            end = next(number for number in range(start, len(comments) + start + 1) if number not in comments)
+            yield start, "\n".join(comments[number] for number in range(start, end))
+
+
 def found(root: Path) -> list[str]:
-    """Places at which a text that users read has a retired word."""
+    """Places at which a text that users read, a comment or a docstring has a retired word."""
     places = []
     for path in sorted((root / "lockstep").rglob("*.py")):
         for line, text in _spoken(path):
@@ -55,6 +92,14 @@ def found(root: Path) -> list[str]:
                 for pattern, instead in _PATTERN.items()
                 for match in pattern.finditer(text)
             ]
+        name = path.relative_to(root).as_posix()
+        places += [
+            f"{name}:{line + text[: match.start()].count(chr(10))}: {match[0]!r} in a comment; write {instead}"
+            for line, text in _written(path)
+            for pattern, instead in _PATTERN_IN_CODE.items()
+            for match in pattern.finditer(text)
+            if not (match[0].endswith("'s") and name.startswith(PEOPLE))
+        ]
     for pages in PAGES:
         for path in sorted(root.glob(pages)):
             for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -66,7 +111,7 @@ def found(root: Path) -> list[str]:
     return places
 
 
-def test_no_text_for_users_has_a_retired_word(repo: Path) -> None:
+def test_no_text_has_a_retired_word(repo: Path) -> None:
     assert found(repo) == []
 
 
@@ -75,6 +120,11 @@ def test_no_text_for_users_has_a_retired_word(repo: Path) -> None:
     [
         ("lockstep/x.py", 'raise ConfigError("nobody said so")\n'),
         ("lockstep/x.py", 'x = Field(description="made-up lines")\n'),
+        ("lockstep/x.py", '"""Give a person\'s files to the model."""\n'),
+        ("lockstep/x.py", 'class A:\n    def f(self):\n        """Put\n        back the model."""\n'),
+        ("lockstep/x.py", "x = 1  # the facts of the dataset\n"),
+        ("lockstep/x.py", "# This process tells\n# the others.\n"),
+        ("lockstep/x.py", "# The run goes\n# on.\n"),
         ("docs/x.md", "The run goes on.\n"),
     ],
 )
@@ -82,3 +132,17 @@ def test_a_retired_word_is_found(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).write_text(text)
     assert len(found(tmp_path)) >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lockstep/x.py", 'figures = "somebody"\n'),
+        ("lockstep/recipes/pose/x.py", "# a person's joints\n"),
+        ("docs/x.md", "All figures are in the log.\n"),
+    ],
+)
+def test_names_data_and_depicted_people_are_not_retired_words(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text(text)
+    assert found(tmp_path) == []

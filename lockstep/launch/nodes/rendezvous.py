@@ -216,12 +216,12 @@ class NodeRendezvous(RendezvousHandler):
             self._calls.query(lambda: store.put("pause", pause))
 
     def is_pause(self) -> bool:
-        """Whether the workers of this round were stopped only to be restarted."""
+        """Return whether the workers of this round were stopped only to be restarted."""
         store = self._round_store
         return store is not None and self._calls.query(lambda: store.get("pause")) in get_args(Pause)
 
     def is_over(self) -> bool:
-        """Whether a node has ended the run."""
+        """Return whether a node has ended the run."""
         return self._calls.query(lambda: self._run.get("ended")) is not None
 
     def leave(self) -> None:

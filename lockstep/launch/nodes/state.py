@@ -1,8 +1,8 @@
-"""Stores the state of torch's rendezvous as signed JSON in place of torch's pickle.
+"""Store the state of torch's rendezvous as signed JSON instead of torch's pickle.
 
 torch's own backend unpickles any value in the store, so every program that reaches its port could run code on every
-machine. Here, a state that was not signed with the run's key counts as the last one that this node has read, and the
-next write replaces it.
+machine. This backend ignores a state that was not signed with the run's key: it returns the last valid state that this
+node has read, and the next write replaces the forged one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StateInStore(RendezvousBackend):
 
     def __init__(self, store: SignedStore) -> None:
         self._store, self._seal = store, store.seal
-        self._number = 0  # of the newest state read: an older one is refused as a replay
+        self._number = 0  # number of the newest state read: an older one is refused as a replay
         self._last = _RendezvousState()
         self._call(lambda raw: raw.compare_set(_KEY, "", _NONE))
 
@@ -56,12 +56,12 @@ class StateInStore(RendezvousBackend):
         """
         # Safe to unpickle: torch's code in this process pickled these bytes, and unpickles the returned ones.
         plain = to_plain(pickle.loads(state))
-        mine = self._seal.write(_KEY, {"number": self._number + 1, "state": plain})
+        message = self._seal.write(_KEY, {"number": self._number + 1, "state": plain})
         expected = token if isinstance(token, bytes) else _NONE
-        found = self._call(lambda raw: raw.compare_set(_KEY, expected, mine))
+        found = self._call(lambda raw: raw.compare_set(_KEY, expected, message))
         if found == _NONE.encode():
             return None
-        return self._pickled(found), found, found == mine.encode()
+        return self._pickled(found), found, found == message.encode()
 
     def _pickled(self, message: bytes) -> bytes:
         try:
@@ -99,7 +99,7 @@ def from_plain(plain: dict[str, Any]) -> _RendezvousState:
     """Return the rendezvous state from plain JSON.
 
     Raises:
-        ForgedError: The JSON does not describe one.
+        ForgedError: The JSON is not a valid state.
     """
     state = _RendezvousState()
     try:
@@ -113,7 +113,7 @@ def from_plain(plain: dict[str, Any]) -> _RendezvousState:
         heartbeats = {_desc(node): datetime.fromisoformat(time) for node, time in plain["last_heartbeats"]}
     except (KeyError, TypeError, ValueError) as error:
         raise ForgedError(f"it is not a state of a rendezvous: {error}") from None
-    # torch subtracts these from its own clock, which has a time zone.
+    # torch subtracts these times from its own clock, which has a time zone.
     if any(time.tzinfo is None for time in [*heartbeats.values(), *([state.deadline] if state.deadline else [])]):
         raise ForgedError("it is not a state of a rendezvous: a time has no zone")
     if not state.participants.keys() | state.wait_list | state.redundancy_list <= heartbeats.keys():

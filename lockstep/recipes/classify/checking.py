@@ -1,4 +1,4 @@
-"""Finds unreadable images before training starts, for data.on_error=skip."""
+"""Find unreadable images before training starts, for data.on_error=skip."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.recipes.classify.listing import folder_of
 def drop_unreadable(
     files: Files, base: Path, least: int = 1, images: Path | None = None
 ) -> tuple[Files, dict[str, str]]:
-    """Decode every image, and leave out those that can't be decoded.
+    """Decode every image, and leave out those that cannot be decoded.
 
     Args:
         files: Files by class, relative to the base.
@@ -32,7 +32,7 @@ def drop_unreadable(
     """
     folder = folder_of(base, images)
     names = [file for found in files.values() for file in found]
-    # Threads are enough: decoding releases the GIL.
+    # Threads instead of processes, since decoding releases the GIL.
     with ThreadPoolExecutor(num_cores()) as pool:
         faults = dict(zip(names, pool.map(_fault, [folder / name for name in names], chunksize=16), strict=True))
     kept = {name: [file for file in found if faults[file] is None] for name, found in files.items()}

@@ -16,7 +16,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
-# Of torchvision.
+# Networks of torchvision.
 RESNETS = (
     "resnet18",
     "resnet34",

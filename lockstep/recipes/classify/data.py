@@ -83,7 +83,7 @@ class ImageFiles(Samples):
         """Decode, crop and resize a batch: inputs (N, S, S, 3) bytes, targets (N,) int64.
 
         Raises:
-            DataError: An image can't be read.
+            DataError: An image cannot be read.
         """
         size_px = self._config.size_px
         images = torch.empty(len(indices), size_px, size_px, 3, dtype=torch.uint8)
@@ -180,11 +180,11 @@ class Normalise:
         if images.device.type != "cpu":
             values = torch.addcmul(self._offset, rows.float(), self._factor)
         else:
-            # Allocated by numpy, which asks for huge pages; torch does not, and a batch needs thousands of small ones.
+            # Allocated by numpy, which requests huge pages. torch does not, and a batch then needs thousands of pages.
             values = torch.from_numpy(np.empty(rows.shape, dtype=np.float32))
-            # One image at a time, which stays in the CPU cache for both passes. A batch does not.
-            for taken, made in zip(rows, values, strict=True):
-                torch.addcmul(self._offset, made.copy_(taken), self._factor, out=made)
+            # One image at a time, which stays in the CPU cache for both passes. A whole batch does not.
+            for image, value in zip(rows, values, strict=True):
+                torch.addcmul(self._offset, value.copy_(image), self._factor, out=value)
         return values.view(images.shape).permute(0, 3, 1, 2)
 
 

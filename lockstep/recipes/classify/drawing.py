@@ -1,4 +1,4 @@
-"""Draws training samples, an evaluation and a prediction for the run folder."""
+"""Draw training samples, an evaluation and a prediction."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
 
     Args:
         path: The image file.
-        prediction: What `to_prediction` returned for it.
+        prediction: The result of `to_prediction` for it.
     """
     image = Image.fromarray(read_rgb(path))
     image.thumbnail((720, 720))
@@ -98,10 +98,10 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
     canvas.paste(image, ((width - image.width) // 2, 0))
     draw = ImageDraw.Draw(canvas)
     left = margin_px + 10 + max(int(font.getlength(entry["class"])) for entry in top)
-    for place, entry in enumerate(top):
-        y = image.height + margin_px + place * line_px
+    for rank, entry in enumerate(top):
+        y = image.height + margin_px + rank * line_px
         draw.text((left - 10, y + line_px // 2), entry["class"], (34, 34, 34), font, anchor="rm")
         length = max(1, int((width - left - 70) * entry["probability"]))
-        draw.rectangle((left, y + 5, left + length, y + line_px - 5), (33, 102, 172) if place == 0 else (150, 150, 150))
+        draw.rectangle((left, y + 5, left + length, y + line_px - 5), (33, 102, 172) if rank == 0 else (150, 150, 150))
         draw.text((left + length + 6, y + line_px // 2), f"{entry['probability']:.1%}", (34, 34, 34), font, anchor="lm")
     return canvas

@@ -1,4 +1,4 @@
-"""Lists the images of class folders, by the names of the files."""
+"""List the image files in a class folder and its subfolders, by their names."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def walk(root: Path, name: str) -> list[str]:
         seen.add((status.st_dev, status.st_ino))
         if os.path.islink(folder):
             _check_link(folder, whole)
-        inner.sort()  # if several paths lead to a folder, always the same one is used
+        inner.sort()  # if several paths lead to the same folder, the choice is reproducible
         inside = Path(folder).relative_to(root).as_posix()
         names += [f"{inside}/{file}" for file in files if is_image(file)]
     return names
@@ -108,7 +108,7 @@ def _check_link(link: str, root: Path) -> None:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file of this name counts as an image."""
+    """Return whether a file of this name counts as an image."""
     return name.lower().endswith(ENDINGS) and not name.startswith(".")
 
 

@@ -1,4 +1,4 @@
-"""Lists the images of a dataset, their classes and the validation split.
+"""List the images of a dataset, their classes and the validation split.
 
 A listing is plain JSON and is stored in the run folder. It does not depend on the order of names in the file system.
 """
@@ -64,7 +64,7 @@ def find_images(config: DataConfig, seed: int, choose: Choose = take_all) -> Lis
         choose: Selects the usable files before the split.
 
     Raises:
-        DataError: There are no images, or the splits do not match. Shows the path, and the line of a CSV file.
+        DataError: There are no images, or the splits do not match. The error names the path and the line of a CSV file.
     """
     path = config.root or config.train
     if path is None:

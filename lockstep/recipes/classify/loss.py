@@ -19,7 +19,7 @@ def cross_entropy(logits: Tensor, batch: Batch, *, label_smoothing: float) -> Ma
     Args:
         logits: (N, C) scores of the classes.
         batch: Its targets are (N,) labels, from 0 to C - 1.
-        label_smoothing: The share of the target that all classes split, from 0 to 1.
+        label_smoothing: Share of the target that is spread over all classes, from 0 to 1.
 
     Returns:
         The loss by name, a scalar.

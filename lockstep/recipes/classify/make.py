@@ -1,4 +1,4 @@
-"""A synthetic dataset: class folders of JPEG images of shapes with random sizes, positions and strong colours."""
+"""Make a synthetic dataset: class folders of JPEG images of shapes with random sizes, positions and strong colours."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def draw_shape(outline: Callable[[float], Points], size_px: int, random: np.rand
     """Draw one RGB image with a shape.
 
     Args:
-        outline: Turn in radians -> points of the shape in the unit circle.
-        size_px: Longer side of the image.
+        outline: Function from a rotation in radians to the points of the shape in the unit circle.
+        size_px: Longer side of the image, pixels.
         random: Source of all random numbers.
     """
     shorter = int(size_px * random.uniform(0.7, 1.0))
@@ -72,7 +72,7 @@ def _background(
 
 
 def _polygon(num_corners: int, turn: float, inner: float | None = None) -> Points:
-    """Return the points of a regular polygon in the unit circle, or with an inner radius of a star."""
+    """Return the points of a regular polygon in the unit circle; with an inner radius, of a star."""
     num_points = num_corners if inner is None else 2 * num_corners
     points = []
     for index in range(num_points):

@@ -1,4 +1,4 @@
-"""Networks: ResNets of torchvision, and the networks of timm if it is installed.
+"""Build networks: the ResNets of torchvision, and the networks of timm if it is installed.
 
 Legend: N images, H and W their height and width, C classes.
 """
@@ -43,7 +43,9 @@ def backbone_of(model: nn.Module) -> list[str]:
     Raises:
         ConfigError: The head of the network is unknown.
     """
-    head = getattr(model, "default_cfg", {}).get("classifier", "fc")  # timm declares it; in ResNets it is fc
+    head = getattr(model, "default_cfg", {}).get(
+        "classifier", "fc"
+    )  # timm models declare it; in torchvision's ResNets it is fc
     heads: Sequence[str] = (head,) if isinstance(head, str) else head
     names = [name for name, _ in model.named_parameters()]
     backbone = [name for name in names if not any(name.startswith(f"{each}.") for each in heads)]

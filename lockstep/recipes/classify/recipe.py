@@ -50,7 +50,7 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
 
 
 def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
-    """Build the parts from the settings. Opens no image.
+    """Build the parts from the settings without opening an image.
 
     Raises:
         ConfigError: There is no such network.
@@ -84,7 +84,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
 
 
 def to_prediction(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:
-    """Make a prediction from (C,) logits: the class, its probability, and the five most likely classes."""
+    """Convert (C,) logits to a prediction: the class, its probability, and the five most likely classes."""
     probabilities = logits.detach().flatten().double().softmax(dim=0)
     values, labels = probabilities.topk(min(NUM_TOP, len(classes)))
     top = [
@@ -95,7 +95,7 @@ def to_prediction(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:
 
 
 def _shared_row(dataset_info: Mapping[str, Any]) -> str:
-    """Warn of validation images that are training images too, for the header of a run; empty if there are none."""
+    """Return a warning about images that are in both splits, for the header of a run; empty if there are none."""
     num_shared = dataset_info.get("num_in_both", 0)  # missing in old run folders
     total = sum(map(len, dataset_info["held_out"].values()))
     return f"warning: {num_shared:,} of {total:,} images are training images too" if num_shared else ""
@@ -105,7 +105,7 @@ def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> Im
     files: Files = dataset_info["train" if train else "held_out"]
     other = config.data.eval
     if not train and other is not None and _whole(other) != dataset_info["held_out_from"]:
-        # The user evaluates on other images than the validation split of the run.
+        # The user evaluates on images other than the validation split of the run.
         files = list_validation(
             other, dataset_info["classes"], config.data.images, restrict=config.data.classes is not None
         )

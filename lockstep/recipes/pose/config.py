@@ -175,7 +175,7 @@ class Config(RunConfig):
     test: TestConfig = Field(default=TestConfig(), description="Inference: from heatmaps and tags to people.")
 
     def check_inputs(self) -> None:
-        """Check that the dataset's folder exists; synthetic figures have none."""
+        """Check that the dataset's folder exists, unless the dataset is synthetic."""
         if self.data.name != "figures":
             check_exists("data.root", self.data.root)
 

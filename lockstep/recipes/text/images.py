@@ -1,4 +1,4 @@
-"""Reads, resizes and normalizes images of lines.
+"""Read, resize and normalize images of text lines.
 
 Legend: N images, H and W their height and width in pixels.
 """
@@ -29,7 +29,7 @@ def read_grey(path: Path) -> GreyArray:
     """Read an image file as (H, W) bytes.
 
     Raises:
-        DataError: It can't be read.
+        DataError: The file cannot be read.
     """
     return _grey(read_rgb(path))
 
@@ -38,7 +38,7 @@ def size_of(path: Path) -> tuple[int, int]:
     """Read (width, height) of an image file, after its EXIF rotation.
 
     Raises:
-        DataError: It can't be read.
+        DataError: The file cannot be read.
     """
     return EncodedImage(path).size
 
@@ -47,7 +47,7 @@ def read_packed(folder: Path, number: int) -> GreyArray:
     """Read an image of an LMDB dataset as (H, W) bytes.
 
     Raises:
-        DataError: There is none, or it is damaged.
+        DataError: The dataset has no such image, or it is damaged.
     """
     return _grey(_packed(folder, number).pixels())
 
@@ -56,7 +56,7 @@ def packed_size(folder: Path, number: int) -> tuple[int, int]:
     """Read (width, height) of an image of an LMDB dataset, after its EXIF rotation.
 
     Raises:
-        DataError: There is none, or it is not an image.
+        DataError: The dataset has no such entry, or it is not an image.
     """
     return _packed(folder, number).size
 

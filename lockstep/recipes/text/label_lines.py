@@ -1,4 +1,4 @@
-"""Reads the lines of an untrusted label file in chunks, in UTF-8 or GBK."""
+"""Read the lines of an untrusted label file in chunks, in UTF-8 or GBK."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Rows = list[tuple[int, str]]  # line numbers, from 1, and lines
 
 
 def read_chunks(path: Path, encoding: str) -> Iterator[Rows]:
-    """Read the lines of a file that are not empty, in chunks, because strings take ten times the memory.
+    """Yield the non-empty lines of a file in chunks, since all lines as strings would take ten times the file's size.
 
     Raises:
-        DataError: The file can't be read or decoded, or has too many or too long lines.
+        DataError: The file cannot be read or decoded, or has too many lines or a too long line.
     """
     content = _content(path)
     if content.count(b"\n") > MAX_LINES:
@@ -39,7 +39,7 @@ def read_chunks(path: Path, encoding: str) -> Iterator[Rows]:
     lines = io.BytesIO(content)
     number = 0
     while chunk := _next_lines(path, lines, number):
-        # In these encodings, no byte of another character equals a line break, so that bytes can be split by lines.
+        # In these encodings, no other character contains the byte of a line break, so bytes can be split into lines.
         texts = b"".join(chunk).decode(name).removeprefix("\ufeff").split("\n")
         rows = [(line_number, line) for line_number, line in enumerate(texts, start=number + 1) if line.strip()]
         number += len(chunk)
@@ -48,7 +48,7 @@ def read_chunks(path: Path, encoding: str) -> Iterator[Rows]:
 
 
 def _next_lines(path: Path, lines: io.BytesIO, number: int) -> list[bytes]:
-    """Read the next chunk of lines; `number` lines were read before."""
+    """Read the next chunk of lines, after `number` lines that were already read."""
     chunk: list[bytes] = []
     num_bytes = 0
     while len(chunk) < _CHUNK_LINES and num_bytes < _CHUNK_BYTES and (line := lines.readline(_MAX_LINE_BYTES + 1)):
@@ -78,7 +78,7 @@ def _encoding_of(path: Path, content: bytes, encoding: str) -> str:
     names = {"auto": ("utf-8", "gb18030"), "utf-8": ("utf-8",), "gbk": ("gb18030",)}[encoding]
     for name in names:
         try:
-            # In parts: the whole text would take up to four times the memory.
+            # Decoded in chunks: the whole text would need up to four times the memory.
             decoder = codecs.getincrementaldecoder(name)()
             for start in range(0, len(content), _CHUNK_BYTES):
                 decoder.decode(content[start : start + _CHUNK_BYTES])

@@ -1,4 +1,4 @@
-"""Renders synthetic lines of text. The text and the appearance of a line depend only on its key."""
+"""Render synthetic lines of text. The text and the appearance of a line depend only on its key."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class LineRenderer:
     """Renders synthetic lines.
 
     Attributes:
-        fonts: Fonts; each line has a random one.
-        characters: Characters of the texts. Each font draws only those that it has.
+        fonts: Fonts, one of which is chosen at random for each line.
+        characters: Characters of the texts. Each line uses only those that its font has.
         min_length: Minimum number of characters of a line.
         max_length: Maximum number of characters of a line.
         style: Appearance of lines.
         height_px: Height of the image.
-        width_px: Width of the image, to which the line is stretched. None: as wide as the text.
+        width_px: Width of the image, to which the line is resized. None: the width of the text.
     """
 
     fonts: Sequence[Font]
@@ -65,7 +65,7 @@ class LineRenderer:
         # The third power: most lines have no or little extra space.
         spacing_px = size_px * style.spacing * float(rng.random()) ** 3
         ink, margin = draw_text(load_font(path, size_px), text, spacing_px)
-        image = self._place(ink, margin, rng).astype(np.float32) * np.float32(1 / 255)
+        image = self._warp(ink, margin, rng).astype(np.float32) * np.float32(1 / 255)
         if rng.random() < 0.6:
             image = blur(image, style.blur_px * float(rng.random()))
         paper, contrast = 0.45 + 0.55 * float(rng.random()), 0.4 + 0.5 * float(rng.random())
@@ -79,7 +79,7 @@ class LineRenderer:
         grey += np.float32(style.noise * float(rng.random()) ** 2) * rng.standard_normal(image.shape, np.float32)
         return to_bytes(grey)
 
-    def _place(self, ink: GreyArray, margin: int, rng: np.random.Generator) -> GreyArray:
+    def _warp(self, ink: GreyArray, margin: int, rng: np.random.Generator) -> GreyArray:
         """Shear, rotate and scale, in one interpolation."""
         style, (height, width) = self.style, ink.shape
         shear = style.slant * float(rng.uniform(-1, 1)) if rng.random() < 0.5 else 0.0
@@ -121,7 +121,7 @@ def blur(image: _FloatArray, sigma_px: float) -> _FloatArray:
     """Blur (H, W) by a Gaussian with this standard deviation in pixels."""
     if sigma_px < 0.2:
         return image
-    return cv2.GaussianBlur(image, (5, 5), sigma_px)  # type: ignore[return-value]  # OpenCV's types know no uint8
+    return cv2.GaussianBlur(image, (5, 5), sigma_px)  # type: ignore[return-value]  # OpenCV's stubs do not keep the dtype
 
 
 def jitter_line(image: GreyArray, width_px: int, strength: float, rng: np.random.Generator) -> GreyArray:
@@ -131,7 +131,7 @@ def jitter_line(image: GreyArray, width_px: int, strength: float, rng: np.random
         image: (H, W) bytes.
         width_px: Width of the result.
         strength: 0: no change; 1: as much as stays readable.
-        rng: Source of the random numbers of this line.
+        rng: Random number generator of this line.
 
     Returns:
         (32, width_px) bytes.

@@ -54,7 +54,7 @@ Region = Runs | Outlines
 
 @dataclass(frozen=True)
 class Annotations:
-    """What is known of some images.
+    """Annotations of N images: A annotations with K joints each.
 
     Attributes:
         ids: N image numbers.
@@ -65,12 +65,12 @@ class Annotations:
         people_ids: (A,) annotation numbers.
         category: The number of the category "person".
         keypoints: (A, K, 3): x, y, visible.
-        num_keypoints: (A,) as the file says.
+        num_keypoints: (A,) the field of this name in the file.
         boxes: (A, 4) x, y, width, height.
         areas: (A,) or None where the file has none.
         is_crowd: (A,).
-        regions: Where the annotations lie that no keypoints are learnt from, by their place in A; None where the file
-            has only a box.
+        regions: Areas of the annotations that are left out of the loss, by their index in A. None: the file has only a
+            box.
     """
 
     ids: list[int]
@@ -180,7 +180,7 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
 
 
 def _counts(person: Fields, keypoints: Floats, skeleton: Skeleton) -> IntArray:
-    """(A,) how many joints the file says that people have."""
+    """Return (A,) the file's number of joints of each person, after checking it."""
     most = skeleton.num_joints
     counts = person.column("num_keypoints", lambda value: is_count(value) and value <= most, f"from 0 to {most}")
     array = np.array(counts, dtype=np.int64)

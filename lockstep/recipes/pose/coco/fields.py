@@ -24,13 +24,13 @@ MAX_JSON_BYTES = 1 << 31  # COCO's largest file of annotations has 450 MB
 
 
 class Fields:
-    """The fields of a list of entries, each checked in all of them before it is used.
+    """Fields of a list of entries. A field is checked in all entries before it is used.
 
     Args:
         entries: JSON objects.
-        part: What the file calls their list.
+        part: Name of the list in the file.
         path: The file.
-        places: Of each entry its place in the file's list; None: they are all of it.
+        places: Index of each entry in the file's list. None: the entries are the whole list.
     """
 
     def __init__(
@@ -194,22 +194,22 @@ def entries_of(content: Mapping[str, Any], part: str, path: Path) -> list[dict[s
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number; true and false are not."""
+    """Return whether a value is a whole number; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a whole number of at least 0."""
+    """Return whether a value is a whole number of at least 0."""
     return is_whole(value) and value >= 0
 
 
 def is_size(value: Any) -> bool:
-    """Whether a value is a whole number of at least 1."""
+    """Return whether a value is a whole number of at least 1."""
     return is_whole(value) and value > 0
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number of a plausible size; true and false are not."""
+    """Return whether a value is a number of a plausible size; true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
@@ -223,7 +223,7 @@ def _floats(values: Sequence[Sequence[Any]]) -> Floats:
 
 
 def is_name(value: Any) -> bool:
-    """Whether a value is a file name that stays inside of its folder."""
+    """Return whether a value is a file name that stays inside of its folder."""
     if not isinstance(value, str) or not value:
         return False
     name = PurePosixPath(value)
