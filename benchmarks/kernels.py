@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,34 +67,61 @@ BACKWARD = ", backward"
 NOT_EMULATED = "lstm"  # QEMU 7.2 crashes in oneDNN's
 
 
-def operations() -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
-    """Yield the name of each operation, and a function that returns its results."""
+Operations = Iterator[tuple[str, "Callable[[], list[Tensor]]"]]
+
+
+@cache
+def _generator() -> Any:
     import numpy as np
+
+    return np.random.default_rng(0)
+
+
+def draw(*shape: int) -> Tensor:
+    """Draw numbers by numpy's integers and one rounding: the same on every processor."""
+    import torch
+
+    return torch.from_numpy((2 * _generator().random(shape) - 1).astype("float32"))
+
+
+def gradients(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], list[Tensor]]:
+    """Return a function that returns the gradients of an operation."""
+    import torch
+
+    def run() -> list[Tensor]:
+        leaves = [each.detach().requires_grad_() for each in inputs]
+        output = function(*leaves)
+        weights = torch.arange(output.numel(), dtype=torch.float32).remainder(7).sub(3).view(output.shape)
+        return list(torch.autograd.grad(output, leaves, weights))
+
+    return run
+
+
+def both(name: str, function: Callable[..., Tensor], *inputs: Tensor) -> Operations:
+    """Yield an operation and its backward pass."""
+    yield name, lambda: [function(*inputs)]
+    yield f"{name}{BACKWARD}", gradients(function, *inputs)
+
+
+def last(values: Tensor) -> Tensor:
+    """Return pictures in the memory format that training uses."""
+    import torch
+
+    return values.contiguous(memory_format=torch.channels_last)
+
+
+def operations() -> Operations:
+    """Yield the name of each operation, and a function that returns its results."""
+    yield from layers()
+    yield from elementwise()
+    yield from updates_and_random_numbers()
+
+
+def layers() -> Operations:
+    """Yield the layers and losses of networks."""
     import torch
     import torch.nn.functional as F
     from torch import nn
-
-    rng = np.random.default_rng(0)
-
-    def draw(*shape: int) -> Tensor:
-        # numpy's integers and one rounding: the same on every processor.
-        return torch.from_numpy((2 * rng.random(shape) - 1).astype(np.float32))
-
-    def gradients(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], list[Tensor]]:
-        def run() -> list[Tensor]:
-            leaves = [each.detach().requires_grad_() for each in inputs]
-            output = function(*leaves)
-            weights = torch.arange(output.numel(), dtype=torch.float32).remainder(7).sub(3).view(output.shape)
-            return list(torch.autograd.grad(output, leaves, weights))
-
-        return run
-
-    def both(name: str, function: Callable[..., Tensor], *inputs: Tensor) -> Iterator[Any]:
-        yield name, lambda: [function(*inputs)]
-        yield f"{name}{BACKWARD}", gradients(function, *inputs)
-
-    def last(values: Tensor) -> Tensor:
-        return values.contiguous(memory_format=torch.channels_last)
 
     for name, shape, weight, options in (
         ("conv2d 3x3, 32 to 32", (4, 32, 14, 14), (32, 32, 3, 3), {"padding": 1}),
@@ -129,6 +157,16 @@ def operations() -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
     for parameter in lstm.parameters():
         parameter.data = draw(*parameter.shape)
     yield from both("lstm", lambda x: lstm(x)[0], draw(4, 20, 32))
+    yield from both("max pooling", lambda x: F.max_pool2d(x, 2), last(draw(4, 32, 14, 14)))
+    yield from both("average pooling", lambda x: F.adaptive_avg_pool2d(x, 1), last(draw(4, 32, 14, 14)))
+    yield from both("bilinear resize", lambda x: F.interpolate(x, (20, 20), mode="bilinear"), last(draw(4, 32, 14, 14)))
+
+
+def elementwise() -> Operations:
+    """Yield reductions and functions of single values."""
+    import torch
+    import torch.nn.functional as F
+
     wide = draw(64, 3000)
     for name, reduce in (
         ("sum", torch.sum), ("mean", torch.mean), ("vector norm", torch.linalg.vector_norm), ("variance", torch.var),
@@ -143,9 +181,14 @@ def operations() -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
         ("relu, add, multiply", lambda x: F.relu(x) * x + x),
     ):  # fmt: skip
         yield from both(name, unary, wide)
-    yield from both("max pooling", lambda x: F.max_pool2d(x, 2), last(draw(4, 32, 14, 14)))
-    yield from both("average pooling", lambda x: F.adaptive_avg_pool2d(x, 1), last(draw(4, 32, 14, 14)))
-    yield from both("bilinear resize", lambda x: F.interpolate(x, (20, 20), mode="bilinear"), last(draw(4, 32, 14, 14)))
+
+
+def updates_and_random_numbers() -> Operations:
+    """Yield optimizers and generators."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
     for name, make in (
         ("SGD with momentum", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-4)),
         ("Adam", lambda p: torch.optim.Adam(p, 0.01)), ("AdamW", lambda p: torch.optim.AdamW(p, 0.01)),
