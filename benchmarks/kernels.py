@@ -4,9 +4,10 @@
     python benchmarks/kernels.py --emulator qemu-x86_64-static     also on emulated processors (a quarter of an hour)
 
 Each operation runs on the same inputs in a process of its own for each column, with the variables that `kernels=auto`,
-`avx2` and `portable` pin; its result, and its gradients where it has some, are hashed. `=` means equal bits. Emulated
-processors show what the setting cannot pin: the libraries also look at vendor, model and caches, and libm at FMA. QEMU
-computes with IEEE's rounding, as processors do, but for the approximate instructions (rcpps, rsqrtps).
+`avx2` and `portable` pin; its result, and its gradients where it has some, are hashed. `=` means equal bits, and
+operations with the same row are joined. Emulated processors show what the setting cannot pin: the libraries also look
+at vendor, model and caches, and libm at FMA. QEMU computes with IEEE's rounding, as processors do, but for the
+approximate instructions (rcpps, rsqrtps).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,37 +63,65 @@ EMULATED = [
 ]
 
 
+BACKWARD = ", backward"
 NOT_EMULATED = "lstm"  # QEMU 7.2 crashes in oneDNN's
 
 
-def operations() -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
-    """Yield the name of each operation, and a function that returns its results."""
+Operations = Iterator[tuple[str, "Callable[[], list[Tensor]]"]]
+
+
+@cache
+def _generator() -> Any:
     import numpy as np
+
+    return np.random.default_rng(0)
+
+
+def draw(*shape: int) -> Tensor:
+    """Draw numbers by numpy's integers and one rounding: the same on every processor."""
+    import torch
+
+    return torch.from_numpy((2 * _generator().random(shape) - 1).astype("float32"))
+
+
+def gradients(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], list[Tensor]]:
+    """Return a function that returns the gradients of an operation."""
+    import torch
+
+    def run() -> list[Tensor]:
+        leaves = [each.detach().requires_grad_() for each in inputs]
+        output = function(*leaves)
+        weights = torch.arange(output.numel(), dtype=torch.float32).remainder(7).sub(3).view(output.shape)
+        return list(torch.autograd.grad(output, leaves, weights))
+
+    return run
+
+
+def both(name: str, function: Callable[..., Tensor], *inputs: Tensor) -> Operations:
+    """Yield an operation and its backward pass."""
+    yield name, lambda: [function(*inputs)]
+    yield f"{name}{BACKWARD}", gradients(function, *inputs)
+
+
+def last(values: Tensor) -> Tensor:
+    """Return pictures in the memory format that training uses."""
+    import torch
+
+    return values.contiguous(memory_format=torch.channels_last)
+
+
+def operations() -> Operations:
+    """Yield the name of each operation, and a function that returns its results."""
+    yield from layers()
+    yield from elementwise()
+    yield from updates_and_random_numbers()
+
+
+def layers() -> Operations:
+    """Yield the layers and losses of networks."""
     import torch
     import torch.nn.functional as F
     from torch import nn
-
-    rng = np.random.default_rng(0)
-
-    def draw(*shape: int) -> Tensor:
-        # numpy's integers and one rounding: the same on every processor.
-        return torch.from_numpy((2 * rng.random(shape) - 1).astype(np.float32))
-
-    def gradients(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], list[Tensor]]:
-        def run() -> list[Tensor]:
-            leaves = [each.detach().requires_grad_() for each in inputs]
-            output = function(*leaves)
-            weights = torch.arange(output.numel(), dtype=torch.float32).remainder(7).sub(3).view(output.shape)
-            return list(torch.autograd.grad(output, leaves, weights))
-
-        return run
-
-    def both(name: str, function: Callable[..., Tensor], *inputs: Tensor) -> Iterator[Any]:
-        yield name, lambda: [function(*inputs)]
-        yield f"{name}, backward", gradients(function, *inputs)
-
-    def last(values: Tensor) -> Tensor:
-        return values.contiguous(memory_format=torch.channels_last)
 
     for name, shape, weight, options in (
         ("conv2d 3x3, 32 to 32", (4, 32, 14, 14), (32, 32, 3, 3), {"padding": 1}),
@@ -127,6 +157,16 @@ def operations() -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
     for parameter in lstm.parameters():
         parameter.data = draw(*parameter.shape)
     yield from both("lstm", lambda x: lstm(x)[0], draw(4, 20, 32))
+    yield from both("max pooling", lambda x: F.max_pool2d(x, 2), last(draw(4, 32, 14, 14)))
+    yield from both("average pooling", lambda x: F.adaptive_avg_pool2d(x, 1), last(draw(4, 32, 14, 14)))
+    yield from both("bilinear resize", lambda x: F.interpolate(x, (20, 20), mode="bilinear"), last(draw(4, 32, 14, 14)))
+
+
+def elementwise() -> Operations:
+    """Yield reductions and functions of single values."""
+    import torch
+    import torch.nn.functional as F
+
     wide = draw(64, 3000)
     for name, reduce in (
         ("sum", torch.sum), ("mean", torch.mean), ("vector norm", torch.linalg.vector_norm), ("variance", torch.var),
@@ -141,9 +181,14 @@ def operations() -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
         ("relu, add, multiply", lambda x: F.relu(x) * x + x),
     ):  # fmt: skip
         yield from both(name, unary, wide)
-    yield from both("max pooling", lambda x: F.max_pool2d(x, 2), last(draw(4, 32, 14, 14)))
-    yield from both("average pooling", lambda x: F.adaptive_avg_pool2d(x, 1), last(draw(4, 32, 14, 14)))
-    yield from both("bilinear resize", lambda x: F.interpolate(x, (20, 20), mode="bilinear"), last(draw(4, 32, 14, 14)))
+
+
+def updates_and_random_numbers() -> Operations:
+    """Yield optimizers and generators."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
     for name, make in (
         ("SGD with momentum", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-4)),
         ("Adam", lambda p: torch.optim.Adam(p, 0.01)), ("AdamW", lambda p: torch.optim.AdamW(p, 0.01)),
@@ -202,8 +247,37 @@ def run(variant: Variant, emulator: str | None, folder: Path) -> dict[str, str]:
     return dict(json.loads(out.read_text()))
 
 
+def digits_sha256(variant: Variant, folder: Path) -> str:
+    """Train one epoch of digits, and return the SHA-256 of the weights."""
+    run_dir = folder / f"digits-{variant.kernels}-{variant.threads}"
+    settings = ["epochs=1", f"kernels={variant.kernels}", f"num_threads={variant.threads}"]
+    command = [
+        sys.executable,
+        "-m",
+        "lockstep",
+        "train",
+        "digits",
+        *settings,
+        "--procs",
+        "1",
+        "--run-dir",
+        str(run_dir),
+    ]
+    environ = {name: value for name, value in os.environ.items() if name not in PINNED["avx2"]}
+    subprocess.run(command, env=environ, check=True, capture_output=True)
+    return str(json.loads((run_dir / "result.json").read_text())["weights_sha256"])
+
+
 def cell(one: str, other: str | None) -> str:
-    return "-" if other is None else "=" if one == other else "differs"
+    return "-" if other is None else "=" if one == other else "≠"
+
+
+def shortened(names: list[str]) -> list[str]:
+    """Join an operation and its backward pass."""
+    forward = [
+        name for name in names if name.removesuffix(BACKWARD) == name or name.removesuffix(BACKWARD) not in names
+    ]
+    return [f"{name} (also backward)" if f"{name}{BACKWARD}" in names else name for name in forward]
 
 
 def processor() -> str:
@@ -217,6 +291,7 @@ def processor() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--emulator", help="qemu-x86_64-static, version 7.2 or newer")
+    parser.add_argument("--digits", action="store_true", help="only the hashes of the recipe digits")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--without", default="", help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
@@ -228,17 +303,25 @@ def main() -> None:
     if arguments.emulator and emulator is None:
         raise SystemExit(f"{arguments.emulator} is not a program")
     columns = COLUMNS + (EMULATED if emulator else [])
-    with tempfile.TemporaryDirectory() as folder:
-        found = {
-            variant: run(variant, emulator, Path(folder))
-            for variant in dict.fromkeys(each for _, *pair in columns for each in pair)
-        }
+    variants = list(dict.fromkeys(each for _, *pair in columns for each in pair))
     print(f"{processor()}, {platform.platform()}\n")
-    print("| operation | " + " | ".join(title for title, *_ in columns) + " |")
+    with tempfile.TemporaryDirectory() as folder:
+        print("| digits, one epoch | SHA-256 of the weights |\n|---|---|")
+        for variant in variants:
+            if variant.cpu is None:
+                print(f"| {variant.name} | {digits_sha256(variant, Path(folder))[:16]} |", flush=True)
+        if arguments.digits:
+            return
+        found = {variant: run(variant, emulator, Path(folder)) for variant in variants}
+    print()
+    print("| operations | " + " | ".join(title for title, *_ in columns) + " |")
     print("|---|" + "---|" * len(columns))
+    rows: dict[tuple[str, ...], list[str]] = {}
     for name in found[AUTO]:
-        cells = [cell(found[one][name], found[other].get(name)) for _, one, other in columns]
-        print(f"| {name} | " + " | ".join(cells) + " |")
+        cells = tuple(cell(found[one][name], found[other].get(name)) for _, one, other in columns)
+        rows.setdefault(cells, []).append(name)
+    for cells, names in rows.items():
+        print(f"| {'; '.join(shortened(names))} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "faults",
             "memory",
             "speed",
+            "kernels",
             "clusters",
             *(f"recipes/{name}" for name in ("mnist", "classify", "text", "pose")),
         ],

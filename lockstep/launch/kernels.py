@@ -30,7 +30,7 @@ PINNED: Mapping[str, Mapping[str, str]] = {
         "MKL_CBWR": "COMPATIBLE",
     },
 }
-# What torch then says that it uses.
+# What torch then reports as its capability.
 CAPABILITY = {"avx2": "AVX2", "portable": "DEFAULT"}
 # Instruction sets by which libraries choose kernels, as /proc/cpuinfo names them: those of x86-64, then those of ARM.
 INSTRUCTIONS = (
