@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from lockstep.provenance.fingerprint import sample_digests
 NUM_STEPS = 6
 SAVED_AFTER = 3  # steps before the stop
 MAX_DELAY_MS = 30  # of a rank before a micro-batch, where ranks have uneven speed
-Loss = Callable[[object, Batch], Mapping[str, Tensor]]
+Loss = Callable[[Any, Batch], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class _RecordingLoader:
         self._current.leaf = leaf.index
         return batch
 
-    def loss(self, loss: Callable[[Any, Batch], Mapping[str, Tensor]]) -> Callable[[Any, Batch], Mapping[str, Tensor]]:
+    def loss(self, loss: Loss) -> Loss:
         """Return a loss function that records its terms."""
 
         def recording(outputs: Any, batch: Batch) -> Mapping[str, Tensor]:
