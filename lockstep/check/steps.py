@@ -27,7 +27,7 @@ from lockstep.engine.step import run_step
 NUM_STEPS = 6
 SAVED_AFTER = 3  # steps before the stop
 MAX_DELAY_MS = 30  # of a rank before a micro-batch, where ranks have uneven speed
-Loss = Callable[[object, Batch], Mapping[str, Tensor]]
+Loss = Callable[[Any, Batch], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _RecordingLoader:
         self._current.leaf = leaf.index
         return batch
 
-    def loss(self, loss: Callable[[Any, Batch], Mapping[str, Tensor]]) -> Callable[[Any, Batch], Mapping[str, Tensor]]:
+    def loss(self, loss: Loss) -> Loss:
         """Return a loss function that records its terms."""
 
         def recording(outputs: Any, batch: Batch) -> Mapping[str, Tensor]:
