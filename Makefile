@@ -14,7 +14,7 @@ PY := .venv/bin/python
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := lockstep tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-diff bench-recheck bench-kernels audit test-versions bench-verify
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions bench-verify bench-diff bench-check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ bench-mnist-peers: .venv/bench/.installed  ## compare with hand-written DDP, Lig
 
 bench-steps: .venv/bench/.installed  ## compare the step time of ResNet-34, CRNN and HigherHRNet with plain PyTorch, Lightning and Accelerate
 	@$(PY) benchmarks/steps.py --peers-python .venv/bench/bin/python $(BENCH_ARGS)
+
+bench-check: .venv/.installed  ## plant 35 faults into a recipe and count those that lockstep check finds: 15 minutes; BENCH_ARGS="clock" for some
+	@$(PY) benchmarks/check_faults.py $(BENCH_ARGS)
 
 bench-exact-cost: .venv/.installed  ## compare the step time in exact mode with torch's DDP
 	@$(PY) benchmarks/exact_cost.py

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli import (
+    check,
     config,
     data,
     diff,
@@ -61,6 +62,7 @@ app.command("verify")(verify.verify)
 app.command("diff")(diff.diff)
 app.command("export")(export.export)
 app.command("config")(config.config)
+app.command("check")(check.check)
 app.command("doctor")(doctor.doctor)
 app.command("scale")(scale.scale)
 app.command("plan")(plan.plan)

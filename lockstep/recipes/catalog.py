@@ -58,7 +58,7 @@ class RecipeSpec:
         Returns:
             Plain JSON; empty if the recipe defines no `dataset_info`.
         """
-        module = self._module()
+        module = self.load_module()
         info: Mapping[str, Any] = module.dataset_info(config) if hasattr(module, "dataset_info") else {}
         return info
 
@@ -69,14 +69,19 @@ class RecipeSpec:
             config: The settings.
             dataset_info: What the run stores. None: the recipe reads it from the dataset.
         """
-        module = self._module()
+        module = self.load_module()
         if not hasattr(module, "dataset_info"):
             parts: Parts = module.build(config)
         else:
             parts = module.build(config, self.dataset_info(config) if dataset_info is None else dataset_info)
         return parts
 
-    def _module(self) -> ModuleType:
+    def load_module(self) -> ModuleType:
+        """Import the recipe, and torch with it.
+
+        Raises:
+            ConfigError: The file cannot be imported, or has the form of an earlier version.
+        """
         if self.recipe.endswith(".py"):
             module = load_file(Path(self.recipe), None)
             if hasattr(module, "facts") and not hasattr(module, "dataset_info"):

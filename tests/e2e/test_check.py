@@ -1,0 +1,65 @@
+"""`lockstep check` as a user types it: recipes with a planted fault, and recipes without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.check_faults import FAULTS, MARK, Fault, check, source_of, verdict
+from tests.runs import ROOT, lockstep
+
+QUICK = ("a numpy generator of the dataset", "no fault: what is seeded, and state that has no effect")
+
+
+def _marked(source: str) -> int:
+    return next(number for number, line in enumerate(source.splitlines(), start=1) if MARK in line)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, id=fault.name, marks=[] if fault.name in QUICK else pytest.mark.full) for fault in FAULTS],
+)
+def test_a_planted_fault_is_found_and_its_cause_is_named(fault: Fault, tmp_path: Path) -> None:
+    report = check(fault, tmp_path)
+    assert verdict(fault, report) == (True, True), report
+    assert [path.name for path in tmp_path.iterdir()] == ["faulty.py"]  # nothing is written beside the recipe
+
+
+@pytest.mark.full
+def test_a_report_names_module_cause_and_fix_in_80_columns(tmp_path: Path) -> None:
+    fault = next(fault for fault in FAULTS if fault.name == "a torch.Generator of the module")
+    source = source_of(fault)
+    (tmp_path / "recipe.py").write_text(source)
+    done = lockstep("check", "recipe.py", cwd=tmp_path, code=1)
+    assert "FAIL" in done.stdout
+    assert "`drop` differs between two passes of one micro-batch" in done.stdout
+    assert f"(recipe.py:{_marked(source)})" in " ".join(done.stdout.split())
+    assert "fix    Draw from torch's" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("recipe", ["digits", ROOT / "examples" / "own_recipe.py"])
+def test_the_packages_recipe_and_the_example_are_exact(recipe: object, tmp_path: Path) -> None:
+    done = lockstep("check", recipe, "--json", cwd=tmp_path)
+    report = json.loads(done.stdout)
+    assert report["exact"] is True
+    assert report["findings"] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.full
+def test_a_recipe_that_fails_is_answered_with_its_line(tmp_path: Path) -> None:
+    fault = Fault("an error", ("error",), {"FORWARD": f"raise KeyError('height')  {MARK}"})
+    source = source_of(fault)
+    (tmp_path / "recipe.py").write_text(source)
+    done = lockstep("check", "recipe.py", cwd=tmp_path, code=2)
+    assert "config error: the recipe raised KeyError: 'height'" in done.stderr
+    assert f"where  recipe.py:{_marked(source)}" in done.stderr
+
+
+def test_a_wrong_setting_is_answered_before_anything_runs(tmp_path: Path) -> None:
+    done = lockstep("check", "digits", "epoch=3", cwd=tmp_path, code=2)
+    assert "epoch is not a setting" in done.stderr

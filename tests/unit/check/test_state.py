@@ -1,0 +1,107 @@
+"""What a recipe keeps between calls is found by its path, and the line that changes it is named."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lockstep.check.state import CACHE, GENERATOR, STATE, LineWatch, changed, find_cells
+
+SOURCE = """
+class Reader:
+    def __init__(self, rng):
+        self.rng, self.count, self.rows = rng, 0, {}
+
+    def draw(self):
+        return self.rng.random()
+
+    def tally(self):
+        unused = 1
+        self.count += 1
+        return unused
+
+    def keep(self):
+        self.rows[len(self.rows)] = 1
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Iterator[ModuleType]:
+    (tmp_path / "reader.py").write_text(SOURCE)
+    spec = importlib.util.spec_from_file_location("reader", tmp_path / "reader.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["reader"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["reader"]
+
+
+@pytest.mark.parametrize("rng", [random.Random(1), np.random.default_rng(1), np.random.RandomState(1)])
+def test_a_generator_that_draws_is_found(module: ModuleType, rng: object) -> None:
+    reader = module.Reader(rng)
+    (cell,) = changed({"dataset": reader}, reader.draw)
+    assert (cell.path, cell.kind) == ("dataset.rng", GENERATOR)
+
+
+def test_a_torch_generator_in_a_closure_is_found() -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def loss() -> torch.Tensor:
+        return torch.rand(1, generator=generator)
+
+    (cell,) = changed({"loss": loss}, loss)
+    assert (cell.path, cell.what) == ("loss.generator", "torch.Generator")
+
+
+def test_counters_containers_arrays_and_caches_are_found() -> None:
+    class Keeper:
+        def __init__(self) -> None:
+            self.rows, self.array, self.tensor = [1], np.zeros(3), torch.zeros(3)
+            self.ids = itertools.count()
+            self.double = functools.lru_cache(lambda value: 2 * value)
+            self.untouched = {"a": [1, 2]}
+
+        def change(self) -> None:
+            self.rows.append(2)
+            self.array[0] = 1
+            self.tensor = self.tensor + 1
+            next(self.ids)
+            self.double(1)
+
+    keeper = Keeper()
+    found = {cell.path: cell.kind for cell in changed({"it": keeper}, keeper.change)}
+    expected = dict.fromkeys(["it.rows", "it.array", "it.tensor", "it.ids"], STATE)
+    assert found == {**expected, "it.double": CACHE}
+
+
+def test_parameters_and_buffers_of_a_module_are_not_listed() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert changed({"model": model}, lambda: model(torch.randn(4, 2)).sum().backward()) == []
+
+
+def test_the_line_that_changes_a_value_is_named(module: ModuleType, tmp_path: Path) -> None:
+    reader = module.Reader(random.Random(1))
+    cells = find_cells({"dataset": reader})
+    with LineWatch(cells) as watch:
+        reader.tally()
+        reader.draw()
+        reader.keep()
+    lines = SOURCE.splitlines()
+    named = {path: lines[line - 1].strip() for path, (_, line) in watch.lines.items()}
+    assert named == {
+        "dataset.count": "self.count += 1",
+        "dataset.rng": "return self.rng.random()",
+        "dataset.rows": "self.rows[len(self.rows)] = 1",
+    }
