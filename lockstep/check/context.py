@@ -60,7 +60,14 @@ class Notes:
             self.state.append({"phase": self.phase, "kind": cell.kind, "path": cell.path, "what": cell.what, **place})
 
     def watch(self, phase: str, suspects: list[Cell], roots: Mapping[str, object], call: Callable[[], object]) -> None:
-        """Repeat a call to find the line at which each suspicious piece of state changes, and note it."""
+        """Repeat a call to find the line at which each suspicious piece of state changes, and note it.
+
+        Args:
+            phase: What the call does, for the note.
+            suspects: The state that an earlier call changed.
+            roots: The objects in which the state is found again, by name.
+            call: The call.
+        """
         if suspects:
             now = find_cells(roots)
             with LineWatch({cell.path: now[cell.path] for cell in suspects if cell.path in now}) as watch:
@@ -100,7 +107,7 @@ class Probed:
     notes: Notes
 
     def build(self) -> Parts:
-        """Build the recipe's parts anew, as a new process would."""
+        """Build the recipe's parts again, as a new process would."""
         return build_parts(self.config, lambda: self.spec.build(self.config, self.dataset_info))
 
     def loader(self, samples: Samples) -> Loader:

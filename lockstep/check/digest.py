@@ -27,7 +27,7 @@ def digest_of(value: Any) -> str:
 
 
 def digests(tensors: Mapping[str, Tensor | None]) -> dict[str, str]:
-    """Return a digest of each tensor, by name; of missing ones none."""
+    """Return a digest of each tensor, of any shape, by name; of missing ones none."""
     return {name: _of_tensor(tensor) for name, tensor in tensors.items() if tensor is not None}
 
 

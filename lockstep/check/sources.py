@@ -49,7 +49,7 @@ _VARIABLES = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_
 
 
 @dataclass(frozen=True)
-class Source:
+class NoiseSource:
     """Something that a recipe read beside its arguments.
 
     Attributes:
@@ -77,7 +77,7 @@ class SourceTracer:
 
     def __init__(self) -> None:
         self.phase = ""
-        self.found: dict[Source, None] = {}
+        self.found: dict[NoiseSource, None] = {}
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -100,7 +100,7 @@ class SourceTracer:
         if kind:
             line = user_line(frame)
             if line is not None:
-                self.found.setdefault(Source(kind, self.phase, what, *line))
+                self.found.setdefault(NoiseSource(kind, self.phase, what, *line))
 
 
 def _of_builtin(frame: FrameType, called: Any) -> tuple[str, str]:
