@@ -31,9 +31,9 @@ class Changed:
     def __init__(self, loader: Loader, change: Callable[[Batch], Batch]) -> None:
         self._loader, self._change = loader, change
 
-    def batch(self, indices: Any, keys: Any) -> Batch:
-        """Return the next batch, changed."""
-        return self._change(self._loader.batch(indices, keys))
+    def batch(self, *request: Any, **options: bool) -> Batch:
+        """Return the next batch, changed; see `Loader.batch`."""
+        return self._change(self._loader.batch(*request, **options))
 
 
 def with_sample(sample: int, other: int) -> Cheat:

@@ -18,7 +18,7 @@ Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class FirstDifference:
+class TrialDifference:
     """The first difference between two trials.
 
     Attributes:
@@ -44,7 +44,7 @@ class FirstDifference:
         return -1 if self.step is None else self.step, order.index(self.stage)
 
 
-def merge_ranks(records: Sequence[Record]) -> tuple[dict[str, Any], FirstDifference | None]:
+def merge_ranks(records: Sequence[Record]) -> tuple[dict[str, Any], TrialDifference | None]:
     """Merge the records of a world's ranks.
 
     Returns:
@@ -52,23 +52,23 @@ def merge_ranks(records: Sequence[Record]) -> tuple[dict[str, Any], FirstDiffere
     """
     first = records[0]
     merged: dict[str, Any] = {"start": first["start"], "steps": {}, "evaluation": first["evaluation"]}
-    found: FirstDifference | None = None
+    found: TrialDifference | None = None
     for number, step in first["steps"].items():
         leaves: dict[str, Any] = {}
         for record in records:
             leaves |= record["steps"][number]["micro-batches"]
             for stage in _AFTER:
                 if found is None and (name := _differing(step[stage], record["steps"][number][stage])) is not None:
-                    found = FirstDifference(stage, int(number), None, name)
+                    found = TrialDifference(stage, int(number), None, name)
         merged["steps"][number] = {**step, "micro-batches": leaves}
     return merged, found
 
 
-def first_difference(reference: Record, other: Record) -> FirstDifference | None:
+def first_difference(reference: Record, other: Record) -> TrialDifference | None:
     """Return the first difference between two worlds; of a resumed one only its own steps count."""
     for part, values in other["start"].items():
         if (name := _differing(reference["start"].get(part, {}), values)) is not None:
-            return FirstDifference(START, None, None, f"{part} {name}".strip())
+            return TrialDifference(START, None, None, f"{part} {name}".strip())
     for number, step in other["steps"].items():
         if number not in reference["steps"]:
             continue
@@ -78,22 +78,22 @@ def first_difference(reference: Record, other: Record) -> FirstDifference | None
     if name is None:
         return None
     values = f"{reference['evaluation'].get(name)} and {other['evaluation'].get(name)}"
-    return FirstDifference(EVALUATION, None, None, name, values)
+    return TrialDifference(EVALUATION, None, None, name, values)
 
 
-def _in_step(number: int, reference: Record, other: Record) -> FirstDifference | None:
+def _in_step(number: int, reference: Record, other: Record) -> TrialDifference | None:
     one, two = reference["micro-batches"], other["micro-batches"]
     leaves = sorted(one, key=int)
     for leaf in leaves:
         if (name := _differing(one[leaf]["samples"], two[leaf]["samples"])) is not None:
-            return FirstDifference(SAMPLES, number, int(leaf), name)
+            return TrialDifference(SAMPLES, number, int(leaf), name)
     for leaf in leaves:
         if (found := first_in_pass(one[leaf], two[leaf])) is not None:
             stage, name, detail = found
-            return FirstDifference(stage, number, int(leaf), name, detail)
+            return TrialDifference(stage, number, int(leaf), name, detail)
     for stage in _AFTER:
         if (name := _differing(reference[stage], other[stage])) is not None:
-            return FirstDifference(stage, number, None, name)
+            return TrialDifference(stage, number, None, name)
     return None
 
 

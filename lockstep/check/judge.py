@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.check import compare
 from lockstep.check.causes import UNKNOWN, Cause, candidates, explain
-from lockstep.check.compare import FirstDifference
+from lockstep.check.compare import TrialDifference
 from lockstep.check.context import REPLACED, WRITTEN
 from lockstep.check.digest import INPUT, ROOT
 from lockstep.check.finding import Finding
@@ -41,7 +41,7 @@ class Outcome:
     record: Record | None
     error: LockstepError | None = None
     line: tuple[str, int] | None = None
-    ranks: FirstDifference | None = None
+    ranks: TrialDifference | None = None
 
 
 def judge(notes: Record, outcomes: Sequence[Outcome]) -> list[Finding]:
@@ -58,6 +58,9 @@ def judge(notes: Record, outcomes: Sequence[Outcome]) -> list[Finding]:
         if NONDETERMINISTIC in str(error):
             return [_operation(str(error), notes.get("line"))]
         raise error
+    reference = outcomes[0].error if outcomes else None
+    if reference is not None and _known_stage(reference) is None:
+        raise reference  # one process alone fails, so there is nothing to compare
     merges = _merges(notes)
     first = _differing(notes, outcomes)
     if merges and first_stage(notes, outcomes) == compare.EVALUATION:
@@ -109,29 +112,29 @@ def _differing(notes: Record, outcomes: Sequence[Outcome]) -> list[Finding]:
     return [Finding(_describe(difference, between), cause.kind, text, fix, cause.file, cause.line, others)]
 
 
-def _first(notes: Record, outcomes: Sequence[Outcome]) -> tuple[FirstDifference, str, str] | None:
+def _first(notes: Record, outcomes: Sequence[Outcome]) -> tuple[TrialDifference, str, str] | None:
     """Return the first difference, where it shows (see `causes.candidates`), and between what."""
     checks = notes["checks"]
     own = {each["kind"]: each for each in notes["state"] if each["kind"] in (REPLACED, WRITTEN)}
     for kind, each in own.items():
         name = "a buffer" if kind == REPLACED else "a parameter"
-        return FirstDifference(compare.FORWARD, 0, 0, each["path"], kind), "again", f"{name} is changed by it"
+        return TrialDifference(compare.FORWARD, 0, 0, each["path"], kind), "again", f"{name} is changed by it"
     by_trial = _by_trial(outcomes)
     first = min(by_trial.values(), key=lambda each: each.place, default=None)
     for name in ("training", "validation"):
         stage = compare.SAMPLES if name == "training" else compare.EVALUATION
         if checks.get(f"reread {name}"):
             sample = str(checks[f"reread {name}"][0])
-            return FirstDifference(stage, 0, None, sample, name), "again", "two readings with the same key"
+            return TrialDifference(stage, 0, None, sample, name), "again", "two readings with the same key"
         if checks.get(f"kept {name}") and (first is None or first.place >= (0, 1)):
-            return FirstDifference(stage, 0, None, "", name), "world", "a new dataset and one that was read before"
+            return TrialDifference(stage, 0, None, "", name), "world", "a new dataset and one that was read before"
         if first is not None and first.stage in (compare.START, compare.SAMPLES):
             break
     if first is None or first.stage not in (compare.START, compare.SAMPLES):
         repeat = checks.get("repeat")
         if repeat is not None:
             stage, name, detail = repeat
-            return FirstDifference(stage, 0, 0, name, detail), "again", "two passes of one micro-batch"
+            return TrialDifference(stage, 0, 0, name, detail), "again", "two passes of one micro-batch"
     if first is None:
         return None
     showing = [name for name, each in by_trial.items() if each.place <= first.place]
@@ -139,22 +142,26 @@ def _first(notes: Record, outcomes: Sequence[Outcome]) -> tuple[FirstDifference,
     return first, _where([trials[name] for name in by_trial], outcomes), f"{outcomes[0].trial.name} and {showing[0]}"
 
 
-def _by_trial(outcomes: Sequence[Outcome]) -> dict[str, FirstDifference]:
+def _by_trial(outcomes: Sequence[Outcome]) -> dict[str, TrialDifference]:
     """Return the first difference of each trial from the reference."""
-    found: dict[str, FirstDifference] = {}
+    found: dict[str, TrialDifference] = {}
     for outcome in outcomes:
         difference = outcome.ranks
         if outcome.record is not None and outcomes[0].record is not None and outcome is not outcomes[0]:
             difference = compare.first_difference(outcomes[0].record, outcome.record) or difference
         elif outcome.error is not None:
-            difference = FirstDifference(_stage_of(outcome.error), 0, None, "", str(outcome.error.what))
+            difference = TrialDifference(_stage_of(outcome.error), 0, None, "", str(outcome.error.what))
         if difference is not None:
             found[outcome.trial.name] = difference
     return found
 
 
 def _stage_of(error: LockstepError) -> str:
-    """Return the stage of the first thing in which ranks differ, from the error of their comparison."""
+    return _known_stage(error) or compare.START
+
+
+def _known_stage(error: LockstepError) -> str | None:
+    """Return the stage of the first thing that differs, from the error of a comparison; None for other errors."""
     given = f"{error.what}\n{error.slots.get('given', '')}"
     for text, stage in (
         ("initial weights", compare.START), ("sample", compare.SAMPLES), ("a trial micro-batch", compare.FORWARD),
@@ -162,7 +169,7 @@ def _stage_of(error: LockstepError) -> str:
     ):  # fmt: skip
         if text in given:
             return stage
-    return compare.START
+    return None
 
 
 def _where(differing: Sequence[Trial], outcomes: Sequence[Outcome]) -> str:
@@ -179,7 +186,7 @@ def _where(differing: Sequence[Trial], outcomes: Sequence[Outcome]) -> str:
     return "world"
 
 
-def _describe(difference: FirstDifference, between: str) -> str:
+def _describe(difference: TrialDifference, between: str) -> str:
     step = f" at step {difference.step + 1:,}" if difference.step is not None else ""
     name = f"`{difference.name}`" if difference.name else ""
     if difference.detail in (REPLACED, WRITTEN):

@@ -62,12 +62,13 @@ class _RecordingLoader:
         self.found: dict[int, Record] = {}
         self._current = threading.local()  # with batch_norm=sync, each micro-batch has a thread of its own
 
-    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+    def batch(self, indices: IntArray, keys: KeyArray, **options: bool) -> Batch:
+        """Return the next batch, (N,) samples, as `Loader.batch` does, and record its samples."""
         assert self.step is not None
         leaf = next(each for each in self.step.micro_batches if each.indices is indices)
         if self._is_uneven:
             time.sleep(key(self.step.number, self._rank, leaf.index) % MAX_DELAY_MS / 1000)
-        batch = self._loader.batch(indices, keys)
+        batch = self._loader.batch(indices, keys, **options)
         samples = {str(index): digest for index, digest in sample_digests(batch).items()}
         self.found[leaf.index] = {"samples": samples, "modules": self._recorder.start(), "loss": {}}
         self._current.leaf = leaf.index
