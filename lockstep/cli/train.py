@@ -19,7 +19,7 @@ Source = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="A recipe (mnist), a preset (digits), your YAML file or your recipe file (.py). "
-        "Default: the run in --run-dir.",
+        "Default: the recipe of the run folder.",
         show_default=False,
     ),
 ]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/digits-0007.", show_default=False)]
 Sample = Annotated[
-    str | None, typer.Option(metavar="5%", help="Share of the steps to replay, chosen by the root; default: 5%.")
+    str | None,
+    typer.Option(metavar="5%", help="Smallest share of the steps to replay, chosen by the root; default: 5%."),
 ]
 Steps = Annotated[str | None, typer.Option(metavar="A:B", help="Replay the steps from A up to B.")]
 All = Annotated[bool, typer.Option("--all", help="Replay every step.")]
@@ -60,14 +61,18 @@ def verify(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Replay steps of a run, and compare loss, gradient norm and weights with its record, bit for bit.
+    """Replay steps of a run and compare them with its record.
 
-    Exit code 0: verified; 1: something differs.
+    Compares samples, loss, gradient norm and weights, bit for bit. Exit code 0: verified; 1: something differs.
     """
     choices = {"--sample": sample is not None, "--steps": steps is not None, "--all": every}
     given = [name for name, is_given in {**choices, "--from-scratch": from_scratch}.items() if is_given]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} were given together", fix="Give one of them.")
+    if not merge:
+        from lockstep.inference.trained_model import TrainedModel
+
+        TrainedModel(run, tuple(overrides or ())).settings()  # reports a wrong path before torch is imported
     if code is not None:
         _run_with(code)
     if merge:

@@ -244,6 +244,7 @@ def test_help_mistakes_and_tables_do_not_import_torch() -> None:
         ["config"],
         ["train", "mnist", "optim.lrr=1"],
         ["train", "mnst"],
+        ["verify", "no_such_run"],
     ):
         code = f"import sys\nfrom lockstep.cli.main import run\nrun({arguments})\nprint('torch' in sys.modules)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
