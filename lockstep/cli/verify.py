@@ -69,10 +69,11 @@ def verify(
     given = [name for name, is_given in {**choices, "--from-scratch": from_scratch}.items() if is_given]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} were given together", fix="Give one of them.")
+    share = 1.0 if every or from_scratch else _share("5%" if sample is None else sample)
     if not merge:
         from lockstep.inference.trained_model import TrainedModel
 
-        TrainedModel(run, tuple(overrides or ())).settings()  # reports a wrong path before torch is imported
+        TrainedModel(run).check_path()  # a wrong path is reported before torch is imported
     if code is not None:
         _run_with(code)
     if merge:
@@ -85,7 +86,7 @@ def verify(
     request = Request(
         run=run,
         overrides=tuple(overrides or ()),
-        share=1.0 if every or from_scratch else _share("5%" if sample is None else sample),
+        share=share,
         steps=None if steps is None else _pair(steps, "--steps", ":"),
         from_scratch=from_scratch,
         challenge=challenge,
@@ -107,7 +108,9 @@ def _share(text: str) -> float:
     share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
     if not 0 < share <= 1:
         raise ConfigError(
-            f"--sample is {text!r}", allowed="a share above 0: 5%, 0.05", fix="Give a share, such as --sample 5%."
+            f"--sample is {text!r}",
+            allowed="above 0% and up to 100%: 5%, 0.05",
+            fix="Give a share, such as --sample 5%.",
         )
     return share
 

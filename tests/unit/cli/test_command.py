@@ -135,6 +135,8 @@ def test_ctrl_c_is_quiet(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> No
     [
         (["trian"], "No such command 'trian'"),
         (["train"], "no recipe was named"),
+        (["train", "--run-dir", "dmeo", "--resume", "auto"], "fix  Check the path."),
+        (["verify", "dmeo", "--sample", "200%"], "up to 100%"),
         (["train", "digits", "--proc", "3"], "No such option"),
         (["train", "digits", "--procs", "0"], "--procs is '0'"),
         (["train", "digits", "--procs", "two"], "--procs is 'two'"),
