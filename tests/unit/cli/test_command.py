@@ -254,8 +254,7 @@ def test_help_mistakes_and_tables_do_not_import_torch() -> None:
 
 
 def test_help_and_mistakes_are_answered_at_once() -> None:
-    # The bars are 0.3 s and 1 s. By the processor's time, since the machine may be busy with other tests: an answer
-    # waits for nothing else.
+    # The bars are 0.3 s and 1 s, in the processor's time: other tests may run, and an answer waits for nothing else.
     for arguments, limit_s in ((["--help"], 0.3), (["train", "mnist", "optim.lrr=1"], 1.0)):
         best_s = 1e9
         for _ in range(3):
