@@ -49,7 +49,9 @@ def doctor(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Check this machine; in a world (torchrun, srun, --init), all of its machines and the network.
+    """Check this machine, or all machines of a world.
+
+    Under torchrun, srun, --hosts or --init, the network between the machines is checked too.
 
     The exit code is 1 if training cannot work.
     """

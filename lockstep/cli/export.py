@@ -32,7 +32,10 @@ def export(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Export a trained model to one file, and check that the file returns the model's outputs."""
+    """Export a trained model to one file, and check its outputs.
+
+    The file must return the model's outputs for a sample input.
+    """
     from lockstep.inference import export
 
     made = export.export(run, to, out, overrides or [], checkpoint, preset=preset)

@@ -26,7 +26,10 @@ def plan(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Estimate memory by part, FLOPs and bytes sent per step of a run, without running it."""
+    """Estimate memory, FLOPs and bytes sent per step of a run.
+
+    Nothing is trained.
+    """
     from lockstep.config.load import load
     from lockstep.recipes.catalog import find
 

@@ -58,9 +58,9 @@ def scale(
     out: Out = Path("scale"),
     debug: Debug = False,
 ) -> None:
-    """Measure the throughput of a job on 1, 2, 4 … processes: a table, a chart and a JSON file.
+    """Measure the throughput of a job by number of processes.
 
-    Takes minutes: each measurement starts new processes.
+    Prints a table, and writes a chart and a JSON file. Takes minutes: each measurement starts new processes.
     """
     from lockstep.config.load import load
     from lockstep.launch import forkserver

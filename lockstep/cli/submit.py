@@ -22,7 +22,7 @@ Cpus = Annotated[
 ]
 Time = Annotated[str, typer.Option(metavar="H:MM:SS", help="Time limit of a job. The run requeues itself and resumes.")]
 Warning = Annotated[
-    int, typer.Option("--warning-s", min=10, help="Seconds before the time limit at which the run saves.")
+    int, typer.Option("--warning-s", min=10, metavar="S", help="Seconds before the time limit at which the run saves.")
 ]
 RunDir = Annotated[
     Path,

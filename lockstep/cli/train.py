@@ -19,7 +19,7 @@ Source = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="A recipe (mnist), a preset (digits), your YAML file or your recipe file (.py). "
-        "Default: the run in --run-dir.",
+        "Default: the recipe of the run folder.",
         show_default=False,
     ),
 ]
@@ -256,6 +256,7 @@ def _source_of(run_dir: Path | None) -> str:
     if not (run_dir / "config.yaml").is_file():
         raise ConfigError(
             f"{run_dir} contains no run, and no recipe was named",
-            fix="Name a recipe, a preset or a file, also for a run that was stopped before its first step.",
+            fix="Check the path. To start a run there, name a recipe, a preset or a file: lockstep train digits\n"
+            "A run that was stopped before its first step starts again from the beginning.",
         )
     return str(run_dir / "config.yaml")

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/digits-0007.", show_default=False)]
 Sample = Annotated[
-    str | None, typer.Option(metavar="5%", help="Share of the steps to replay, chosen by the root; default: 5%.")
+    str | None,
+    typer.Option(metavar="5%", help="Smallest share of the steps to replay, chosen by the root; default: 5%."),
 ]
 Steps = Annotated[str | None, typer.Option(metavar="A:B", help="Replay the steps from A up to B.")]
 All = Annotated[bool, typer.Option("--all", help="Replay every step.")]
@@ -60,14 +61,19 @@ def verify(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Replay steps of a run, and compare loss, gradient norm and weights with its record, bit for bit.
+    """Replay steps of a run and compare them with its record.
 
-    Exit code 0: verified; 1: something differs.
+    Compares samples, loss, gradient norm and weights, bit for bit. Exit code 0: verified; 1: something differs.
     """
     choices = {"--sample": sample is not None, "--steps": steps is not None, "--all": every}
     given = [name for name, is_given in {**choices, "--from-scratch": from_scratch}.items() if is_given]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} were given together", fix="Give one of them.")
+    share = 1.0 if every or from_scratch else _share("5%" if sample is None else sample)
+    if not merge:
+        from lockstep.inference.trained_model import TrainedModel
+
+        TrainedModel(run).check_path()  # a wrong path is reported before torch is imported
     if code is not None:
         _run_with(code)
     if merge:
@@ -82,7 +88,7 @@ def verify(
     request = Request(
         run=run,
         overrides=tuple(overrides or ()),
-        share=1.0 if every or from_scratch else _share("5%" if sample is None else sample),
+        share=share,
         steps=None if steps is None else _pair(steps, "--steps", ":"),
         from_scratch=from_scratch,
         challenge=challenge,
@@ -104,7 +110,9 @@ def _share(text: str) -> float:
     share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
     if not 0 < share <= 1:
         raise ConfigError(
-            f"--sample is {text!r}", allowed="a share above 0: 5%, 0.05", fix="Give a share, such as --sample 5%."
+            f"--sample is {text!r}",
+            allowed="above 0% and up to 100%: 5%, 0.05",
+            fix="Give a share, such as --sample 5%.",
         )
     return share
 

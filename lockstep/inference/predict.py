@@ -188,6 +188,11 @@ def predictions(
     """
     found, config = trained.settings()
     paths = expand(files)
+    if not any(map(os.path.lexists, paths)):  # a wrong path is reported before torch is imported
+        for path in paths:
+            missing = DataError(f"there is no file {path}", fix="Check the path.")
+            yield Prediction(path, {"error": missing.line}, missing)
+        return
     from lockstep.report.pictures import is_drawing, places_for, save_picture
     from lockstep.storage.run_folder import check_target
 

@@ -56,13 +56,23 @@ class TrainedModel:
             CheckpointError: The run folder or file does not exist.
             ConfigError: `preset` is missing or not allowed, or a setting is wrong.
         """
+        self.check_path()
+        found = self._find_run() if self.preset is None else find(self.preset)
+        return found, load(found.config_class, found.layers, self.overrides).config
+
+    def check_path(self) -> None:
+        """Check that the path is a run folder, or a file with a preset, without reading it.
+
+        Raises:
+            CheckpointError: The path does not exist, or is no run folder.
+            ConfigError: `preset` is missing or not allowed.
+        """
         if os.path.isfile(self.path):  # unlike Path.is_file, never an error
             if self.preset is None:
                 raise ConfigError(
                     f"{self.path} is a file, and its model is not known",
                     fix="Add --preset NAME: the recipe, preset or YAML file of its model. Or name a run folder.",
                 )
-            found = find(self.preset)
         elif self.preset is not None and os.path.isdir(self.path):
             raise ConfigError(
                 f"--preset {self.preset} was given with a run folder, which contains its settings",
@@ -77,9 +87,6 @@ class TrainedModel:
                 fix=f"{_name_a_run(self.path)}\n"
                 f"To evaluate a run on the data in it: lockstep eval RUN data.root={shlex.quote(str(self.path))}",
             )
-        else:
-            found = self._find_run()
-        return found, load(found.config_class, found.layers, self.overrides).config
 
     def _find_run(self) -> RecipeSpec:
         from lockstep.storage.recipe_copy import describe_copy

@@ -285,13 +285,13 @@ def _unknown(name: str, known: Iterable[str], everything: Iterable[Preset]) -> C
     names: dict[str, str] = {**{preset.name: preset.name for preset in everything}, **{each: each for each in known}}
     near = difflib.get_close_matches(name, [*names, *full], n=1)
     path = expand_user(name)
-    cause, fix = None, "Use one of these, a YAML file (.yaml) or a recipe file (.py)."
+    cause, fix = None, f"Use {near[0] if near else 'one of these, a YAML file (.yaml) or a recipe file (.py)'}."
     if (path / "config.yaml").is_file():
         cause, fix = f"{name} is a run folder", f"Resume it with --run-dir {shlex.quote(name)} --resume auto"
     elif (path / "recipe.py").is_file():
         fix = f"Use {path / 'recipe.py'}."
-    elif near:
-        fix = f"Use {near[0]}."
+    elif path.is_dir():
+        fix = f"To train on images in it, a subfolder per class: lockstep train classify data.root={shlex.quote(name)}"
     return ConfigError(
         f"there is no recipe or preset called {name}",
         allowed=f"recipes: {wrapped(', '.join(known))}\npresets: {wrapped(', '.join(full))}",

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.errors import LockstepError, printable
-from lockstep.report.format import COLUMNS, block, clock, metric_name, metric_value, metric_width
+from lockstep.report.format import COLUMNS, block, clock, metric_name, metric_value, metric_width, wrap_error
 from lockstep.report.stream import SafeStream, is_terminal
 
 # Drawing takes 0.4 ms of rank 0's time.
@@ -103,7 +103,7 @@ class Console:
 
     def error(self, error: LockstepError) -> None:
         """Write an error with its kind and its slots highlighted."""
-        text = Text(str(error))
+        text = Text(wrap_error(str(error), self.width) if self._interactive else str(error))
         text.stylize("bold red", 0, len(error.kind) + 1)
         text.highlight_regex(r"(?m)^  [a-z]+(?=  )", "bold")
         self._print(text)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Collection, Mapping
 
 COLUMNS = 80
 # Metrics between 0 and 1 that are shown in percent.
 _SHARES = ("top", "accuracy", "precision", "recall")
+_ERROR_LABEL = re.compile(r"  ([a-z]+|) +(?=\S)")  # at the start of a line of a slot
+_COMMAND = re.compile(r"\b(lockstep|torchrun|pip|apt|kill|ssh) ")
 
 
 def block(title: str, rows: Mapping[str, str], whole: Collection[str] = (), width: int = COLUMNS) -> str:
@@ -38,6 +41,28 @@ def _cut(text: str, width: int) -> list[str]:
         max(width, 20), break_long_words=False, break_on_hyphens=False, subsequent_indent=indent
     )
     return [piece for line in lines for piece in wrapper.wrap(line)]
+
+
+def wrap_error(text: str, width: int) -> str:
+    """Wrap the lines of an error between words, for a terminal.
+
+    The slots `given` and `where`, and lines with a command or a long path, stay whole, since users copy them.
+
+    Args:
+        text: The error as `str` returns it.
+        width: Columns.
+    """
+    slot, lines = "", []
+    for line in text.split("\n"):
+        label = _ERROR_LABEL.match(line)
+        slot = label[1] or slot if label is not None else ""
+        indent = " " * (len(label[0]) if label is not None else 4)
+        has_long_word = any(len(indent) + len(word) > width for word in line.split())
+        if slot in ("given", "where") or has_long_word or _COMMAND.search(line):
+            lines.append(line)
+        else:
+            lines += textwrap.wrap(line, width, break_on_hyphens=False, subsequent_indent=indent)
+    return "\n".join(lines)
 
 
 def duration(seconds: float) -> str:

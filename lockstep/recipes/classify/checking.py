@@ -45,7 +45,7 @@ def drop_unreadable(
                 where=folder / fault,
                 allowed=f"{least} or more" if least > 1 else None,
                 cause=faults[fault],
-                fix="Add readable images to the class, or delete it.",
+                fix="Add readable images to the class, or move its folder elsewhere.",
             )
     if names and not any(kept.values()):
         raise DataError(

@@ -71,7 +71,7 @@ def list_folder(folder: Path, setting: str) -> Files:
             raise DataError(
                 f"the class folder {root / name} contains no images",
                 allowed=f"files that end in {', '.join(ENDINGS)}",
-                fix="Add images to it, or delete it.",
+                fix=f"Add images to it, move it out of {root}, or use another dataset folder.",
             )
     return files
 

@@ -135,6 +135,8 @@ def test_ctrl_c_is_quiet(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> No
     [
         (["trian"], "No such command 'trian'"),
         (["train"], "no recipe was named"),
+        (["train", "--run-dir", "dmeo", "--resume", "auto"], "fix  Check the path."),
+        (["verify", "dmeo", "--sample", "200%"], "up to 100%"),
         (["train", "digits", "--proc", "3"], "No such option"),
         (["train", "digits", "--procs", "0"], "--procs is '0'"),
         (["train", "digits", "--procs", "two"], "--procs is 'two'"),
@@ -244,6 +246,7 @@ def test_help_mistakes_and_tables_do_not_import_torch() -> None:
         ["config"],
         ["train", "mnist", "optim.lrr=1"],
         ["train", "mnst"],
+        ["verify", "no_such_run"],
     ):
         code = f"import sys\nfrom lockstep.cli.main import run\nrun({arguments})\nprint('torch' in sys.modules)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -251,8 +254,7 @@ def test_help_mistakes_and_tables_do_not_import_torch() -> None:
 
 
 def test_help_and_mistakes_are_answered_at_once() -> None:
-    # The bars are 0.3 s and 1 s. By the processor's time, since the machine may be busy with other tests: an answer
-    # waits for nothing else.
+    # The bars are 0.3 s and 1 s, in the processor's time: other tests may run, and an answer waits for nothing else.
     for arguments, limit_s in ((["--help"], 0.3), (["train", "mnist", "optim.lrr=1"], 1.0)):
         best_s = 1e9
         for _ in range(3):

@@ -97,6 +97,18 @@ def test_a_file_that_can_not_be_read_has_its_error_and_the_others_their_answers(
         predict(run, files)
 
 
+def test_files_that_do_not_exist_are_reported_before_the_model_is_opened(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainedModel, "open", lambda *_: pytest.fail("opened"))
+    answers = list(predictions(TrainedModel(run), ["gone.png", "too.png"]))
+    assert [str(answer.error) for answer in answers] == [
+        f"data error: there is no file {name}\n  fix  Check the path." for name in ("gone.png", "too.png")
+    ]
+    with pytest.raises(DataError, match=r"no file gone\.png"):
+        predict(run, ["gone.png"])
+
+
 def test_images_of_any_size_are_evaluated_one_by_one_without_loss_if_the_recipe_infers(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,6 +132,11 @@ def test_a_run_folder_is_recognised_as_one(shelf: Path) -> None:
     assert refused("run").slots["fix"] == "Resume it with --run-dir run --resume auto"
 
 
+def test_a_folder_of_images_is_no_misspelt_name(shelf: Path) -> None:
+    (shelf / "shape").mkdir()
+    assert "lockstep train classify data.root=shape" in refused("shape").slots["fix"]
+
+
 def test_a_yaml_file_goes_over_the_recipes_default_preset(shelf: Path) -> None:
     (shelf / "my.yaml").write_text("recipe: shapes\ndata: {sides: 7}\n")
     source = find("my.yaml")

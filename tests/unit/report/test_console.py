@@ -231,6 +231,28 @@ def test_an_error_has_the_same_text_on_a_terminal_as_in_a_file() -> None:
     assert "\x1b[1;31mconfig error:" in out.getvalue()
 
 
+def test_sentences_of_an_error_break_between_words_and_what_users_copy_stays_whole() -> None:
+    command = f"Run it with a checkpoint: lockstep train --run-dir {'demo ' * 15}"
+    error = ConfigError(
+        "optim.warmup_epochs (2) is more than epochs (1), so the learning rate would never reach its peak",
+        given="a b " * 30,
+        cause="so long " * 12,
+        fix=f"{'Set it. ' * 12}\n{command}",
+    )
+    out = io.StringIO()
+    Console(out, True).error(error)
+    assert plain(out.getvalue()).splitlines() == [
+        "config error: optim.warmup_epochs (2) is more than epochs (1), so the learning",
+        "    rate would never reach its peak",
+        f"  given  {'a b ' * 30}",
+        f"  cause  {' '.join(['so long'] * 9)}",
+        f"         {' '.join(['so long'] * 3)}",
+        f"  fix    {' '.join(['Set it.'] * 9)}",
+        f"         {' '.join(['Set it.'] * 3)}",
+        f"         {command}",
+    ]
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "gbk", "latin-1"])
 def test_a_terminal_that_is_not_utf_8_gets_an_ascii_bar(encoding: str) -> None:
     raw, clock = io.BytesIO(), Clock()
