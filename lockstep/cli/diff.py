@@ -36,7 +36,9 @@ def diff(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Compare two runs: settings, code, data, versions, and the first step, module and value that differ.
+    """Compare two runs: find the first step and value that differ.
+
+    Settings, code, data and versions are compared too.
 
     Exit code 0: both runs did the same training; 1: they did not.
     """

@@ -31,6 +31,7 @@ def test_the_run_folder_of_a_former_version_still_has_former_names() -> None:
     assert "drift_every" in (FORMER / "checkpoints" / "step-000023" / "state.json").read_text()
 
 
+@pytest.mark.full
 def test_the_run_folder_of_a_former_version_evaluates_to_its_recorded_metrics(run: Path, tmp_path: Path) -> None:
     done = lockstep("eval", run, "--json", cwd=tmp_path)
     assert json.loads(done.stdout) == pytest.approx(recorded(), rel=1e-4)

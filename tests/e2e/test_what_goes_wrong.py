@@ -25,7 +25,7 @@ def bad_step(folder: Path) -> int:
     return json.loads(report.read_text())["step"]
 
 
-@pytest.mark.parametrize("num_procs", [1, 3])
+@pytest.mark.parametrize("num_procs", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_micro_batch(tmp_path: Path, num_procs: int) -> None:
     folder = tmp_path / "run"
     done = lockstep("train", TINY, *BAD, "checkpoint.every=1 steps", "--procs", num_procs, "--run-dir", folder,

@@ -93,7 +93,12 @@ def test_a_limit_on_open_files_is_named_as_what_it_is(tmp_path: Path, limit: int
 
 
 @pytest.mark.parametrize(
-    ("options", "more"), [("ro", "--procs 2"), ("ro", "--procs 1 loader.num_workers=1"), ("size=4k", "--procs 2")]
+    ("options", "more"),
+    [
+        ("ro", "--procs 2"),
+        ("ro", "--procs 1 loader.num_workers=1"),
+        pytest.param("size=4k", "--procs 2", marks=pytest.mark.full),
+    ],
 )
 def test_a_machine_without_shared_memory_is_reported(tmp_path: Path, options: str, more: str) -> None:
     unshare = ["unshare", "--mount", "--map-root-user"] if os.geteuid() else ["unshare", "--mount"]

@@ -48,7 +48,7 @@ def _valid(parity_folder: Path, pose_folder: Path, name: str) -> Valid:
     return Valid(parity_folder, pose_folder, name)
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.full] * ("scales3" in name)) for name in CASES])
 def valid(request: pytest.FixtureRequest, parity_folder: Path, pose_folder: Path) -> Valid:
     return _valid(parity_folder, pose_folder, request.param)
 
