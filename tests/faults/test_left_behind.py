@@ -77,7 +77,7 @@ def test_ctrl_c_before_training_does_not_mention_saving(tmp_path: Path) -> None:
         assert "finishing the step" not in said
         assert running.left() == []
     done = lockstep("train", "--run-dir", tmp_path / "run", "--resume", "auto", cwd=tmp_path, code=2)
-    assert "Name a recipe, a preset or a file" in done.stderr
+    assert "name a recipe, a preset or a file" in done.stderr
 
 
 @pytest.mark.parametrize("limit", [24, 40])
