@@ -7,7 +7,7 @@ PYTHON ?= python3
 PROCS ?= 2
 PYTEST_ARGS ?=
 SEED ?= 1
-JOBS ?= 2
+JOBS ?= 3
 DATA ?= data/mnist
 BENCH_ARGS ?=
 PY := .venv/bin/python
@@ -22,13 +22,13 @@ help:  ## list the targets
 digits: .venv/.installed  ## train the digits recipe on 2 processes, in under a minute after set-up
 	@$(PY) -m lockstep train digits --procs $(PROCS)
 
-test: .venv/.installed-dev  ## run at least one test of each promise and part: up to 6 minutes on 2 cores
+test: .venv/.installed-dev  ## run at least one test of each promise and part: about 8 minutes on 2 cores
 	@$(PYTEST) -m "not full and not lab" $(PYTEST_ARGS)
 
 test-full: .venv/.installed-dev  ## run the tests that `make test` leaves out
 	@$(PYTEST) -m "full and not lab" $(PYTEST_ARGS)
 
-test-all: .venv/.installed-dev  ## run all tests: 20 to 30 minutes on 2 cores
+test-all: .venv/.installed-dev  ## run all tests: about half an hour on 2 cores
 	@$(PYTEST) -m "not lab" $(PYTEST_ARGS)
 
 test-cluster: .venv/.installed-lab  ## test with a real Slurm, MPI, ssh, and hosts with separate network links; needs Debian and root
