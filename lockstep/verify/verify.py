@@ -86,7 +86,8 @@ def verify(
     mine = share_of(chosen, *request.part)
     if console is not None:
         root = files.record.root[:8] + "…" if files.record is not None else "none: not complete"
-        console.say(f"run        {request.run}, {files.num_steps:,} steps in {len(segments)} segments, root {root}")
+        count = f"{len(segments)} segment{'s' if len(segments) > 1 else ''}"
+        console.say(f"run        {request.run}, {files.num_steps:,} steps in {count}, root {root}")
         console.say(f"replaying  {describe(mine)} on {request.procs} process{'es' if request.procs > 1 else ''}")
     plan = Plan(
         run=request.run.absolute(),
