@@ -19,6 +19,8 @@ from lockstep.errors import ConfigError, LockstepError
 
 Record = dict[str, Any]
 
+RAISED = "the recipe raised"  # how the error of a recipe that failed by itself starts
+
 
 def shuffle_generators() -> None:
     """Seed numpy's and Python's global generators from entropy, as in a fresh interpreter.
@@ -47,7 +49,7 @@ def guarded(run: Callable[[], Record]) -> Record:
             traceback.print_exception(error, file=sys.__stderr__)
         line = user_line_of(error)
         found = ConfigError(
-            f"the recipe raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}",
+            f"{RAISED} {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}",
             where=f"{short_path(Path(line[0]))}:{line[1]}" if line else None,
             fix="Correct the recipe. LOCKSTEP_DEBUG=1 shows the traceback.",
         )

@@ -14,7 +14,7 @@ from lockstep.check.compare import TrialDifference
 from lockstep.check.context import REPLACED, WRITTEN
 from lockstep.check.digest import INPUT, ROOT
 from lockstep.check.finding import Finding
-from lockstep.check.guard import Record
+from lockstep.check.guard import RAISED, Record
 from lockstep.check.steps import Trial
 from lockstep.config.load import short_path
 from lockstep.errors import LockstepError
@@ -59,7 +59,7 @@ def judge(notes: Record, outcomes: Sequence[Outcome]) -> list[Finding]:
             return [_operation(str(error), notes.get("line"))]
         raise error
     reference = outcomes[0].error if outcomes else None
-    if reference is not None and _known_stage(reference) is None:
+    if reference is not None and reference.what.startswith(RAISED):
         raise reference  # one process alone fails, so there is nothing to compare
     merges = _merges(notes)
     first = _differing(notes, outcomes)
@@ -157,11 +157,7 @@ def _by_trial(outcomes: Sequence[Outcome]) -> dict[str, TrialDifference]:
 
 
 def _stage_of(error: LockstepError) -> str:
-    return _known_stage(error) or compare.START
-
-
-def _known_stage(error: LockstepError) -> str | None:
-    """Return the stage of the first thing that differs, from the error of a comparison; None for other errors."""
+    """Return the stage of the first thing that differs, from the error of a comparison."""
     given = f"{error.what}\n{error.slots.get('given', '')}"
     for text, stage in (
         ("initial weights", compare.START), ("sample", compare.SAMPLES), ("a trial micro-batch", compare.FORWARD),
@@ -169,7 +165,7 @@ def _known_stage(error: LockstepError) -> str | None:
     ):  # fmt: skip
         if text in given:
             return stage
-    return None
+    return compare.START
 
 
 def _where(differing: Sequence[Trial], outcomes: Sequence[Outcome]) -> str:

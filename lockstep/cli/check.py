@@ -47,7 +47,7 @@ def check(source: SourceName, overrides: Overrides = None, as_json: Json = False
     if as_json:
         print(json.dumps(report.to_json()))
     else:
-        what = "1, 2 and 3 processes, 0 and 2 workers, stop and resume, 6 steps each"
+        what = "1, 2 and 3 processes, 0 and 2 workers, a resume, 6 steps each"
         console.say(f"check    {what}  {clock(report.seconds)}")
         console.table(table(report.passed, report.findings))
     return NOT_EXACT if report.findings else 0

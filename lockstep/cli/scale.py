@@ -87,7 +87,7 @@ def scale(
         "each in new processes, 10 s or more each"
     )
     if is_busy:
-        console.say(f"{other_load}: stop them, or the measurements are not reliable")
+        console.say(f"{other_load}: stop them to get reliable measurements")
 
     def run(name: str, size: int, out_file: Path) -> dict[str, Any]:
         return _measured(config, source, [*given, *VARIANTS[name]], name, size, steps, out_file)
