@@ -19,7 +19,7 @@ from lockstep.errors import ConfigError, LockstepError
 
 Record = dict[str, Any]
 
-RAISED = "the recipe raised"  # how the error of a recipe that failed by itself starts
+RAISED = "the recipe raised"  # the start of the error for an exception in the user's code
 
 
 def shuffle_generators() -> None:
