@@ -18,6 +18,7 @@ from lockstep.check.state import LineWatch, global_generators
 from lockstep.cluster import codec
 from lockstep.cluster.world import alone
 from lockstep.config.load import load
+from lockstep.data.micro_batches import Alone
 from lockstep.data.order import MicroBatch
 from lockstep.data.samples import Samples
 from lockstep.engine.build import build_parts, check_not_empty, make_order, open_data
@@ -75,8 +76,5 @@ def _probe(source: str, overrides: list[str], notes: Notes) -> Record:
 
 
 def _first_step(probed: Probed, train: Samples) -> list[MicroBatch]:
-    class Alone:
-        rank, size = 0, 1
-
     order = make_order(probed.config, train, 1, is_sharded=False)
     return list(next(order.steps(Alone(), stop=1)).micro_batches)

@@ -18,7 +18,7 @@ from lockstep.diff.tensors import digest
 from lockstep.engine.assemble import init_weights
 from lockstep.engine.job import Progress
 from lockstep.engine.output.recorder import digest_content, record_of
-from lockstep.engine.restoring import restore_job
+from lockstep.engine.restoring import restore_step
 from lockstep.engine.saving import pack_job
 from lockstep.engine.step import run_step
 from lockstep.errors import CheckpointError
@@ -102,8 +102,7 @@ class Side:
         if step == 0:
             self.restore(self._fresh)
         else:
-            folder = self._folder / "checkpoints"
-            restore_job(self.job, folder, str(folder / name_of(step)), _raise)
+            restore_step(self.job, self._folder / "checkpoints", step)
 
     def advance(self, step: int) -> None:
         """Replay up to a step."""
@@ -195,7 +194,3 @@ class Side:
             yield f"checkpoints/{path.name}", self._in_order(tensors), self.tensors()
         if step == self.recorded.num_steps and self.recorded.weights_sha256:
             yield WEIGHTS, read(self._folder / WEIGHTS, self.job.model), dict(self.job.final_weights())
-
-
-def _raise(error: CheckpointError) -> None:
-    raise error

@@ -64,6 +64,18 @@ def restore_job(job: Job, folder: Path, resume: str, notify: Callable[[Checkpoin
     return True
 
 
+def restore_step(job: Job, folder: Path, step: int) -> None:
+    """Restore a job from the checkpoint of a step; see `restore_job`.
+
+    Args:
+        job: The run; model, optimizer and progress change.
+        folder: The run's folder of checkpoints.
+        step: The checkpoint's step.
+    """
+    # A checkpoint that is named is never skipped, so nothing is notified: its error is raised.
+    restore_job(job, folder, str(folder / checkpoint.name_of(step)), lambda error: None)
+
+
 def _read(job: Job, folder: Path, resume: str, notify: Callable[[CheckpointError], None]) -> Checkpoint | None:
     load, limits = checkpoint.load_checkpoint, file_limits(job.model)
     found = _find(folder, resume, notify, lambda path: load(path, limits)) if job.world.is_main else None

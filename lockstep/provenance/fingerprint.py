@@ -34,6 +34,7 @@ from lockstep.data.digests import sample_digests, short_digest
 from lockstep.data.groups import groups_of
 from lockstep.data.keyed import CHECK, key, keys
 from lockstep.data.loader import Loader, Request, choose_num_workers
+from lockstep.data.micro_batches import Alone
 from lockstep.data.order import MicroBatch, Order, permute
 from lockstep.data.samples import Batch, Samples, as_samples
 from lockstep.provenance.environment import describe_kernels
@@ -172,13 +173,9 @@ def _modules_below(folder: Path) -> Iterator[Path]:
 def _first_micro_batch(config: RunConfig, samples: Samples) -> MicroBatch:
     """Return the run's first micro-batch, truncated: a few samples show as much as all of them."""
     order = Order(len(samples), config.global_batch, config.micro_batch, config.seed, groups_of(samples))
-    whole = next(order.steps(_Alone(), stop=1)).micro_batches[0]
+    # The first micro-batch is the same in every world.
+    whole = next(order.steps(Alone(), stop=1)).micro_batches[0]
     return dataclasses.replace(whole, indices=whole.indices[:NUM_TRIED], keys=whole.keys[:NUM_TRIED])
-
-
-class _Alone:
-    # The order of a world of one rank: the first micro-batch is the same in every world.
-    rank, size = 0, 1
 
 
 def _chosen(samples: Samples, seed: int, count: int) -> list[Request]:

@@ -22,15 +22,13 @@ from lockstep.config.schema import RunConfig
 from lockstep.engine.assemble import init_weights, make_job
 from lockstep.engine.dataset_info import build_from
 from lockstep.engine.job import Job
-from lockstep.engine.restoring import restore_job
-from lockstep.errors import CheckpointError
+from lockstep.engine.restoring import restore_step
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch.start import join_world
 from lockstep.provenance.run_identity import FACTS, identity
 from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.provenance.step_log import StepLog, read_steps
 from lockstep.recipes.catalog import RecipeSpec
-from lockstep.storage import checkpoint
 from lockstep.storage.manifest import WEIGHTS
 from lockstep.storage.weights import read, weights_sha256
 from lockstep.verify.compare import Difference
@@ -89,9 +87,7 @@ def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunCo
             # Only possible on a fresh job: step 0 is the first of the sorted segments.
             init_weights(job, lambda: recipe.build(config, dataset_info))
         else:
-            restore_job(
-                job, plan.run / "checkpoints", str(plan.run / "checkpoints" / checkpoint.name_of(start)), _raise
-            )
+            restore_step(job, plan.run / "checkpoints", start)
         difference = replayer.replay(Segment(start, stop))
         if difference is None:
             verdict.replayed.append((start, stop))
@@ -117,7 +113,3 @@ def _compare_whole(plan: Plan, job: Job) -> list[Difference]:
         if final != plan.weights_sha256:
             found.append(Difference(plan.num_steps, WEIGHTS, plan.weights_sha256, final))
     return found
-
-
-def _raise(error: CheckpointError) -> None:
-    raise error

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.cluster import collectives
+from lockstep.data.micro_batches import Alone
 from lockstep.data.order import WINDOW, Order, Step
 from lockstep.engine.job import Job
 from lockstep.engine.step import StepResult
@@ -25,11 +26,6 @@ from lockstep.provenance.step_log import (
 )
 
 
-class _Alone:
-    # A world of one rank has all micro-batches of a step.
-    rank, size = 0, 1
-
-
 def digest_of_step(step: Step) -> bytes:
     """Return the digest (16 bytes) of the sample ids of a step whose micro-batches are all here."""
     return digest_of_samples(np.concatenate([micro_batch.indices for micro_batch in step.micro_batches]))
@@ -44,7 +40,7 @@ def sample_ids(order: Order, start: int, stop: int) -> Iterator[bytes]:
         stop: The step after the last one.
     """
     if order.groups is not None:
-        yield from map(digest_of_step, order.steps(_Alone(), start=start, stop=stop))
+        yield from map(digest_of_step, order.steps(Alone(), start=start, stop=stop))
         return
     # Micro-batches of a step are consecutive positions, so their keys need not be computed: half of the time.
     while start < stop:
