@@ -219,7 +219,7 @@ def test_workers_that_do_not_stop_are_killed(start: Callable[..., Program]) -> N
     assert program.all_gone()
 
 
-@pytest.mark.parametrize("scenario", ["loop", pytest.param("deaf", marks=pytest.mark.full)])
+@pytest.mark.parametrize("scenario", [pytest.param("loop", marks=pytest.mark.full), "deaf"])
 def test_nothing_is_left_when_the_launcher_is_killed(start: Callable[..., Program], scenario: str) -> None:
     program = start(scenario, stop_timeout_s=20.0 if scenario == "loop" else 1.0)
     program.until("started-0-*", 2)

@@ -50,8 +50,15 @@ def check_stops(process: subprocess.Popen[str], number: signal.Signals, folder: 
     assert not (folder / "run").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "number"),
+    [
+        (0, signal.SIGTERM),
+        (1, signal.SIGINT),
+        pytest.param(0, signal.SIGINT, marks=pytest.mark.full),
+        pytest.param(1, signal.SIGTERM, marks=pytest.mark.full),
+    ],
+)
 def test_a_process_that_waits_for_the_others_stops_at_once(tmp_path: Path, rank: int, number: signal.Signals) -> None:
     check_stops(join(tmp_path, f"tcp://127.0.0.1:{own_port()}", rank), number, tmp_path)
 

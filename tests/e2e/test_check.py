@@ -10,7 +10,7 @@ import pytest
 from benchmarks.check_faults import FAULTS, MARK, Fault, check, source_of, verdict
 from tests.runs import ROOT, lockstep
 
-QUICK = ("a numpy generator of the dataset", "no fault: what is seeded, and state that has no effect")
+QUICK = ("a numpy generator of the dataset",)
 
 
 def _marked(source: str) -> int:

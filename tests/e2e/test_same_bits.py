@@ -58,7 +58,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "num_procs",
-    [*(pytest.param(size, marks=pytest.mark.full) for size in (2, 3)), 4, pytest.param(8, marks=pytest.mark.lab)],
+    [*(pytest.param(size, marks=pytest.mark.full) for size in (2, 3, 4)), pytest.param(8, marks=pytest.mark.lab)],
 )
 def test_digits_gives_one_hash(digits: Path, tmp_path: Path, num_procs: int) -> None:
     lockstep("train", "digits", "epochs=1", "--procs", num_procs, "--run-dir", tmp_path / "run", cwd=tmp_path)

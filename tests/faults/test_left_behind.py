@@ -80,7 +80,7 @@ def test_ctrl_c_before_training_does_not_mention_saving(tmp_path: Path) -> None:
     assert "name a recipe, a preset or a file" in done.stderr
 
 
-@pytest.mark.parametrize("limit", [24, 40])
+@pytest.mark.parametrize("limit", [24, pytest.param(40, marks=pytest.mark.full)])
 def test_a_limit_on_open_files_is_named_as_what_it_is(tmp_path: Path, limit: int) -> None:
     line = f"ulimit -n {limit}; {TRAIN} --procs 2 --run-dir run"
     done = subprocess.run(
@@ -96,7 +96,7 @@ def test_a_limit_on_open_files_is_named_as_what_it_is(tmp_path: Path, limit: int
     ("options", "more"),
     [
         ("ro", "--procs 2"),
-        ("ro", "--procs 1 loader.num_workers=1"),
+        pytest.param("ro", "--procs 1 loader.num_workers=1", marks=pytest.mark.full),
         pytest.param("size=4k", "--procs 2", marks=pytest.mark.full),
     ],
 )

@@ -90,10 +90,10 @@ def test_a_node_with_other_settings_is_refused_with_their_names(
     words = ("--nodes", 2, "--run-dir", tmp_path / "run")
     first = launch("a", *words)
     other = launch("b", *words, "seed=7", "report.every_steps=3")
+    fewer = launch("c", "--nodes", 3, "--run-dir", tmp_path / "run")
     assert other.code() == 4
     assert "setting seed: 0 there, 7 here" in other.said()
     assert "setting report.every_steps: null there, 3 here" in other.said()
-    fewer = launch("c", "--nodes", 3, "--run-dir", tmp_path / "run")
     assert fewer.code() == 4
     assert "--nodes: 2 there, 3 here" in fewer.said()
     assert first.process.poll() is None, first.said()

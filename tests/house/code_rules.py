@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.house.source import sources
@@ -70,6 +71,7 @@ def stray_speech(root: Path) -> list[str]:
 def borrowed_names(root: Path) -> list[str]:
     """`from lockstep.x import Name` where x itself imports Name from another module."""
     problems = []
+    defined = cache(_defined)  # for this call only: the files may change between calls
     for name, path in sources(root):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("lockstep."):
@@ -78,7 +80,7 @@ def borrowed_names(root: Path) -> list[str]:
             if target.is_dir():
                 known = {item.stem for item in target.iterdir()}
             elif target.with_suffix(".py").exists():
-                known = _defined(target.with_suffix(".py"))
+                known = defined(target.with_suffix(".py"))
             else:
                 known = set()
             problems += [
