@@ -23,6 +23,7 @@ from lockstep.launch.commands import CALLER, ERROR_FILE, LOCKSTEP, import_path
 from lockstep.launch.start import resume_from
 from lockstep.launch.stopped import Stopped
 from lockstep.recipes.catalog import command_arguments, find
+from lockstep.recipes.trust import check_tracker_files
 
 if TYPE_CHECKING:
     from lockstep.cluster.world import World
@@ -76,6 +77,7 @@ def train(
     found = find(str(source))
     overrides = as_overrides(settings)
     loaded = load(found.config_class, found.layers, overrides)
+    check_tracker_files(loaded.config.report.trackers, overrides)
     if procs is not None:
         parse_range(str(procs), "procs")
     given = None if run_dir is None else given_path(run_dir, "run_dir")

@@ -18,6 +18,7 @@ from lockstep.cli import (
     predict,
     scale,
     submit,
+    track,
     train,
     trust,
     verify,
@@ -66,6 +67,7 @@ app.command("check")(check.check)
 app.command("doctor")(doctor.doctor)
 app.command("scale")(scale.scale)
 app.command("plan")(plan.plan)
+app.command("track")(track.track)
 app.command("submit")(submit.submit)
 app.command("trust")(trust.trust)
 app.add_typer(data.app, name="data")

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from lockstep.config.interval import INTERVAL_FORMS, parse_fraction, parse_interval
 
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -192,3 +193,26 @@ class ReportConfig(Settings):
         default=None, description="Steps between training records; null: about 50 records per epoch."
     )
     tensorboard: bool = Field(default=True, description="Write TensorBoard files into the run folder.")
+    trackers: tuple[str, ...] = Field(
+        default=(),
+        description=f"Experiment trackers that receive the records: {', '.join(TRACKERS)}, or Python files with a "
+        "lockstep.Tracker. They cannot stop or change training.",
+    )
+    project: str | None = Field(
+        default=None, description="Project or experiment in the trackers. null: the name of the recipe."
+    )
+
+    @model_validator(mode="after")
+    def _trackers_fit_together(self) -> ReportConfig:
+        for name in self.trackers:
+            if name not in TRACKERS and not name.endswith(".py"):
+                raise ValueError(
+                    f"trackers has {name!r}; it must be one of {', '.join(TRACKERS)}, or a Python file; "
+                    "fix: Correct the name."
+                )
+        names = [name.rpartition("/")[2] for name in self.trackers]
+        if len(set(names)) < len(names):
+            raise ValueError("trackers has a name twice; fix: Name each tracker once.")
+        if "tensorboard" in self.trackers and not self.tensorboard:
+            raise ValueError("trackers has tensorboard, and tensorboard=false; fix: Remove one of them.")
+        return self

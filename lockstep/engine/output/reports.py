@@ -20,6 +20,7 @@ from lockstep.report.console import Console
 from lockstep.report.rate import Rate
 from lockstep.report.records import Records, read_records
 from lockstep.report.stragglers import Stragglers, Work
+from lockstep.report.trackers.start import Trackers
 from lockstep.storage.background import Background
 from lockstep.storage.run_folder import RunFolder
 
@@ -39,6 +40,7 @@ class Reports:
     Attributes:
         work_of_ranks: Returns each rank's own work so far, on rank 0; see `HangDetector.work`.
         first_step_at: Unix time at which this process completed its first step, seconds.
+        trackers: The experiment trackers; `close` reports their `outcome` to them.
         settings: The settings that differ from the preset, by dotted name, for TensorBoard's table of hyperparameters.
     """
 
@@ -50,6 +52,7 @@ class Reports:
         self._console = Console(sys.stdout) if job.world.is_main else None
         self._records = Records(folder.path, tensorboard=job.config.report.tensorboard) if job.world.is_main else None
         self._recorder = StepRecorder(job, folder.path / STEPS)
+        self.trackers = Trackers(job.config.report.trackers if job.world.is_main else (), folder.path, self.notify)
         self._stragglers, self._data_wait = Stragglers(), DataWait()
         self._waited_s = 0.0
         self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
@@ -79,6 +82,7 @@ class Reports:
         """Start or resume training at the job's step: records of later steps, which will be repeated, are removed."""
         if self._records is not None:
             self._records.truncate_after(job.progress.step, last_eval=job.progress.evaluated_step)
+        self.trackers.start(is_new=not job.progress.step)  # they read the records, without those that are repeated
         if text := self._recorder.start(job):
             self.notify(text)
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
@@ -174,6 +178,7 @@ class Reports:
         """Flush and close the records, and remove the progress line."""
         self._background.join()
         self._recorder.close()
+        self.trackers.close()
         if self._console is not None:
             self._console.close()
         if self._records is not None:
