@@ -14,6 +14,7 @@ from lockstep.cli import (
     doctor,
     evaluate,
     export,
+    find,
     plan,
     predict,
     scale,
@@ -70,4 +71,5 @@ app.command("plan")(plan.plan)
 app.command("track")(track.track)
 app.command("submit")(submit.submit)
 app.command("trust")(trust.trust)
+app.add_typer(find.app, name="find")
 app.add_typer(data.app, name="data")
