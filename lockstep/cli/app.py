@@ -14,7 +14,6 @@ from lockstep.cli import (
     doctor,
     evaluate,
     export,
-    find,
     plan,
     predict,
     scale,
@@ -24,6 +23,7 @@ from lockstep.cli import (
     trust,
     verify,
 )
+from lockstep.cli.finders import find
 from lockstep.cli.options import LocalRank
 from lockstep.version import __version__
 
