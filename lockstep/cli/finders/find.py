@@ -61,7 +61,8 @@ def find_lr(
 ) -> None:
     """Find a learning rate by a range test.
 
-    Trains with a growing rate until the loss diverges. In exact mode the result is the same at any number of processes. No run folder is written.
+    Trains with a growing rate until the loss diverges. In exact mode the result is the same at any
+    number of processes. No run folder is written.
     """
     from lockstep.finders.learning_rate import measure, rates, suggest
     from lockstep.report.chart import draw_rates
@@ -104,7 +105,8 @@ def find_micro_batch(
 ) -> None:
     """Find the largest micro-batch that fits.
 
-    Trains a few steps with several sizes and measures the memory. The micro-batch is part of the result, so it is a setting: give the one found to each run that you compare.
+    Trains a few steps with several sizes and measures the memory. The micro-batch is part of the
+    result, so it is a setting: give the one found to each run that you compare.
     """
     from lockstep.config.document import to_yaml
     from lockstep.config.load import load
