@@ -77,10 +77,10 @@ def decode_member(extension: str, content: bytes, name: str, decoders: Mapping[s
         return content
     try:
         return included(content)
-    except ValueError as error:
+    except Exception as error:  # NumPy's parser of headers raises any kind of exception
         raise DataError(
             f"{name} cannot be decoded as .{last}",
-            cause=str(error),
+            cause=str(error) or type(error).__name__,
             fix=f'Write it again, or pass a function of your own: decode={{"{last}": function}}.',
         ) from error
 

@@ -36,7 +36,7 @@ class RowGroup(NamedTuple):
         file: Position of the file in the list of files.
         number: Number of the row group in the file.
         num_rows: Number of its rows.
-        num_bytes: Size of the selected columns without compression, as the file claims, in bytes.
+        num_bytes: Size of its columns without compression, as the file claims, in bytes.
     """
 
     file: int
@@ -90,7 +90,8 @@ class ParquetRows:
             file, stamp = _open(path)
             self._stamps.append(stamp)
             with _reading(path), file:
-                self._groups += _row_groups(path, number, file.metadata, self._check_columns(path, file))
+                self._check_columns(path, file)
+                self._groups += _row_groups(path, number, file.metadata)
         self._ends = list(accumulate(group.num_rows for group in self._groups))
         if not self._ends:
             raise DataError(f"{self.files[0]} has no rows", fix="Name files with rows.")
@@ -121,14 +122,13 @@ class ParquetRows:
         # A started process opens the files again.
         return {**self.__dict__, "_open_files": OrderedDict(), "_cached": OrderedDict()}
 
-    def _check_columns(self, path: str, file: pyarrow.parquet.ParquetFile) -> list[str]:
+    def _check_columns(self, path: str, file: pyarrow.parquet.ParquetFile) -> None:
         names = file.schema_arrow.names
         for name in (*(self._columns or ()), *self._decode):
             if name not in names:
                 raise ConfigError(
                     f"{path} has no column {name}", allowed=", ".join(names), fix="Correct the name in columns."
                 )
-        return names if self._columns is None else self._columns
 
     def _advise(self) -> None:
         """Log a hint if reading in random order will be slow."""
@@ -211,27 +211,22 @@ def _open(path: str) -> tuple[pyarrow.parquet.ParquetFile, Stamp]:
         return pyarrow.parquet.ParquetFile(path, pre_buffer=False), stamp
 
 
-def _row_groups(
-    path: str, file: int, metadata: pyarrow.parquet.FileMetaData, columns: Sequence[str]
-) -> Iterator[RowGroup]:
-    """Yield the row groups of a file that have rows, after a check of what its footer claims."""
+def _row_groups(path: str, file: int, metadata: pyarrow.parquet.FileMetaData) -> Iterator[RowGroup]:
+    """Yield the row groups of a file that have rows, after a check of what its footer claims.
+
+    The metadata of single columns is left alone: of a damaged footer, pyarrow 26 ends the process when it is read.
+    """
     num_rows = 0
     for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        chunks = [group.column(each) for each in range(group.num_columns)]
-        chunks = [
-            chunk for chunk in chunks if any(f"{chunk.path_in_schema}.".startswith(f"{each}.") for each in columns)
-        ]
-        sizes = [(chunk.total_uncompressed_size, chunk.num_values) for chunk in chunks]
+        found = metadata.row_group(number)
+        group = RowGroup(file, number, found.num_rows, found.total_byte_size)
         num_rows += group.num_rows
-        if group.num_rows < 0 or any(size < 0 or num_values < 0 for size, num_values in sizes):
+        if group.num_rows < 0 or group.num_bytes < 0:
             raise DataError(f"{path} is damaged", where=f"row group {number}", cause="a negative size", fix=_AGAIN)
-        num_bytes = sum(size for size, _ in sizes)
-        # Levels of nested and missing values need up to two bytes each, and almost nothing in the file.
-        if max([num_bytes, *(2 * num_values for _, num_values in sizes)]) > MAX_ROW_GROUP_BYTES:
-            raise _too_large(path, number, f"{num_bytes:,} bytes")
+        if group.num_bytes > MAX_ROW_GROUP_BYTES:
+            raise _too_large(path, number, f"{group.num_bytes:,} bytes")
         if group.num_rows:
-            yield RowGroup(file, number, group.num_rows, num_bytes)
+            yield group
     if num_rows != metadata.num_rows:
         given = f"{num_rows:,} rows in row groups, {metadata.num_rows:,} in the file"
         raise DataError(f"{path} is damaged", given=given, fix=_AGAIN)

@@ -21,8 +21,8 @@ from lockstep.errors import DataError
 LOGGER = logging.getLogger("lockstep")
 
 _MAX_EXTENSIONS = 1000
-# Directory and name up to the first dot; then the extension. WebDataset's rule: hidden files belong to no sample.
-NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+# Directory and name up to the first dot; then the extension. As in WebDataset, except that hidden files never count.
+NAME = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)", re.DOTALL)
 META = re.compile(r"__[^/]*__")
 
 
