@@ -207,8 +207,8 @@ class ReportConfig(Settings):
     tensorboard: bool = Field(default=True, description="Write TensorBoard files into the run folder.")
     profile: str | None = Field(
         default=None,
-        description="Steps of rank 0 to profile with torch.profiler, such as 10:13; a trace and a table are written to profile/ "
-        "in the run folder. null: none.",
+        description="Steps of rank 0 to profile with torch.profiler, such as 10:13; a trace and a table are written "
+        "to profile/ in the run folder. null: none.",
     )
 
     @field_validator("profile")

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lockstep.engine.early_stop import Patience, metric_of
 from lockstep.engine.evaluate import evaluate, no_metric
 from lockstep.engine.job import Job
+from lockstep.metrics.early_stop import Patience, metric_of
 
 
 def validate(job: Job, stop_now: Callable[[], bool] = lambda: False) -> tuple[dict[str, float], Any, bool]:

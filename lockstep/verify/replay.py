@@ -21,11 +21,11 @@ from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.engine.assemble import init_weights, make_job
 from lockstep.engine.dataset_info import build_from
-from lockstep.engine.early_stop import last_step
 from lockstep.engine.job import Job
 from lockstep.engine.restoring import restore_step
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch.start import join_world
+from lockstep.metrics.early_stop import last_step
 from lockstep.provenance.run_identity import FACTS, identity
 from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.provenance.step_log import StepLog, read_steps

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lockstep.config.interval import parse_steps
 from lockstep.config.sections import StopEarlyConfig
-from lockstep.engine.early_stop import Patience, last_step, metric_of
+from lockstep.metrics.early_stop import Patience, last_step, metric_of
 
 MONITOR = ("top1", "max")
 VALUES = st.lists(st.one_of(st.floats(0, 1), st.just(math.nan)), max_size=20)
