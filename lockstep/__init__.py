@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from lockstep.metrics.metric import Metric
     from lockstep.metrics.text import TextMetric
     from lockstep.module.freeze import freeze
+    from lockstep.own_loop.evaluation import EvalLoader
+    from lockstep.own_loop.exact import exact
+    from lockstep.own_loop.loader import ExactLoader
     from lockstep.parallel.reduce import Reducer
     from lockstep.storage.checkpoint import Checkpoint
     from lockstep.storage.checkpoint import load_newest as load_newest_checkpoint
@@ -57,6 +60,8 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DatasetSamples",
+    "EvalLoader",
+    "ExactLoader",
     "HangError",
     "LaunchError",
     "LockstepError",
@@ -80,6 +85,7 @@ __all__ = [
     "decode_image",
     "evaluate",
     "evaluate_model",
+    "exact",
     "freeze",
     "load_newest_checkpoint",
     "load_pretrained",
@@ -123,6 +129,9 @@ _MODULES = {
     "lockstep.metrics.classification": ("Accuracy",),
     "lockstep.metrics.metric": ("Metric",),
     "lockstep.metrics.text": ("TextMetric",),
+    "lockstep.own_loop.evaluation": ("EvalLoader",),
+    "lockstep.own_loop.exact": ("exact",),
+    "lockstep.own_loop.loader": ("ExactLoader",),
     "lockstep.module.freeze": ("freeze",),
     "lockstep.parallel.reduce": ("Reducer",),
     "lockstep.storage.checkpoint": ("Checkpoint",),

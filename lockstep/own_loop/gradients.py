@@ -1,0 +1,196 @@
+"""Sums the gradients of one backward pass over a step's micro-batches and all ranks, inside a loop of the user.
+
+The loop calls `loss.backward()` itself, so gradients arrive unweighted, by hooks. Each is multiplied by the fraction of
+the step's samples that its micro-batch has, and enters the tree of `parallel/tree.py`:
+
+    begin_step          before the step's first micro-batch
+      begin_leaf        before a micro-batch's backward pass
+        take x N        a hook for each parameter; buckets of the last micro-batch are sent while backward continues
+      end_leaf
+    reduce              after the last micro-batch's backward pass: every rank has the same sums
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.cluster.world import World
+from lockstep.data.order import MicroBatch, Step
+from lockstep.parallel.bucket import Bucket, Leaf, group
+from lockstep.parallel.reduce import BUCKET_BYTES
+from lockstep.parallel.tree import Node, partials
+from lockstep.parallel.tree_all_reduce import TreeAllReduce
+
+MAX_BUCKETS = 1 << 10  # of one sum: messages of different sums must not share a tag
+
+
+@dataclass(frozen=True)
+class StepNodes:
+    """The tree of one step.
+
+    Attributes:
+        step: The step, with this rank's micro-batches.
+        nodes: For each rank, the nodes that it sums.
+    """
+
+    step: Step
+    nodes: list[list[Node]]
+
+    @classmethod
+    def of(cls, step: Step, world: World) -> StepNodes:
+        """Return the tree of a step in a world."""
+        shares = [step.share(rank) for rank in range(world.size)]
+        return cls(step, [partials(*share, step.num_micro_batches) for share in shares])
+
+    def share(self, rank: int) -> tuple[int, int]:
+        """Return the micro-batches [first, last) of a rank."""
+        return self.step.share(rank)
+
+
+class GradientSum:
+    """The sum of the gradients of some parameters in one of the loop's backward passes.
+
+    Args:
+        parameters: Float32 and dense, in the order of their registration, on one device.
+        world: The ranks.
+        number: Number of this sum; different for all sums of a process.
+
+    Attributes:
+        norm: 2-norm of the summed gradient, (), after `reduce`.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], world: World, number: int) -> None:
+        self._world = world
+        self._tag = number * MAX_BUCKETS
+        # Backward reaches the last parameters first, so buckets in that order can be sent while it continues.
+        groups = group(parameters[::-1], BUCKET_BYTES)
+        self._num_parameters = len(parameters)
+        tails = [0] * (len(groups) - 1) + [len(parameters)]  # the last bucket also has which parameters were used
+        self._buckets = [
+            Bucket(part, tail, world.size, True, parameters[0].device) for part, tail in zip(groups, tails, strict=True)
+        ]
+        self._place: dict[Tensor, tuple[int, int]] = {
+            parameter: (number, index)
+            for number, bucket in enumerate(self._buckets)
+            for index, parameter in enumerate(bucket.parameters)
+        }
+        self._nodes: StepNodes | None = None
+        self._leaves: list[Leaf] = []
+        self._weight = 1.0
+        self._exchanges: list[TreeAllReduce] = []
+        self.norm = torch.zeros(())
+
+    @property
+    def next_leaf(self) -> int:
+        """Index of the next micro-batch to enter the tree."""
+        return self._buckets[-1].next_leaf
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a micro-batch's gradients are being taken."""
+        return bool(self._leaves)
+
+    def begin_step(self, nodes: StepNodes) -> None:
+        """Start a step, and free the gradients of the step before."""
+        self._nodes, self._leaves, self._exchanges = nodes, [], []
+        for bucket in self._buckets:
+            bucket.start_step(nodes.share(self._world.rank)[0])
+
+    def begin_leaf(self, micro_batch: MicroBatch) -> None:
+        """Start taking the gradients of a micro-batch."""
+        assert self._nodes is not None, "begin_step comes first"
+        self._weight = micro_batch.weight
+        count = self._nodes.step.num_micro_batches
+        self._leaves = [bucket.start_leaf(micro_batch.index, count) for bucket in self._buckets]
+
+    def take(self, parameter: Tensor, *, is_last: bool) -> None:
+        """Move a parameter's gradient of this backward pass into the micro-batch's leaf, and set its `grad` to None.
+
+        Args:
+            parameter: The parameter, of any shape.
+            is_last: Whether buckets that are complete can be sent, because all ranks run their last micro-batch.
+        """
+        number, index = self._place[parameter]
+        bucket, leaf = self._buckets[number], self._leaves[number]
+        if leaf.is_joining and self._weight != 1.0:
+            # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
+            assert parameter.grad is not None
+            parameter.grad.mul_(self._weight)
+            bucket.take(leaf, index)
+        else:
+            bucket.take(leaf, index, self._weight)
+        # The last bucket waits for its tail; the others can be sent while backward continues.
+        if not leaf.missing and number + 1 < len(self._buckets):
+            self._end(bucket, leaf, is_last=is_last)
+
+    def end_leaf(self) -> None:
+        """End the micro-batch: gradients that it does not have count as zero."""
+        missing = [
+            index in leaf.missing
+            for bucket, leaf in zip(self._buckets, self._leaves, strict=True)
+            for index in range(len(bucket.parameters))
+        ]
+        device = self._buckets[0].device
+        used = torch.ones(len(missing), device=device)
+        if any(missing):
+            used -= torch.tensor(missing, dtype=torch.float32).to(device)
+        self._leaves[-1].put_tail(used)
+        for bucket, leaf in zip(self._buckets, self._leaves, strict=True):
+            if not leaf.is_done:
+                self._end(bucket, leaf)
+        self._leaves = []
+
+    def skip_leaf(self, micro_batch: MicroBatch) -> None:
+        """Enter a micro-batch that has no gradient."""
+        self.begin_leaf(micro_batch)
+        self.end_leaf()
+
+    def reduce(self) -> list[tuple[nn.Parameter, Tensor | None]]:
+        """Finish the sums over all ranks.
+
+        Returns:
+            Each parameter with its gradient, both of the same shape `(...)`: the mean over the step's samples. None for
+            a parameter that no micro-batch of the step used. The gradients are valid until the next `begin_step`.
+        """
+        while len(self._exchanges) < len(self._buckets):
+            self._start_next()
+        for exchange in self._exchanges:  # the second round of a bucket is sent while the next one is added up
+            exchange.middle()
+        for exchange in self._exchanges:
+            exchange.finish()
+        results = [bucket.result for bucket in self._buckets if bucket.result is not None]
+        self.norm = torch.stack(
+            [
+                torch.linalg.vector_norm(result.values[: bucket.tail_start])
+                for bucket, result in zip(self._buckets, results, strict=True)
+            ]
+        ).norm()
+        used = iter(results[-1].tail[: self._num_parameters].tolist())
+        return [
+            (parameter, view if next(used) > 0 else None)
+            for bucket, result in zip(self._buckets, results, strict=True)
+            for parameter, view in zip(bucket.parameters, result.views, strict=True)
+        ]
+
+    def _end(self, bucket: Bucket, leaf: Leaf, *, is_last: bool = False) -> None:
+        assert self._nodes is not None
+        bucket.end_leaf(leaf, self._nodes.step.num_micro_batches)
+        if not is_last:
+            return
+        last = self._nodes.share(self._world.rank)[1]
+        while len(self._exchanges) + 1 < len(self._buckets):
+            # In the order of the buckets on all ranks, whatever the order of their gradients: NCCL matches by order.
+            if self._buckets[len(self._exchanges)].next_leaf < last:
+                return
+            self._start_next()
+
+    def _start_next(self) -> None:
+        assert self._nodes is not None
+        number = len(self._exchanges)
+        exchange = TreeAllReduce(self._buckets[number], self._world, self._nodes.nodes, self._tag + number)
+        exchange.start()
+        self._exchanges.append(exchange)

@@ -1,0 +1,147 @@
+"""An optimizer that acts once a step, and the objects of a loop that follow it: schedulers, averages, scalers.
+
+Objects keep their identity and get a subclass of their own class, so `isinstance`, `state_dict` and references that
+others hold still work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from lockstep.errors import ConfigError
+from lockstep.own_loop.session import ExactLoop
+
+# The methods that act once a step, by class.
+ONCE: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (LRScheduler, ("step",)),
+    (AveragedModel, ("update_parameters",)),
+)
+SCALER = ("unscale_", "step", "update")
+
+
+def plain_step(optimizer: Optimizer) -> Callable[[], Any]:
+    """Return the optimizer's own `step`, which `attach` replaces.
+
+    Raises:
+        ConfigError: The optimizer evaluates the loss several times a step.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError(
+            "LBFGS evaluates the loss several times a step, each time of the whole global batch",
+            fix="Use an optimizer whose step() needs no closure.",
+        )
+    method = type(optimizer).step
+    return lambda: method(optimizer)  # closures are called before
+
+
+def attach(optimizer: Optimizer, loop: ExactLoop, number: int) -> None:
+    """Let an optimizer act once a step of a loop.
+
+    Args:
+        optimizer: Its class becomes a subclass of the one that it has.
+        loop: The loop.
+        number: The optimizer's number in the loop.
+    """
+    base = type(optimizer)
+
+    def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._opt_called = True  # type: ignore[attr-defined]  # schedulers warn if it is missing
+        if loop.is_inside:
+            loop.on_step(number)
+        else:
+            base.step(self)
+        return loss
+
+    def zero_grad(self: Optimizer, set_to_none: bool = True) -> None:
+        if loop.is_inside:
+            loop.on_zero_grad(number)
+        base.zero_grad(self, set_to_none)
+
+    # A scheduler that exists already has put a function of its own onto the optimizer.
+    is_scheduled = optimizer.__dict__.pop("step", None) is not None
+    optimizer.__class__ = type(f"Exact{base.__name__}", (base,), {"step": step, "zero_grad": zero_grad})
+    if is_scheduled:
+        bound = step.__get__(optimizer)
+
+        def scheduled(*args: Any, **kwargs: Any) -> Any:
+            return bound(*args, **kwargs)
+
+        scheduled._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        optimizer.step = scheduled  # type: ignore[method-assign]
+
+
+def follow(follower: Any, loop: ExactLoop) -> None:
+    """Let an object act once a step of a loop: a scheduler, an `AveragedModel`, a `GradScaler` or one like them.
+
+    Args:
+        follower: Its class becomes a subclass of the one that it has.
+        loop: The loop.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    if isinstance(follower, torch.amp.GradScaler):
+        _follow_scaler(follower, loop)
+        return
+    names = next((names for kind, names in ONCE if isinstance(follower, kind)), None)
+    if names is None:
+        names = tuple(name for name in ("step", "update") if callable(getattr(follower, name, None)))
+    if not names:
+        raise ConfigError(
+            f"per_step has a {type(follower).__name__}",
+            allowed="learning rate schedulers, AveragedModel, GradScaler, or an object with step() or update()",
+            fix="Remove it, or call it yourself: if loader.sync_gradients: ...",
+        )
+    base = type(follower)
+
+    def once(method: Callable[..., Any]) -> Callable[..., Any]:
+        def act(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return loop.after_update(lambda: method(self, *args, **kwargs))
+
+        return act
+
+    members = {name: once(getattr(base, name)) for name in names}
+    _subclass(follower, members)
+
+
+def _follow_scaler(scaler: torch.amp.GradScaler, loop: ExactLoop) -> None:
+    base = type(scaler)
+
+    def is_waiting() -> bool:
+        return loop.is_inside and not loop.is_last
+
+    def unscale(self: torch.amp.GradScaler, optimizer: Optimizer) -> None:
+        if not is_waiting():
+            base.unscale_(self, optimizer)
+
+    def step(self: torch.amp.GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if is_waiting():
+            optimizer.step(*args, **kwargs)
+            return None
+        result = base.step(self, optimizer, *args, **kwargs)
+        if loop.is_inside:
+            loop.on_skipped_step(optimizer)  # it does not call step() after an overflow
+        return result
+
+    def update(self: torch.amp.GradScaler, new_scale: Any = None) -> None:
+        if not is_waiting():
+            base.update(self, new_scale)
+
+    _subclass(scaler, {"unscale_": unscale, "step": step, "update": update})
+
+
+def _subclass(follower: Any, members: dict[str, Any]) -> None:
+    base = type(follower)
+    for name in members:
+        follower.__dict__.pop(name, None)
+    follower.__class__ = type(base.__name__, (base,), members)
