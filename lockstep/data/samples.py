@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.keyed import IntArray, KeyArray
-from lockstep.data.sources.map_style import check_map_style, read_items
+from lockstep.data.sources.map_style import check_map_style, files_of, read_items
 from lockstep.errors import ConfigError
 
 
@@ -202,15 +202,7 @@ class DatasetSamples(Samples):
     @property
     def files(self) -> list[str | PathLike[str]] | None:  # type: ignore[override]  # a property, since the list may be long
         """Paths of the dataset's files, if it lists them in `files`, or in `samples` as torchvision's `ImageFolder`."""
-        named = getattr(self.dataset, "files", None)
-        if isinstance(named, list) and named and all(isinstance(path, str | PathLike) for path in named):
-            return named
-        listed = getattr(self.dataset, "samples", None)
-        if not isinstance(listed, list) or not listed:
-            return None
-        if not all(isinstance(item, tuple) and item and isinstance(item[0], str) for item in listed):
-            return None
-        return [item[0] for item in listed]
+        return files_of(self.dataset)
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Read samples, each with its own seed; see `Samples.batch`."""

@@ -15,6 +15,7 @@ from lockstep.own_loop.current import current_world
 from lockstep.own_loop.loader import ExactLoader
 from lockstep.own_loop.optimizer import attach, follow, plain_step
 from lockstep.own_loop.refusals import check_modules
+from lockstep.own_loop.same_data import check_same_data
 from lockstep.own_loop.samples import LoopOrder, source_of
 from lockstep.own_loop.session import ExactLoop
 
@@ -71,6 +72,7 @@ def exact(
     use_equal_kernels(num_threads, device)
     world = current_world(device)
     check_same_script(world, {"global_batch": global_batch, "micro_batch": size, "seed": seed})
+    check_same_data(world, source, seed)
     loop = ExactLoop(modules, steps, world, seed=seed, check_finite=not scalers)
     for number, each in enumerate(optimizers):
         attach(each, loop, number)

@@ -7,6 +7,7 @@ has neither. Each rank would have to read all of it, and read it again from the 
 from __future__ import annotations
 
 import sys
+from os import PathLike
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -34,6 +35,19 @@ def check_map_style(dataset: Any) -> None:
         "load_dataset without streaming=True for Hugging Face. Or write the stream to a folder once with "
         "lockstep.write_tar_shards(stream, folder), and train on lockstep.TarShards(folder).",
     )
+
+
+def files_of(dataset: Any) -> list[str | PathLike[str]] | None:
+    """Return the files that a dataset lists in `files`, or in `samples` as torchvision's `ImageFolder`; None if none."""
+    named = getattr(dataset, "files", None)
+    if isinstance(named, list) and named and all(isinstance(path, str | PathLike) for path in named):
+        return named
+    listed = getattr(dataset, "samples", None)
+    if not isinstance(listed, list) or not listed:
+        return None
+    if not all(isinstance(item, tuple) and item and isinstance(item[0], str) for item in listed):
+        return None
+    return [item[0] for item in listed]
 
 
 def read_items(dataset: Any, indices: IntArray, keys: KeyArray) -> list[Any]:

@@ -17,6 +17,7 @@ from lockstep.data.samples import DatasetSamples
 from lockstep.data.sources.tar_shards import TarShards
 from lockstep.data.sources.tar_writer import write_tar_shards
 from lockstep.errors import ConfigError, DataError
+from lockstep.own_loop.samples import source_of
 
 
 class Stream(IterableDataset[int]):
@@ -52,6 +53,11 @@ def test_a_stream_is_refused_with_what_to_do(dataset: object, given_: str) -> No
         DatasetSamples(dataset)
     assert error.value.slots["given"] == given_
     assert "lockstep.write_tar_shards(stream, folder)" in error.value.slots["fix"]
+
+
+def test_a_stream_in_a_loop_of_the_users_is_refused_too() -> None:
+    with pytest.raises(ConfigError, match="Stream is a stream: it has no sample at an index"):
+        source_of(DataLoader(Stream()))
 
 
 def values(numbers: list[int]) -> Iterator[dict[str, Any]]:
