@@ -38,7 +38,7 @@ def check_map_style(dataset: Any) -> None:
 
 
 def files_of(dataset: Any) -> list[str | PathLike[str]] | None:
-    """Return the files that a dataset lists in `files`, or in `samples` as torchvision's `ImageFolder`; None if none."""
+    """Return the files that a dataset lists in `files`, or in `samples` as torchvision's `ImageFolder`."""
     named = getattr(dataset, "files", None)
     if isinstance(named, list) and named and all(isinstance(path, str | PathLike) for path in named):
         return named

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 from lockstep.data.loader import Loader, requests_of
 from lockstep.data.order import Order
 from lockstep.data.padded_order import PaddedOrder
-from lockstep.data.samples import DatasetSamples
+from lockstep.data.samples import DatasetSamples, Samples
+from lockstep.own_loop.samples import CollatedSamples, LoopOrder
 from tests.unit.data.sources.source_files import SOURCES, collate
 
 CPU = torch.device("cpu")
@@ -31,7 +34,7 @@ class Seat:
 Seen = dict[tuple[int, int], tuple[list[int], list[float]]]
 
 
-def read(samples: DatasetSamples, order: Order, world: int, start: int, stop: int, num_workers: int = 0) -> Seen:
+def read(samples: Samples, order: Order, world: int, start: int, stop: int, num_workers: int = 0) -> Seen:
     """Read the steps [start, stop) on all ranks of a world. No micro-batch counts on two ranks."""
     seen: Seen = {}
     for rank in range(world):
@@ -41,11 +44,12 @@ def read(samples: DatasetSamples, order: Order, world: int, start: int, stop: in
             for step in steps:
                 for micro_batch in step.micro_batches:
                     batch = loader.batch(micro_batch.indices, micro_batch.keys)
-                    assert batch.targets.tolist() == micro_batch.indices.tolist()
+                    inputs, targets = batch.inputs if batch.targets is None else (batch.inputs, batch.targets)
+                    assert targets.tolist() == micro_batch.indices.tolist()
                     if micro_batch.weight > 0:  # not a repetition of `PaddedOrder`
                         place = (step.number, micro_batch.index)
                         assert place not in seen
-                        seen[place] = (batch.targets.tolist(), batch.inputs.tolist())
+                        seen[place] = (targets.tolist(), inputs.tolist())
         finally:
             loader.close()
     return seen
@@ -56,19 +60,30 @@ def epoch_of(seen: Seen, order: Order, epoch: int) -> list[int]:
     return [index for (step, _), (indices, _) in seen.items() if step in steps for index in indices]
 
 
-def opened(kind: str, folder: str, num_samples: int, num_files: int) -> DatasetSamples:
-    return DatasetSamples(SOURCES[kind](Path(folder), num_samples, num_files), collate)
+def opened(
+    kind: str, folder: str, num_samples: int, num_files: int, form: Callable[..., Samples] = DatasetSamples
+) -> Samples:
+    return form(SOURCES[kind](Path(folder), num_samples, num_files), collate)
+
+
+# How recipes read, whole models and sharded ones, and how `lockstep.exact` reads a DataLoader that shuffles or not.
+FORMS: dict[str, tuple[Callable[..., Order], Callable[..., Samples]]] = {
+    "recipe": (Order, DatasetSamples),
+    "sharded": (PaddedOrder, DatasetSamples),
+    "exact": (LoopOrder, CollatedSamples),
+    "exact, not shuffled": (partial(LoopOrder, is_shuffled=False), CollatedSamples),
+}
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-@settings(max_examples=15)
+@settings(max_examples=20)
 @given(
     num_samples=st.integers(1, 40),
     num_files=st.integers(1, 5),
     global_batch=st.integers(1, 17),
     micro_batch=st.integers(1, 9),
     worlds=st.tuples(st.integers(1, 5), st.integers(1, 5)),
-    is_padded=st.booleans(),
+    form=st.sampled_from(list(FORMS)),
     data=st.data(),
 )
 def test_each_sample_comes_once_an_epoch_at_any_world_size_and_after_any_resume(
@@ -78,14 +93,14 @@ def test_each_sample_comes_once_an_epoch_at_any_world_size_and_after_any_resume(
     global_batch: int,
     micro_batch: int,
     worlds: tuple[int, int],
-    is_padded: bool,
+    form: str,
     data: st.DataObject,
 ) -> None:
-    order = (PaddedOrder if is_padded else Order)(num_samples, global_batch, micro_batch, seed=3)
+    order = FORMS[form][0](num_samples, global_batch, micro_batch, seed=3)
     stop = 2 * order.steps_per_epoch
     at = data.draw(st.integers(0, stop), label="resumed at")
     with TemporaryDirectory() as folder:
-        samples = opened(kind, folder, num_samples, num_files)
+        samples = opened(kind, folder, num_samples, num_files, FORMS[form][1])
         assert len(samples) == num_samples
         alone = read(samples, order, 1, 0, stop)
         for epoch in (0, 1):
@@ -95,11 +110,11 @@ def test_each_sample_comes_once_an_epoch_at_any_world_size_and_after_any_resume(
 
 
 @pytest.fixture(params=SOURCES)
-def samples(request: pytest.FixtureRequest, tmp_path: Path) -> DatasetSamples:
+def samples(request: pytest.FixtureRequest, tmp_path: Path) -> Samples:
     return opened(request.param, str(tmp_path), 23, 3)
 
 
-def test_workers_read_the_same_samples_as_the_rank_itself(samples: DatasetSamples) -> None:
+def test_workers_read_the_same_samples_as_the_rank_itself(samples: Samples) -> None:
     order = Order(23, 7, 3, seed=1)
     stop = 2 * order.steps_per_epoch
     usual = read(samples, order, 1, 0, stop)
@@ -108,7 +123,7 @@ def test_workers_read_the_same_samples_as_the_rank_itself(samples: DatasetSample
     assert read(samples, order, 3, 2, stop, num_workers=2) == {place: usual[place] for place in usual if place[0] >= 2}
 
 
-def test_random_numbers_belong_to_the_sample_and_the_epoch(samples: DatasetSamples) -> None:
+def test_random_numbers_belong_to_the_sample_and_the_epoch(samples: Samples) -> None:
     small, large = Order(23, 6, 2, seed=1), Order(23, 12, 12, seed=1)
 
     def values(order: Order) -> list[dict[int, float]]:
