@@ -23,6 +23,9 @@ from lockstep.errors import DataError
 from tests.unit.data.sources.source_files import to_json, write_tar
 
 MANY_BYTES = 1 << 26
+# pyarrow's buffers do not keep their pool alive, and the traceback of an error may keep buffers.
+USUAL = pyarrow.default_memory_pool()
+COUNTED = pyarrow.proxy_memory_pool(USUAL)
 
 
 def whole_tar(form: int = tarfile.PAX_FORMAT) -> bytes:
@@ -61,18 +64,16 @@ def read_parquet(path: Path) -> list[object]:
 def read_or_refuse(reader: Callable[[Path], list[object]], path: Path, content: bytes) -> str:
     """Read all samples of a file as text. Empty: it was refused, with something to do."""
     path.write_bytes(content)
-    usual = pyarrow.default_memory_pool()
-    counted = pyarrow.proxy_memory_pool(usual)
     tracemalloc.start()
-    pyarrow.set_memory_pool(counted)
+    pyarrow.set_memory_pool(COUNTED)
     try:
         return repr(reader(path))
     except DataError as refusal:
         error = refusal
     finally:
-        pyarrow.set_memory_pool(usual)
+        pyarrow.set_memory_pool(USUAL)
         assert tracemalloc.get_traced_memory()[1] < MANY_BYTES
-        assert counted.max_memory() < MANY_BYTES
+        assert COUNTED.max_memory() < MANY_BYTES
         tracemalloc.stop()
     assert path.name in str(error)
     assert error.slots["fix"].endswith(".")
