@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,21 +82,26 @@ def _run(script: str, arguments: list[str], world: _World, folder: Path) -> _Out
     command = [sys.executable, *(launcher if world.procs > 1 else []), script, *arguments]
     environ = {name: value for name, value in os.environ.items() if name not in _WORLD}
     environ |= {VARIABLE: f"{folder}:{NUM_STEPS}", "PYTHONHASHSEED": world.hash_seed, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, env=environ, text=True, errors="replace", start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
     try:
-        done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        output, errors = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise ConfigError(
             f"{script} made fewer than {NUM_STEPS} steps in {TIMEOUT_S:.0f} s on {world.name}",
             fix="Check it on a smaller dataset or model.",
         ) from None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # torchrun's workers too
+        process.wait()
     files = [folder / f"rank-{rank}.json" for rank in range(world.procs)]
     if not all(file.is_file() for file in files):
-        tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-TAIL_LINES:])
+        tail = "\n".join((errors or output).strip().splitlines()[-TAIL_LINES:])
         raise ConfigError(
-            f"{script} made fewer than {NUM_STEPS} exact steps on {world.name} (exit code {done.returncode})",
+            f"{script} made fewer than {NUM_STEPS} exact steps on {world.name} (exit code {process.returncode})",
             given=tail or None,
             fix=f"Run it by itself; it has to call lockstep.exact and train for {NUM_STEPS} steps.",
         )
