@@ -133,7 +133,7 @@ class ExactLoader:
             for step in steps:
                 for micro_batch in step.micro_batches:
                     batch = loader.batch(micro_batch.indices, micro_batch.keys)
-                    self._loop.begin(step, micro_batch)
+                    self._loop.begin(step, micro_batch, batch.inputs)
                     yield batch.inputs
             self._loop.finish()
         finally:
