@@ -1,4 +1,4 @@
-"""Tar shards: samples by name, an index that is made once, decoding without code, files by name."""
+"""Tar shards: samples by name, decoding without code, shards that change."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lockstep.data.samples import DatasetSamples
-from lockstep.data.sources import index_cache
 from lockstep.data.sources.tar_shards import TarShards
-from lockstep.errors import ConfigError, DataError
+from lockstep.errors import DataError
 from tests.unit.data.sources.source_files import to_json, write_tar
 
 
@@ -27,10 +26,6 @@ def png(red: int) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (4, 3), (red, 0, 0)).save(file, "PNG")
     return file.getvalue()
-
-
-def index_files(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_ino for path in folder.glob("*.safetensors")}
 
 
 def test_files_with_one_name_up_to_the_first_dot_are_a_sample_wherever_they_are(tmp_path: Path) -> None:
@@ -169,81 +164,6 @@ def test_every_file_of_an_archive_of_any_form_is_found(
     assert {sample["__key__"]: sample["bin"] for sample in map(shards.__getitem__, range(len(shards)))} == contents
 
 
-def test_the_index_is_made_once_and_again_only_for_a_changed_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = [write_tar(tmp_path / f"{name}.tar", [(f"{name}.cls", b"1")]) for name in "ab"]
-    made: list[str] = []
-    build = index_cache.build_index
-    monkeypatch.setattr(index_cache, "build_index", lambda path: (made.append(Path(path).name), build(path))[1])
-    folder = tmp_path / "index"
-    for _ in range(2):
-        assert [sample["__key__"] for sample in TarShards(shards, index_dir=folder)] == ["a", "b"]
-    assert made == ["a.tar", "b.tar"]
-    write_tar(shards[1], [("c.cls", b"1"), ("d.cls", b"2")])
-    assert [sample["__key__"] for sample in TarShards(shards, index_dir=folder)] == ["a", "c", "d"]
-    assert made == ["a.tar", "b.tar", "b.tar"]
-    assert len(list(folder.glob("*.safetensors"))) == 2
-
-
-@pytest.mark.parametrize("position", [0, 100, -100, -1])
-def test_a_damaged_index_is_made_again(tmp_path: Path, position: int) -> None:
-    shard = write_tar(tmp_path / "a.tar", [("0.cls", b"1"), ("0.txt", b"x")])
-    expected = TarShards(shard, index_dir=tmp_path)[0]
-    (file,) = tmp_path.glob("*.safetensors")
-    whole = file.read_bytes()
-    damaged = bytearray(whole)
-    damaged[position] ^= 1
-    for content in (bytes(damaged), whole[:position] if position > 0 else b""):
-        file.write_bytes(content)
-        assert TarShards(shard, index_dir=tmp_path)[0] == expected
-        assert file.read_bytes() == whole
-
-
-def test_an_index_that_points_outside_of_its_shard_is_made_again(tmp_path: Path) -> None:
-    shard = write_tar(tmp_path / "a.tar", [("0.cls", b"1")])
-    TarShards(shard, index_dir=tmp_path)
-    (file,) = tmp_path.glob("*.safetensors")
-    whole = file.read_bytes()
-    index = index_cache.build_index(str(shard))
-    for name, value in (
-        ("offsets", -1),
-        ("offsets", 1 << 40),
-        ("sizes", -5),
-        ("codes", 7),
-        ("starts", 3),
-        ("key_ends", 9),
-    ):
-        broken = np.array([0, value], np.int64) if name == "starts" else np.array([value], np.int64)
-        index_cache._save(file, str(shard), type(index)(**{**vars(index), name: broken}))
-        assert file.read_bytes() != whole
-        assert TarShards(shard, index_dir=tmp_path)[0]["cls"] == 1
-        assert file.read_bytes() == whole
-
-
-def test_a_folder_for_indexes_that_others_can_write_to_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    shard = write_tar(tmp_path / "a.tar", [("0.cls", b"1")])
-    folder = tmp_path / "open"
-    folder.mkdir()
-    folder.chmod(0o777)
-    with pytest.raises(DataError, match="every user can write to it"):
-        TarShards(shard, index_dir=folder)
-    # The default folder is a convenience: without it the index is made each time.
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert len(TarShards(shard)) == 1
-    assert "indexes of tar shards are not kept" in caplog.text
-
-
-def test_the_default_folder_is_in_the_cache_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    TarShards(write_tar(tmp_path / "a.tar", [("0.cls", b"1")]))
-    assert len(index_files(tmp_path / "cache" / "lockstep" / "tar-index")) == 1
-    assert [path.name for path in tmp_path.glob("*.tar*")] == ["a.tar"]
-
-
 def test_a_shard_that_changes_during_training_is_an_error(tmp_path: Path) -> None:
     paths = [write_tar(tmp_path / f"{name}.tar", [("0.cls", b"1")]) for name in "ab"]
     shards = TarShards(tmp_path)
@@ -256,73 +176,10 @@ def test_a_shard_that_changes_during_training_is_an_error(tmp_path: Path) -> Non
         shards[1]
 
 
-def test_more_shards_than_open_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.data.sources.local_files.MAX_OPEN", 2)
-    for number in range(5):
-        write_tar(tmp_path / f"{number}.tar", [("0.cls", b"%d" % number)])
-    num_open = len(os.listdir("/proc/self/fd"))
-    shards = TarShards(tmp_path)
-    assert [shards[number]["cls"] for number in (0, 1, 2, 3, 4, 0, 2)] == [0, 1, 2, 3, 4, 0, 2]
-    assert len(os.listdir("/proc/self/fd")) == num_open + 2
-    del shards
-    assert len(os.listdir("/proc/self/fd")) == num_open
-
-
 def test_shards_reach_a_started_process(tmp_path: Path) -> None:
     shards = TarShards(write_tar(tmp_path / "a.tar", [("0.cls", b"4")]), ("cls",))
     assert shards[0] == (4,)
     assert pickle.loads(pickle.dumps(shards))[0] == (4,)
-
-
-def test_a_pattern_a_folder_and_a_list_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(12):
-        write_tar(tmp_path / f"s-{number:02d}.tar", [("0.cls", b"%d" % number)])
-    (tmp_path / ".hidden.tar").write_text("")
-    (tmp_path / "notes.txt").write_text("")
-    monkeypatch.chdir(tmp_path)
-    names = [f"s-{number:02d}.tar" for number in range(12)]
-    for given_, expected in (
-        (tmp_path, [str(tmp_path / name) for name in names]),
-        ("s-*.tar", names),
-        ("s-{00..11}.tar", names),
-        ("s-0{0,3}.tar", ["s-00.tar", "s-03.tar"]),
-        (["s-{10..11}.tar", Path("s-02.tar")], ["s-10.tar", "s-11.tar", "s-02.tar"]),
-    ):
-        shards = TarShards(given_)
-        assert shards.files == expected
-        assert DatasetSamples(shards).files == expected
-        assert [sample["cls"] for sample in shards] == [int(name[-6:-4]) for name in expected]
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "text"),
-    [
-        ("https://example.org/a.tar", ConfigError, "not a local file"),
-        ("pipe:cat a.tar", ConfigError, "not a local file"),
-        ("s3://bucket/{0..9}.tar", ConfigError, "not a local file"),
-        ("-", ConfigError, "not a local file"),
-        ("a-{0..99999999}.tar", ConfigError, "names 100,000,000 files"),
-        ("missing.tar", DataError, "can't be read: No such file"),
-        ("missing-{0..1}.tar", DataError, r"missing-0\.tar can't be read"),
-        (["a.tar", "./a.tar"], DataError, r"\./a\.tar is listed twice"),
-        (["a.tar", "*.tar"], DataError, "is listed twice"),
-        ([], DataError, "the list of files is empty"),
-        ("empty", DataError, r"has no files \*\.tar"),
-        ("fifo.tar", DataError, "is not a regular file"),
-        ("a\0.tar", DataError, "can't be read"),
-    ],
-)
-@pytest.mark.timeout(30)
-def test_a_name_of_no_local_file_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | list[str], kind: type[Exception], text: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_tar(tmp_path / "a.tar", [("0.cls", b"1")])
-    (tmp_path / "empty").mkdir()
-    if name == "fifo.tar":
-        os.mkfifo(name)
-    with pytest.raises(kind, match=text):
-        TarShards(name)
 
 
 def test_images_train_through_a_transform(tmp_path: Path) -> None:
