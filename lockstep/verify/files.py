@@ -17,7 +17,8 @@ from lockstep.provenance import statement, step_log
 from lockstep.provenance.same_run import result_settings
 from lockstep.provenance.statement import RunRecord
 from lockstep.report.records import FILE_NAME as METRICS
-from lockstep.storage.manifest import WEIGHTS, sha256_of_file
+from lockstep.storage.checkpoint import name_of, steps
+from lockstep.storage.manifest import WEIGHTS, check_size, manifest_of, sha256_of_file
 from lockstep.storage.run_folder import RunFolder
 
 
@@ -100,16 +101,38 @@ def _compare_log(files: RunFiles) -> None:
 
 
 def _compare_checkpoints(files: RunFiles) -> None:
-    """Find the checkpoints that a replay can start from: those in the record, with the files that it names."""
-    present = kept_checkpoints(RunFolder(files.path))
+    """Find the checkpoints that a replay can start from: those in the record, with the files that it names.
+
+    Only manifests and sizes are read. A replay compares the checkpoints that it needs with their manifests.
+    """
+    folder = RunFolder(files.path)
+    present = kept_checkpoints(folder)
+    damaged = [name for name in map(name_of, steps(folder.checkpoints)) if name not in present]
     stated = present if files.record is None else files.record.checkpoints
+    for name in damaged:
+        if files.record is None or name in stated:
+            files.mismatches.append(f"checkpoints/{name}: its manifest.json is missing or damaged")
     for name, parts in stated.items():
+        if name in damaged:
+            continue
         if name not in present:
             files.notes.append(f"checkpoints/{name} is not published, so no replay can start there")
         elif present[name] != parts:
             files.mismatches.append(f"checkpoints/{name}: its manifest has other hashes than the recorded ones")
         else:
             files.checkpoints.append(int(name.removeprefix("step-")))
+            _check_sizes(files, name)
+
+
+def _check_sizes(files: RunFiles, name: str) -> None:
+    folder = files.path / "checkpoints" / name
+    for file, expected in manifest_of(folder).items():
+        try:
+            check_size(folder / file, expected)
+        except CheckpointError as error:
+            files.mismatches.append(error.what.replace(f"{files.path}/", ""))
+        if not os.path.lexists(folder / file):
+            files.mismatches.append(f"checkpoints/{name}/{file} does not exist")
 
 
 def _compare_record(files: RunFiles, record: RunRecord, config: RunConfig) -> None:
