@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.diff.folders import Change, FolderDifference, compare_folders, read_run
-from lockstep.diff.search import Location, search
+from lockstep.diff.location import Location
+from lockstep.diff.search import search
 from lockstep.diff.side import Side
 from lockstep.errors import CheckpointError, LockstepError
 from lockstep.report.console import Console

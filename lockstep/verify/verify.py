@@ -16,9 +16,8 @@ from lockstep.launch import forkserver
 from lockstep.launch.kernels import has_effect, pin_kernels
 from lockstep.launch.start import PRELOAD, launch_here
 from lockstep.launch.stopped import raise_if_stopped
-from lockstep.provenance.same_run import differing, settings_of
+from lockstep.provenance.same_run import check_replay
 from lockstep.report.console import Console
-from lockstep.storage.run_folder import RunFolder
 from lockstep.verify.files import RunFiles, open_run
 from lockstep.verify.plan import Plan, Replay
 from lockstep.verify.replay import replay
@@ -72,7 +71,7 @@ def verify(
     """
     model = TrainedModel(request.run, request.overrides)
     _, config = model.settings()
-    _check(request, config)
+    check_replay(request.run, config, "verify a run")
     files = open_run(request.run, config)
     if files.num_steps == 0:
         raise ConfigError(
@@ -102,20 +101,6 @@ def verify(
     )
     done = (run_replay or _replay)(plan, config, request.procs)
     return _judge(files, segments, chosen, mine, done)
-
-
-def _check(request: Request, config: RunConfig) -> None:
-    if config.mode != "exact":
-        raise ConfigError(
-            f"{request.run} was trained with mode={config.mode}, whose bits no replay has to repeat",
-            fix="Train with mode=exact to verify a run.",
-        )
-    if other := differing(settings_of(RunFolder(request.run)), config):
-        raise ConfigError(
-            "a verification can't change settings that determine the result",
-            given="\n".join(other),
-            fix="Give settings such as data.root only.",
-        )
 
 
 def _choose(request: Request, segments: list[Segment], files: RunFiles) -> list[Segment]:
@@ -169,7 +154,7 @@ def _judge(
         changes += _changes(before.environment[-1] if before.environment else {}, done.environment)
         changes += _changes(before.code[-1] if before.code else {}, done.code)
         changes += _changes(before.data, done.data)
-    notes = list(files.notes)
+    notes = [*files.notes, *done.notes]
     if files.log.first_step:
         notes.append(f"steps before {files.log.first_step:,} were replayed without a record to compare with")
     return Verdict(
@@ -180,7 +165,7 @@ def _judge(
         assigned=mine,
         replayed=[Segment(start, stop) for start, stop in done.replayed],
         differences=done.differences,
-        mismatches=files.mismatches,
+        mismatches=list(dict.fromkeys([*files.mismatches, *done.mismatches])),
         changes=changes,
         notes=notes,
         seconds=done.seconds,
