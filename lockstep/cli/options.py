@@ -7,9 +7,10 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperArgument, TyperGroup
 
 from lockstep.config.given import given_path
 from lockstep.errors import printable
@@ -46,8 +47,19 @@ def line_text(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
+class Commands(TyperGroup):
+    """A group of commands whose help names arguments by their metavar alone, without Python's types."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for parameter in [each for command in self.commands.values() for each in command.params]:
+            if isinstance(parameter, TyperArgument):
+                # "KEY=VALUE <list[str]>": newer versions of typer append it, and have no option against it.
+                parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
+
+
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="key=value", help="Settings, such as epochs=3 optim.lr=0.1.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as epochs=3 optim.lr=0.1.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Debug = Annotated[
