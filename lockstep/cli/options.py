@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +18,7 @@ from lockstep.config.given import given_path
 from lockstep.errors import printable
 
 DEBUG_VARIABLE = "LOCKSTEP_DEBUG"
+_LABEL = 11  # columns of the labels in reports
 
 
 def _switch_on_debug(value: bool) -> None:
@@ -45,6 +48,16 @@ def json_text(value: object) -> str:
 def line_text(text: str) -> str:
     """Return a text from a file as one line without control characters."""
     return printable(text).replace("\n", "\\n")
+
+
+def print_report(lines: Iterable[str]) -> None:
+    """Print the lines of a report. A terminal gets them wrapped between words, below the text after their label."""
+    is_wrapped, width = sys.stdout.isatty(), shutil.get_terminal_size().columns
+    for line in lines:
+        wrapped = textwrap.wrap(
+            line, width, subsequent_indent=" " * _LABEL, break_long_words=False, break_on_hyphens=False
+        )
+        print("\n".join(wrapped) if is_wrapped else line)
 
 
 class Commands(TyperGroup):

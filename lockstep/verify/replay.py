@@ -33,6 +33,7 @@ from lockstep.recipes.catalog import RecipeSpec
 from lockstep.storage.manifest import WEIGHTS
 from lockstep.storage.weights import read, weights_sha256
 from lockstep.verify.compare import Difference
+from lockstep.verify.files import finding
 from lockstep.verify.plan import Plan, Replay
 from lockstep.verify.replayer import Replayer
 from lockstep.verify.segments import Segment, describe
@@ -71,7 +72,13 @@ def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunCo
     Returns:
         The verdict; complete on rank 0.
     """
-    dataset_info = model.dataset_info(recipe, config, world)
+    try:
+        dataset_info = model.dataset_info(recipe, config, world)
+    except CheckpointError as error:
+        return Replay(
+            mismatches=[finding(error, plan.run)],
+            notes=["no step was replayed, since the dataset info is not the run's"],
+        )
     job = make_job(config, lambda: build_from(recipe, config, dataset_info, plan.run), world)
     job.identity = identity(config, dataset_info)
     log = read_steps(plan.run / STEPS) if plan.uses_log and world.is_main else StepLog()
@@ -133,5 +140,6 @@ def _compare_whole(plan: Plan, job: Job, replayer: Replayer) -> list[Difference]
             replayer.note_mismatch(error)
             return found
         if final != plan.weights_sha256:
-            found.append(Difference(plan.num_steps, WEIGHTS, plan.weights_sha256, final))
+            stated = plan.weights_sha256[:16]
+            replayer.mismatches.append(f"{WEIGHTS}: its tensors have sha256 {final[:16]}, recorded {stated}")
     return found

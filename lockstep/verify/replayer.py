@@ -20,6 +20,7 @@ from lockstep.storage import checkpoint
 from lockstep.storage.manifest import WEIGHTS
 from lockstep.storage.weights import file_limits, read
 from lockstep.verify.compare import Difference, compare_metrics, compare_plain, compare_step, compare_tensors
+from lockstep.verify.files import finding
 from lockstep.verify.plan import Plan
 from lockstep.verify.segments import Segment
 
@@ -127,8 +128,7 @@ class Replayer:
             error: The reason.
             name: The file or folder, in case the reason does not begin with it.
         """
-        text = "; ".join([error.what, *(error.slots[slot] for slot in ("given", "cause") if slot in error.slots)])
-        text = " ".join(text.replace(f"checkpoint {self._plan.run}/", "").replace(f"{self._plan.run}/", "").split())
+        text = finding(error, self._plan.run)
         text = text if name in text else f"{name}: {text}"
         if text not in self.mismatches:
             self.mismatches.append(text)

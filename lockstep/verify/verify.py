@@ -17,6 +17,7 @@ from lockstep.launch.kernels import has_effect, pin_kernels
 from lockstep.launch.start import PRELOAD, launch_here
 from lockstep.launch.stopped import raise_if_stopped
 from lockstep.provenance.same_run import check_replay
+from lockstep.recipes.catalog import RecipeSpec
 from lockstep.report.console import Console
 from lockstep.verify.files import RunFiles, open_run
 from lockstep.verify.plan import Plan, Replay
@@ -70,7 +71,7 @@ def verify(
         LockstepError: The run cannot be opened or replayed.
     """
     model = TrainedModel(request.run, request.overrides)
-    _, config = model.settings()
+    recipe, config = model.settings()
     check_replay(request.run, config, "verify a run")
     files = open_run(request.run, config)
     if files.num_steps == 0:
@@ -84,9 +85,15 @@ def verify(
     chosen = _choose(request, segments, files)
     mine = share_of(chosen, *request.part)
     if console is not None:
-        root = files.record.root[:8] + "…" if files.record is not None else "none: not complete"
+        root = files.record.root[:8] + "…" if files.record is not None else "none"
         count = f"{len(segments)} segment{'s' if len(segments) > 1 else ''}"
         console.say(f"run        {request.run}, {files.num_steps:,} steps in {count}, root {root}")
+    if altered := _altered_settings(model, recipe):
+        if not any(text.startswith("config.yaml:") for text in files.mismatches):
+            files.mismatches += [f"config.yaml: {text}" for text in altered]
+        done = Replay(notes=["no step was replayed, since config.yaml does not have the run's settings"])
+        return _judge(request, files, segments, chosen, mine, done)
+    if console is not None:
         console.say(f"replaying  {describe(mine)} on {request.procs} process{'es' if request.procs > 1 else ''}")
     plan = Plan(
         run=request.run.absolute(),
@@ -100,7 +107,7 @@ def verify(
         dataset_info_sha256="" if files.record is None else files.record.dataset_info_sha256,
     )
     done = (run_replay or _replay)(plan, config, request.procs)
-    return _judge(files, segments, chosen, mine, done)
+    return _judge(request, files, segments, chosen, mine, done)
 
 
 def _choose(request: Request, segments: list[Segment], files: RunFiles) -> list[Segment]:
@@ -145,8 +152,22 @@ def _replay(plan: Plan, config: RunConfig, procs: int) -> Replay:
         return Replay.from_json(answer.read_text(encoding="utf-8"))
 
 
+def _altered_settings(model: TrainedModel, recipe: RecipeSpec) -> list[str]:
+    """Return the settings in `config.yaml` that are not those in the run's checkpoint, one line each."""
+    try:
+        model.check_settings(recipe)
+    except ConfigError as error:
+        return error.slots.get("given", error.what).split("\n")
+    return []
+
+
 def _judge(
-    files: RunFiles, segments: list[Segment], chosen: list[Segment], mine: list[Segment], done: Replay
+    request: Request,
+    files: RunFiles,
+    segments: list[Segment],
+    chosen: list[Segment],
+    mine: list[Segment],
+    done: Replay,
 ) -> Verdict:
     changes = []
     if files.record is not None:
@@ -169,6 +190,7 @@ def _judge(
         changes=changes,
         notes=notes,
         seconds=done.seconds,
+        is_sample=request.steps is None,
     )
 
 

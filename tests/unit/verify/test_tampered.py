@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,8 @@ def test_steps_within_a_segment_are_replayed_from_its_start(honest: Path) -> Non
     verdict = verified(honest, steps=(5, 7))
     assert verdict.replayed == [Segment(4, 7)]
     assert lines(verdict)[-1] == "verified   steps 4-6: 15.0% of the steps"
+    # Steps that the user names are no sample, also where they end with a segment.
+    assert lines(verified(honest, steps=(4, 8)))[-1] == "verified   steps 4-7: 20.0% of the steps"
 
 
 def without(*names: str) -> Callable[[Path, Path], None]:
@@ -202,6 +205,68 @@ def test_damaged_final_weights_fail_by_name_and_the_steps_are_verified(honest: P
     assert not verdict.is_verified
     assert any(text.startswith("weights.safetensors can't be read as safetensors") for text in verdict.mismatches)
     assert verdict.share == 1.0
+
+
+def altered(honest: Path, folder: Path, file: str, before: str, after: str) -> Path:
+    shutil.copytree(honest, folder)
+    text = (folder / file).read_text()
+    assert before in text
+    (folder / file).write_text(text.replace(before, after, 1))
+    return folder
+
+
+def test_altered_settings_are_a_finding_and_no_error(honest: Path, tmp_path: Path) -> None:
+    run = altered(honest, tmp_path / "run", "config.yaml", "seed: 0", "seed: 1")
+    verdict = verified(run)
+    assert verdict.mismatches == ["config.yaml: seed is 1, recorded 0"]
+    assert verdict.notes == ["no step was replayed, since config.yaml does not have the run's settings"]
+    assert not verdict.is_verified
+    (run / "provenance.json").unlink()  # the settings in the checkpoints remain
+    (run / "result.json").unlink()
+    assert verified(run).mismatches == ["config.yaml: seed: 0 in the run, 1 now"]
+
+
+def test_altered_dataset_info_is_a_finding_and_no_error(honest: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(honest, run)
+    (run / "dataset_info.json").write_text('{"classes": []}')
+    verdict = verified(run)
+    assert ["dataset_info.json was altered" in text for text in verdict.mismatches] == [True]
+    assert (verdict.is_verified, verdict.share) == (False, 0.0)
+
+
+def test_without_its_statement_a_complete_run_is_not_verified(honest: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    without("provenance.json")(honest, run)
+    flip_last_bit(run / "weights.safetensors")
+    verdict = verified(run, steps=(0, 4))
+    assert verdict.mismatches == [
+        f"provenance.json is missing, and result.json states root {read_record(honest).root[:16]}"
+    ]
+    (run / "result.json").unlink()
+    verdict = verified(run, steps=(0, 4))
+    assert verdict.is_verified
+    assert any("weights.safetensors was not compared" in note for note in verdict.notes)
+
+
+def test_what_contradicts_the_record_is_named_with_both_values(honest: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(honest, run)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = [record for record in records if record["kind"] == "eval"][-1]
+    recorded, last["top1"] = last["top1"], 2.0
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    flip_last_bit(run / "weights.safetensors")
+    starts = [text.rpartition(" has sha256 ")[0] or text for text in verified(run, steps=(0, 1)).mismatches]
+    assert starts[0] == f"metrics.jsonl: top1 after step 20 is 2.0, recorded {recorded}"
+    assert starts[1] == "weights.safetensors"
+    assert starts[2].startswith("weights.safetensors: its tensors have sha256")
+
+
+def flip_last_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    flip(content)
+    path.write_bytes(content)
 
 
 def test_hostile_results_are_mismatches_and_no_traceback(honest: Path, tmp_path: Path) -> None:
