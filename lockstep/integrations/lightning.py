@@ -44,7 +44,8 @@ from lockstep.data.keyed import FORWARD, key, seed_forward
 from lockstep.data.order import MicroBatch
 from lockstep.integrations.lightning_data import StepLoader
 from lockstep.integrations.lightning_evaluation import EvalLoader, EvalSteps
-from lockstep.integrations.lightning_log import ExactResults, metrics_kept
+from lockstep.integrations.lightning_log import ExactResults
+from lockstep.integrations.lightning_metrics import metrics_kept
 from lockstep.integrations.lightning_refusals import check_loaders, check_optimizers, check_options, check_trainer
 from lockstep.own_loop.agreement import check_same_script
 from lockstep.own_loop.current import current_world
@@ -154,7 +155,7 @@ class ExactStrategy(DDPStrategy):
             size = self._micro_batch or source.batch_size
             choices = (source.is_shuffled, source.drop_last)
             order = order_of(len(source.samples), self._global_batch, size, self._seed, *choices)
-            self._loader = StepLoader(source, order, self.world, lambda: self.loop)
+            self._loader = StepLoader(source, order, self.world, lambda: self.loop, trainer.fit_loop)
             return self._loader
         assert self._eval_steps is not None
         return EvalLoader(source, self.world, self._seed, self._eval_steps)

@@ -15,7 +15,7 @@ import torch
 from lockstep.cluster.world import World
 from lockstep.data.loader import Loader, requests_of
 from lockstep.data.order import MicroBatch, Step
-from lockstep.errors import CheckpointError, ConfigError
+from lockstep.errors import CheckpointError
 from lockstep.own_loop.agreement import check_equal_state
 from lockstep.own_loop.samples import LoaderSource, LoopOrder
 from lockstep.own_loop.session import ExactLoop
@@ -55,12 +55,15 @@ class StepLoader:
         order: The order of the samples.
         world: The ranks.
         loop: Returns the engine, which is made later than the loader.
+        fit_loop: Lightning's loop: it knows the position, also after a resume.
     """
 
-    def __init__(self, source: LoaderSource, order: LoopOrder, world: World, loop: Callable[[], ExactLoop]) -> None:
+    def __init__(
+        self, source: LoaderSource, order: LoopOrder, world: World, loop: Callable[[], ExactLoop], fit_loop: Any
+    ) -> None:
         self._source, self._order, self._world, self._loop = source, order, world, loop
+        self._fit_loop = fit_loop
         self._epoch = 0
-        self._num_done = 0  # steps of the epoch
         self._run: StepRun | None = None
         self.dataset, self.batch_size = source.samples.dataset, order.micro_batch
         self.sampler = self  # Lightning calls set_epoch() of a loader's sampler
@@ -77,36 +80,27 @@ class StepLoader:
 
     def end_step(self) -> None:
         """Note that the step of the current item is done."""
-        self._num_done += 1
         self._run = None
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be that of an epoch, from 0."""
-        if epoch != self._epoch:
-            self._epoch, self._num_done = epoch, 0
+        self._epoch = epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position, for a checkpoint, and what decides the content of steps."""
-        return {"epoch": self._epoch, "num_done": self._num_done, **self._identity()}
+        """Return what decides the content of steps, for a checkpoint. Lightning saves the position."""
+        names = ("seed", "global_batch", "micro_batch", "num_samples")
+        return {name: getattr(self._order, name) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the steps that were done, also at another number of ranks.
+        """Check that a checkpoint belongs to the same data, batch sizes and seed.
 
         Raises:
-            CheckpointError: It belongs to other data or another batch size or seed.
+            CheckpointError: It does not.
         """
-        mine = self.state_dict()
-        if set(state) != set(mine) or not all(type(value) is int and value >= 0 for value in state.values()):
-            raise CheckpointError(
-                "the checkpoint has another kind of position of the training data",
-                given=str(dict(state))[:200],
-                allowed=", ".join(mine),
-                fix="Resume from a checkpoint of a run with ExactStrategy.",
-            )
         other = [
-            f"{name}: {state[name]} there, {here} here"
-            for name, here in self._identity().items()
-            if state[name] != here
+            f"{name}: {state.get(name)} there, {here} here"
+            for name, here in self.state_dict().items()
+            if state.get(name) != here
         ]
         if other:
             raise CheckpointError(
@@ -114,17 +108,24 @@ class StepLoader:
                 given="\n".join(other),
                 fix="Use the dataset, global_batch, micro_batch and seed of the checkpoint.",
             )
-        self._epoch, self._num_done = int(state["epoch"]), int(state["num_done"])
 
-    def _identity(self) -> dict[str, int]:
-        names = ("seed", "global_batch", "micro_batch", "num_samples")
-        return {name: getattr(self._order, name) for name in names}
+    def _start(self) -> int:
+        """Return the number of steps done in the epoch."""
+        start, states = (
+            self._fit_loop.epoch_loop.batch_progress.current.ready,
+            self._fit_loop._combined_loader_states_to_load,
+        )
+        # Lightning does not load them if configure_optimizers has asked for the number of steps.
+        for state in states:
+            self.load_state_dict(state)
+        self._fit_loop._combined_loader_states_to_load = []
+        return int(start)
 
     def __iter__(self) -> Iterator[Any]:
-        # Lightning makes the iterator before it restores the position, and before the engine exists.
+        # Runs with the first item: Lightning makes the iterator before the engine exists, and before it has the position.
         self._run = None
         loop, first = self._loop(), self._epoch * len(self)
-        loop.step = first + self._num_done
+        loop.step = first + self._start()
         check_equal_state(loop, self._world)
         steps, ahead = tee(self._order.steps(self._world, start=loop.step, stop=first + len(self)))
         loader = Loader(
@@ -141,12 +142,6 @@ class StepLoader:
 
         try:
             for step in steps:
-                if self._run is not None:
-                    raise ConfigError(
-                        f"the step of batch {self._run.step.number - first:,} was not run",
-                        cause="optimizer_step() of the LightningModule has left out optimizer.step(closure).",
-                        fix="Call optimizer.step(closure=optimizer_closure) for each batch.",
-                    )
                 self._run = StepRun(step, read, loop)
                 yield self._run.begin_next()
         finally:

@@ -104,12 +104,12 @@ class EvalSteps:
         return min(num_batches, trainer.num_sanity_val_steps) if trainer.sanity_checking else num_batches
 
     def install(self, loop: Any) -> None:
-        """Let a loop of Lightning skip the batches of other ranks. Its results are an `ExactResults`."""
-        loop.__dict__.pop("_evaluation_step", None)  # that of an earlier call
-        run = loop._evaluation_step
+        """Let a loop of Lightning skip the batches of other ranks, and merge its `ExactResults` after each loader."""
+        for name in ("_evaluation_step", "_store_dataloader_outputs"):
+            loop.__dict__.pop(name, None)  # that of an earlier call
+        run, store = loop._evaluation_step, loop._store_dataloader_outputs
 
         def step(batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
-            loop._results.open()
             if batch is ELSEWHERE:
                 self._skip(loop, dataloader_idx)
                 return
@@ -123,7 +123,11 @@ class EvalSteps:
             with loop._results.of_batch(self.current.step, len(self.current)):
                 run(batch, batch_idx, dataloader_idx, dataloader_iter)
 
-        loop._evaluation_step = step
+        def merge_and_store() -> None:
+            loop._results.merge()
+            store()
+
+        loop._evaluation_step, loop._store_dataloader_outputs = step, merge_and_store
 
     def _skip(self, loop: Any, dataloader_idx: int) -> None:
         """Count an item as Lightning does, without its batch."""

@@ -7,18 +7,19 @@ of all batches are gathered, merged in the order of the batches, and logged once
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.trainer.connectors.logger_connector.result import _METRICS, _ResultCollection, _Sync
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _Sync
 from torch import Tensor
 from torchmetrics import Metric
 
 from lockstep.cluster import collectives
 from lockstep.cluster.world import World
+from lockstep.integrations.lightning_metrics import MetricStates
 
 # Arguments of `self.log` that all ranks need to know; the others are about sums over ranks.
 OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "add_dataloader_idx", "metric_attribute")
@@ -56,7 +57,7 @@ class ExactResults(_ResultCollection):
         self._module, self._world = module, world
         self._batch: tuple[int, int] | None = None
         self._is_muted = False
-        self._has_open = False
+        self._states = None if training else MetricStates(module, world)
         self._entries: dict[tuple[str, str], _Entry] = {}
         self.num_samples: int | None = None
 
@@ -71,13 +72,10 @@ class ExactResults(_ResultCollection):
         """
         self._batch, self._is_muted = (index, size), is_muted
         try:
-            yield
+            with nullcontext() if self._states is None else self._states.of_batch(index):
+                yield
         finally:
             self._batch, self._is_muted = None, False
-
-    def open(self) -> None:
-        """Note that all ranks have passed a batch of an evaluation, so they can merge at its end."""
-        self._has_open = True
 
     def log(self, fx: str, name: str, value: Any, **options: Any) -> None:
         """Take a value; see `LightningModule.log`."""
@@ -99,7 +97,9 @@ class ExactResults(_ResultCollection):
 
     def merge(self) -> None:
         """Merge the values of all ranks, and log the results. Called on all ranks."""
-        entries, self._entries, self._has_open = self._entries, {}, False
+        if self._states is not None:
+            self._states.merge()
+        entries, self._entries = self._entries, {}
         merged: dict[tuple[str, str], tuple[dict[str, Any], list[tuple[int, float, int]]]] = {}
         messages = [(fx, name, *entry.message()) for (fx, name), entry in entries.items()]
         for own in collectives.all_gather_object(self._world, messages):
@@ -115,19 +115,13 @@ class ExactResults(_ResultCollection):
                 result = torch.tensor(value, dtype=kind, device=self._module.device)
                 super().log(fx, name, result, batch_size=size, sync_dist=True, sync_dist_fn=_Sync.no_op, **options)
             elif options.get("metric_attribute"):
-                # A rank without batches takes part in the sum over ranks that torchmetrics does.
+                # A rank without batches has the metric's merged state too.
                 self._log_metric(fx, name, self._module.get_submodule(options["metric_attribute"]), options)
-
-    def metrics(self, on_step: bool) -> _METRICS:
-        """Return the values to write and show; at the end of an evaluation merge them first."""
-        if not self.training and not on_step and self._has_open:
-            self.merge()
-        return super().metrics(on_step)
 
     def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
         """Forget values; see Lightning."""
         if metrics is None:
-            self._entries, self._has_open = {}, False
+            self._entries = {}
         super().reset(metrics, fx)
 
     def _log_metric(self, fx: str, name: str, metric: Metric, options: dict[str, Any]) -> None:
@@ -158,17 +152,3 @@ def _merged(items: list[tuple[int, float, int]], reduce_fx: str) -> tuple[float,
         return sum(values), total
     reduce = torch.min if reduce_fx == "min" else torch.max  # of NaN they return NaN
     return float(reduce(torch.tensor(values, dtype=torch.float64))), total
-
-
-@contextmanager
-def metrics_kept(module: LightningModule) -> Iterator[None]:
-    """Undo in the end what a block changes in the torchmetrics metrics of a module."""
-    metrics = [each for each in module.modules() if isinstance(each, Metric)]
-    states = [(each._copy_state_dict(), each._update_count, each._computed) for each in metrics]
-    try:
-        yield
-    finally:
-        for metric, (state, count, computed) in zip(metrics, states, strict=True):
-            for name, value in state.items():
-                setattr(metric, name, value)
-            metric._update_count, metric._computed = count, computed
