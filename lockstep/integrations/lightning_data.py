@@ -111,18 +111,14 @@ class StepLoader:
 
     def _start(self) -> int:
         """Return the number of steps done in the epoch."""
-        start, states = (
-            self._fit_loop.epoch_loop.batch_progress.current.ready,
-            self._fit_loop._combined_loader_states_to_load,
-        )
         # Lightning does not load them if configure_optimizers has asked for the number of steps.
-        for state in states:
+        for state in self._fit_loop._combined_loader_states_to_load:
             self.load_state_dict(state)
         self._fit_loop._combined_loader_states_to_load = []
-        return int(start)
+        return int(self._fit_loop.epoch_loop.batch_progress.current.ready)
 
     def __iter__(self) -> Iterator[Any]:
-        # Runs with the first item: Lightning makes the iterator before the engine exists, and before it has the position.
+        # Runs with the first item: Lightning makes the iterator before it restores the position.
         self._run = None
         loop, first = self._loop(), self._epoch * len(self)
         loop.step = first + self._start()

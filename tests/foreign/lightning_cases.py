@@ -22,6 +22,7 @@ from lockstep.integrations.lightning import ExactStrategy
 
 OUT = Path(sys.argv[1])
 NUM_SAMPLES, GLOBAL_BATCH, EPOCHS = 44, 16, 3
+RESUMED = (2, 3, 7)  # in an epoch, at the end of one, in the last one
 
 
 class Noisy(Dataset):
@@ -165,34 +166,38 @@ def refusals():
     }
 
 
+def resume_with_other_seed(path):
+    strategy = ExactStrategy(global_batch=GLOBAL_BATCH, seed=1)
+    trainer_of(strategy=strategy).fit(Small(), loader(shuffle=True), ckpt_path=path)
+
+
 def stopped():
-    """Stop early by a metric, which all ranks must see alike."""
+    """Stop after the second validation, by a metric that all ranks must see alike."""
     return EarlyStopping("val_loss", patience=0, min_delta=10.0, check_on_train_epoch_end=False)
 
 
-class Printed(dict):
-    def __setitem__(self, k, v):
-        import time
-        print(k, time.time(), file=sys.stderr)
-        super().__setitem__(k, v)
+def tested():
+    trainer, model = trainer_of(), Small()
+    return trainer.test(model, loader(13), verbose=False)[0]
 
 
 def main():
     warnings.simplefilter("ignore")
     saved = OUT / "saved"
-    found = Printed()
+    found = {}
     found["two"] = fit(2, callbacks=[SaveEach(saved)], val=(13, 3))
     found["two limited"] = fit(2, limit_train_batches=2, limit_val_batches=2, callbacks=[stopped()])
     found["one"] = fit(val=(13, 3))
     found["one limited"] = fit(limit_train_batches=2, limit_val_batches=2, callbacks=[stopped()])
-    paths = sorted(saved.glob("*.ckpt"), key=lambda path: int(path.stem))
-    found["resumed"] = {path.stem: fit(ckpt_path=path, val=(13, 3)) for path in paths}
+    found["resumed"] = {step: fit(ckpt_path=saved / f"{step}.ckpt", val=(13, 3)) for step in RESUMED}
+    found["other seed"] = refusal(lambda: resume_with_other_seed(saved / "2.ckpt"))
     found["max_steps"] = fit(max_steps=4, max_epochs=-1)
     found["val_check"] = fit(val_check_interval=1, max_epochs=1)
     found["clipped"] = fit(gradient_clip_val=0.1)
     found["bf16"] = fit(precision="bf16-mixed")
+    found["tested"] = tested()
     found["refused"] = refusals()
-    print(json.dumps(found))
+    (OUT / "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
