@@ -26,26 +26,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.errors import ConfigError
-
-try:
-    from lightning.pytorch.core.optimizer import do_nothing_closure
-    from lightning.pytorch.strategies import DDPStrategy
-    from lightning.pytorch.trainer.states import TrainerFn
-except ImportError as error:
-    raise ConfigError(
-        "Lightning is not installed",
-        cause=error,
-        fix="Run: pip install 'lockstep[lightning]'",
-    ) from None
-
+from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.data.keyed import FORWARD, key, seed_forward
 from lockstep.data.order import MicroBatch
+from lockstep.errors import ConfigError
 from lockstep.integrations.lightning_data import StepLoader
 from lockstep.integrations.lightning_evaluation import EvalLoader, EvalSteps
 from lockstep.integrations.lightning_log import ExactResults
 from lockstep.integrations.lightning_metrics import metrics_kept
+from lockstep.integrations.lightning_package import find
 from lockstep.integrations.lightning_refusals import check_loaders, check_optimizers, check_options, check_trainer
 from lockstep.own_loop.agreement import check_same_script
 from lockstep.own_loop.current import current_world
@@ -54,6 +44,10 @@ from lockstep.own_loop.optimizer import attach, follow, plain_step
 from lockstep.own_loop.refusals import check_modules
 from lockstep.own_loop.samples import source_of
 from lockstep.own_loop.session import ExactLoop
+
+DDPStrategy: Any = find("strategies", "DDPStrategy")
+TrainerFn = find("trainer.states", "TrainerFn")
+do_nothing_closure = find("core.optimizer", "do_nothing_closure")
 
 TRAINING_STEP = 1  # parts of the keys of random numbers: after the transfer of a micro-batch,
 AFTER_EVALUATION = 1 << 33  # and after validation
@@ -119,6 +113,9 @@ class ExactStrategy(DDPStrategy):
             self.setup_optimizers(trainer)
             check_optimizers(self.optimizers)
             self._loop = self._make_loop()
+        else:
+            module = self.lightning_module
+            collectives.broadcast_tensors(self._world, [*module.parameters(), *module.buffers()])
         self.setup_precision_plugin()  # wraps the optimizers again, with the class that they have now
 
     def _make_loop(self) -> ExactLoop:

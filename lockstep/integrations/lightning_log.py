@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _Sync
 from torch import Tensor
 from torchmetrics import Metric
 
 from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.integrations.lightning_metrics import MetricStates
+from lockstep.integrations.lightning_package import find
+
+_RESULT = "trainer.connectors.logger_connector.result"
+_ResultCollection: Any = find(_RESULT, "_ResultCollection")
+_Sync = find(_RESULT, "_Sync")
 
 # Arguments of `self.log` that all ranks need to know; the others are about sums over ranks.
 OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "add_dataloader_idx", "metric_attribute")
@@ -52,7 +55,7 @@ class ExactResults(_ResultCollection):
         world: The ranks.
     """
 
-    def __init__(self, training: bool, module: LightningModule, world: World) -> None:
+    def __init__(self, training: bool, module: Any, world: World) -> None:
         super().__init__(training)
         self._module, self._world = module, world
         self._batch: tuple[int, int] | None = None

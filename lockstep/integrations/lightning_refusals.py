@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
-from lightning.pytorch.core.optimizer import _MockOptimizer
-from lightning.pytorch.plugins.precision import MixedPrecision, Precision
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-
 from lockstep.errors import ConfigError
+from lockstep.integrations.lightning_package import find
+
+GradientAccumulationScheduler = find("callbacks", "GradientAccumulationScheduler")
+StochasticWeightAveraging = find("callbacks", "StochasticWeightAveraging")
+PRECISIONS = (find("plugins.precision", "Precision"), find("plugins.precision", "MixedPrecision"))
+_MockOptimizer = find("core.optimizer", "_MockOptimizer")
+is_param_in_hook_signature = find("utilities.signature_utils", "is_param_in_hook_signature")
 
 # Options of DDPStrategy that are not about gradients.
 OPTIONS = (
@@ -68,7 +70,7 @@ def check_trainer(trainer: Any, strategy: Any) -> None:
             fix="Leave it out: batch norm then uses each micro-batch's statistics.",
         )
     plugin = strategy.precision_plugin
-    if type(plugin) not in (Precision, MixedPrecision):
+    if type(plugin) not in PRECISIONS:
         raise ConfigError(
             f"precision {plugin.precision!r} cannot be exact",
             allowed="32-true, 16-mixed, bf16-mixed",

@@ -12,6 +12,7 @@ from pathlib import Path
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, StochasticWeightAveraging
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 from torchmetrics import MeanMetric, MeanSquaredError
@@ -176,6 +177,10 @@ def stopped():
     return EarlyStopping("val_loss", patience=0, min_delta=10.0, check_on_train_epoch_end=False)
 
 
+def half():
+    return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3))
+
+
 def tested():
     trainer, model = trainer_of(), Small()
     return trainer.test(model, loader(13), verbose=False)[0]
@@ -187,6 +192,7 @@ def main():
     found = {}
     found["two"] = fit(2, callbacks=[SaveEach(saved)], val=(13, 3))
     found["two limited"] = fit(2, limit_train_batches=2, limit_val_batches=2, callbacks=[stopped()])
+    found["two fp16"] = fit(2, plugins=[half()])
     found["one"] = fit(val=(13, 3))
     found["one limited"] = fit(limit_train_batches=2, limit_val_batches=2, callbacks=[stopped()])
     found["resumed"] = {step: fit(ckpt_path=saved / f"{step}.ckpt", val=(13, 3)) for step in RESUMED}
@@ -195,6 +201,7 @@ def main():
     found["val_check"] = fit(val_check_interval=1, max_epochs=1)
     found["clipped"] = fit(gradient_clip_val=0.1)
     found["bf16"] = fit(precision="bf16-mixed")
+    found["one fp16"] = fit(plugins=[half()])
     found["tested"] = tested()
     found["refused"] = refusals()
     (OUT / "found.json").write_text(json.dumps(found))

@@ -141,6 +141,12 @@ def test_clipping_and_precision_change_the_result(found: dict[str, Any]) -> None
     assert len({found[name]["hash"] for name in ("one", "clipped", "bf16")}) == 3
 
 
+def test_a_gradient_scaler_leaves_out_the_same_steps_at_one_and_two_processes(found: dict[str, Any]) -> None:
+    assert found["two fp16"]["hash"] == found["one fp16"]["hash"] != found["one"]["hash"]
+    rates = [rate for *_, rate, _ in found["one fp16"]["seen"]]
+    assert rates == [rate for *_, rate, _ in found["one"]["seen"]]
+
+
 def test_a_model_is_tested_on_each_sample_once(found: dict[str, Any]) -> None:
     assert found["tested"]["num_val"] == 13
 
