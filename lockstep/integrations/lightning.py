@@ -32,7 +32,7 @@ from lockstep.data.keyed import FORWARD, key, seed_forward
 from lockstep.data.order import MicroBatch
 from lockstep.errors import ConfigError
 from lockstep.integrations.lightning_data import StepLoader
-from lockstep.integrations.lightning_evaluation import EvalLoader, EvalSteps
+from lockstep.integrations.lightning_evaluation import EvaluationBatches, EvalSteps
 from lockstep.integrations.lightning_log import ExactResults
 from lockstep.integrations.lightning_metrics import metrics_kept
 from lockstep.integrations.lightning_package import find
@@ -155,7 +155,7 @@ class ExactStrategy(DDPStrategy):
             self._loader = StepLoader(source, order, self.world, lambda: self.loop, trainer.fit_loop)
             return self._loader
         assert self._eval_steps is not None
-        return EvalLoader(source, self.world, self._seed, self._eval_steps)
+        return EvaluationBatches(source, self.world, self._seed, self._eval_steps)
 
     @property
     def world(self) -> World:

@@ -32,7 +32,7 @@ class _Alone:
     size: int = 1
 
 
-class EvalLoader:
+class EvaluationBatches:
     """Replaces a DataLoader of validation or test. An item is a batch, or `ELSEWHERE` if another rank evaluates it.
 
     The dataset is cut into batches in its own order. Each rank has a contiguous part of them.
@@ -109,7 +109,7 @@ class EvalSteps:
             loop.__dict__.pop(name, None)  # that of an earlier call
         run, store = loop._evaluation_step, loop._store_dataloader_outputs
 
-        def step(batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
+        def step(batch: Any, batch_idx: int, dataloader_idx: int, *rest: Any) -> None:
             if batch is ELSEWHERE:
                 self._skip(loop, dataloader_idx)
                 return
@@ -121,7 +121,7 @@ class EvalSteps:
                 )
             seed_forward(self.current.forward_key, self._device)
             with loop._results.of_batch(self.current.step, len(self.current)):
-                run(batch, batch_idx, dataloader_idx, dataloader_iter)
+                run(batch, batch_idx, dataloader_idx, *rest)
 
         def merge_and_store() -> None:
             loop._results.merge()

@@ -81,7 +81,14 @@ class ExactResults(_ResultCollection):
             self._batch, self._is_muted = None, False
 
     def log(self, fx: str, name: str, value: Any, **options: Any) -> None:
-        """Take a value; see `LightningModule.log`."""
+        """Take a value; see `LightningModule.log`.
+
+        Args:
+            fx: Name of the hook that logs.
+            name: Name of the value.
+            value: A tensor, (), or a torchmetrics metric.
+            **options: The other arguments of `LightningModule.log`.
+        """
         if self._batch is None:
             super().log(fx, name, value, **options)
             return
