@@ -32,7 +32,7 @@ from lockstep.data.keyed import FORWARD, key, seed_forward
 from lockstep.data.order import MicroBatch
 from lockstep.errors import ConfigError
 from lockstep.integrations.lightning_data import StepLoader
-from lockstep.integrations.lightning_evaluation import EvaluationBatches, EvalSteps
+from lockstep.integrations.lightning_evaluation import EvalSteps, EvaluationBatches
 from lockstep.integrations.lightning_log import ExactResults
 from lockstep.integrations.lightning_metrics import metrics_kept
 from lockstep.integrations.lightning_package import find
