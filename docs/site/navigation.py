@@ -33,6 +33,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "own-images",
             "own-model",
             "data",
+            "lightning",
             "resume",
             "run-folder",
             "trust",
