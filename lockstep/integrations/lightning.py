@@ -42,6 +42,7 @@ from lockstep.own_loop.current import current_world
 from lockstep.own_loop.exact import order_of, use_equal_kernels
 from lockstep.own_loop.optimizer import attach, follow, plain_step
 from lockstep.own_loop.refusals import check_modules
+from lockstep.own_loop.same_data import check_same_data
 from lockstep.own_loop.samples import source_of
 from lockstep.own_loop.session import ExactLoop
 
@@ -149,6 +150,7 @@ class ExactStrategy(DDPStrategy):
             return dataloader
         source = source_of(dataloader)
         if trainer.training:
+            check_same_data(self.world, source, self._seed)
             size = self._micro_batch or source.batch_size
             choices = (source.is_shuffled, source.drop_last)
             order = order_of(len(source.samples), self._global_batch, size, self._seed, *choices)
