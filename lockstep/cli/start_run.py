@@ -23,6 +23,7 @@ from lockstep.config.schema import RunConfig
 from lockstep.doctor.warn import warn_before
 from lockstep.engine.run_spec import RunSpec, recipe_of
 from lockstep.errors import LaunchError, LockstepError
+from lockstep.extras import require_recipe
 from lockstep.launch import forkserver
 from lockstep.launch.commands import CALLER
 from lockstep.launch.gpus import check_device
@@ -149,11 +150,12 @@ def check_before_start(config: RunConfig, run_dir: Path | None, resume: str) -> 
     Raises:
         LaunchError: The device is cuda, and this machine has none.
         DataError: The data is missing.
-        ConfigError: The run to resume has other settings.
+        ConfigError: The run to resume has other settings, or a package that the recipe needs is not installed.
     """
     from lockstep.provenance.same_run import check_came_from, check_same_run
     from lockstep.storage.run_folder import RunFolder
 
+    require_recipe(config.recipe)
     check_device(config.device)
     if run_dir is not None and resume == "auto":
         check_same_run(RunFolder(run_dir), config, resume)
