@@ -39,6 +39,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "two-machines",
             "slurm",
             "launchers",
+            "containers",
             "export",
             "debug-a-hang",
             "faults",
