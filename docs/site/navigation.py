@@ -32,6 +32,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
         [
             "own-images",
             "own-model",
+            "notebooks",
             "resume",
             "run-folder",
             "trust",

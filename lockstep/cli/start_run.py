@@ -66,7 +66,7 @@ def train_command(
         LockstepError: A failure that the user can act on.
     """
     started_at = time.time()
-    _end_with_caller()
+    end_with_caller()
     config = loaded.config
     here = rank_assignment(options.procs, options.init, options.rank, options.world_size)
     spec = RunSpec(
@@ -164,8 +164,8 @@ def check_before_start(config: RunConfig, run_dir: Path | None, resume: str) -> 
     config.check_inputs()
 
 
-def _end_with_caller() -> None:
-    """Save and exit once the process that called `lockstep.train` is gone, if it started this command.
+def end_with_caller() -> None:
+    """Save and exit once the process that called `lockstep.train` or `launch` is gone, if it started this command.
 
     A notebook's kernel is killed when it is restarted, and would leave its training behind.
     """

@@ -1,4 +1,4 @@
-"""The examples for Slurm, SkyPilot and Kubeflow run. Two machines are two processes here, with the variables of each."""
+"""The examples for Slurm, SkyPilot and Kubeflow run. Two machines are two processes with the variables of each."""
 
 from __future__ import annotations
 
