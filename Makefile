@@ -14,7 +14,7 @@ PY := .venv/bin/python
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := lockstep tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions bench-verify bench-diff bench-check
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,10 +69,13 @@ format: .venv/.installed-dev  ## reformat the sources
 	@$(PY) -m ruff check --quiet --fix $(SOURCES) || true
 	@$(PY) -m ruff format $(SOURCES)
 
+dist: .venv/.installed-dev  ## build sdist, wheel, SBOM and checksums into dist/; needs the network
+	@$(PY) .ci/dist
+
 venv: .venv/.installed-dev  ## create .venv with all development tools
 
 .venv/.installed: pyproject.toml constraints.txt .ci/venv
-	@MAKECMDGOALS="$(MAKECMDGOALS)" .ci/venv "$(PYTHON)" ""
+	@MAKECMDGOALS="$(MAKECMDGOALS)" .ci/venv "$(PYTHON)" "[all]"
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed

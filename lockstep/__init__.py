@@ -8,6 +8,8 @@ A name is imported when it is first used, so `import lockstep` takes millisecond
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.version import __version__
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
         TrainError,
     )
     from lockstep.inference.predict import evaluate, predict
+    from lockstep.launch.function import launch
     from lockstep.launch.stopped import Stopped
     from lockstep.metrics.classification import Accuracy
     from lockstep.metrics.metric import Metric
@@ -87,6 +90,7 @@ __all__ = [
     "evaluate_model",
     "exact",
     "freeze",
+    "launch",
     "load_newest_checkpoint",
     "load_pretrained",
     "predict",
@@ -148,7 +152,31 @@ _HOMES |= {
 }
 
 
+class _Launch(ModuleType):
+    """The package lockstep.launch, which is also the function `lockstep.launch`."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        from lockstep.launch.function import launch
+
+        return launch(*args, **options)
+
+
+class _Lockstep(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Python sets a package's attribute when it imports the package inside.
+        if name == "launch" and type(value) is ModuleType:
+            value.__class__ = _Launch
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Lockstep
+
+
 def __getattr__(name: str) -> Any:
+    if name == "launch":
+        import lockstep.launch
+
+        return lockstep.launch
     if name not in _HOMES:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
     from importlib import import_module

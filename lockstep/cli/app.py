@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli import (
+    call,
     check,
     config,
     data,
@@ -69,4 +70,5 @@ app.command("scale")(scale.scale)
 app.command("plan")(plan.plan)
 app.command("submit")(submit.submit)
 app.command("trust")(trust.trust)
+app.command("call", hidden=True)(call.call)
 app.add_typer(data.app, name="data")

@@ -23,6 +23,7 @@ from lockstep.config.schema import RunConfig
 from lockstep.doctor.warn import warn_before
 from lockstep.engine.run_spec import RunSpec, recipe_of
 from lockstep.errors import LaunchError, LockstepError
+from lockstep.extras import require_recipe
 from lockstep.launch import forkserver
 from lockstep.launch.commands import CALLER
 from lockstep.launch.gpus import check_device
@@ -65,7 +66,7 @@ def train_command(
         LockstepError: A failure that the user can act on.
     """
     started_at = time.time()
-    _end_with_caller()
+    end_with_caller()
     config = loaded.config
     here = rank_assignment(options.procs, options.init, options.rank, options.world_size)
     spec = RunSpec(
@@ -149,11 +150,12 @@ def check_before_start(config: RunConfig, run_dir: Path | None, resume: str) -> 
     Raises:
         LaunchError: The device is cuda, and this machine has none.
         DataError: The data is missing.
-        ConfigError: The run to resume has other settings.
+        ConfigError: The run to resume has other settings, or a package that the recipe needs is not installed.
     """
     from lockstep.provenance.same_run import check_came_from, check_same_run
     from lockstep.storage.run_folder import RunFolder
 
+    require_recipe(config.recipe)
     check_device(config.device)
     if run_dir is not None and resume == "auto":
         check_same_run(RunFolder(run_dir), config, resume)
@@ -162,8 +164,8 @@ def check_before_start(config: RunConfig, run_dir: Path | None, resume: str) -> 
     config.check_inputs()
 
 
-def _end_with_caller() -> None:
-    """Save and exit once the process that called `lockstep.train` is gone, if it started this command.
+def end_with_caller() -> None:
+    """Save and exit once the process that called `lockstep.train` or `launch` is gone, if it started this command.
 
     A notebook's kernel is killed when it is restarted, and would leave its training behind.
     """

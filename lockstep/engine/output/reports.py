@@ -14,6 +14,7 @@ from lockstep.data.samples import Batch
 from lockstep.engine.job import Job
 from lockstep.engine.output.recorder import StepRecorder
 from lockstep.engine.step import StepResult
+from lockstep.extras import is_installed
 from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.report.bottleneck import DataWait, advice
 from lockstep.report.console import Console
@@ -49,7 +50,8 @@ class Reports:
         self._rate = Rate()
         self._step_started = self._drawn_at = time.perf_counter()
         self._console = Console(sys.stdout) if job.world.is_main else None
-        self._records = Records(folder.path, tensorboard=job.config.report.tensorboard) if job.world.is_main else None
+        has_tensorboard = job.config.report.tensorboard and is_installed("tensorboard")
+        self._records = Records(folder.path, tensorboard=has_tensorboard) if job.world.is_main else None
         self._recorder = StepRecorder(job, folder.path / STEPS)
         self._stragglers, self._data_wait = Stragglers(), DataWait()
         self._waited_s = 0.0
@@ -209,7 +211,8 @@ class Reports:
         try:
             self._background.join()
             train, evaluations = (read_records(self._folder.path, kind) for kind in ("train", "eval"))
-            if len(evaluations) > 1:  # one point is no curve, and short runs need not wait for matplotlib
+            # One point is no curve, and short runs need not wait for matplotlib.
+            if len(evaluations) > 1 and is_installed("matplotlib"):
                 from lockstep.report.chart import draw_curves
 
                 name = self._folder.path.name

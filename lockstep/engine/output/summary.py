@@ -14,6 +14,7 @@ from lockstep.engine.job import Job
 from lockstep.engine.output.publish import write_provenance
 from lockstep.engine.output.reports import Reports
 from lockstep.engine.run_spec import RunSpec
+from lockstep.extras import is_installed, pip_line
 from lockstep.module.precision import describe_precision
 from lockstep.parallel.reduce import Reducer
 from lockstep.provenance.statement import FILE_NAME as PROVENANCE
@@ -142,7 +143,7 @@ def finish(
                     f"lockstep eval {quoted}",
                     *([f"lockstep verify {quoted}"] if job.config.mode == "exact" else []),
                     *([f"lockstep predict {quoted} FILE"] if job.parts.preprocess is not None else []),
-                    *([f"tensorboard --logdir {quoted}"] if job.config.report.tensorboard else []),
+                    *([_tensorboard(quoted)] if job.config.report.tensorboard else []),
                 ]
             ),
         },
@@ -164,6 +165,13 @@ def _best(job: Job) -> str:
     name, epoch = best["metric"], best["step"] / job.order.steps_per_epoch
     value = metric_value(name, best["value"])
     return f"{metric_name(name)} {value} after epoch {epoch:.4g} (lockstep eval --checkpoint best)"
+
+
+def _tensorboard(quoted: str) -> str:
+    """Return the command that shows the run's TensorBoard files, or the one that installs what writes them."""
+    if is_installed("tensorboard"):
+        return f"tensorboard --logdir {quoted}"
+    return f"{pip_line('trackers')}  (TensorBoard files and loss curves of later runs)"
 
 
 def _compute(job: Job) -> str:
