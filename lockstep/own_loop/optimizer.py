@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
@@ -69,7 +70,7 @@ def attach(optimizer: Optimizer, loop: ExactLoop, number: int) -> None:
 
     # A scheduler that exists already has put a function of its own onto the optimizer.
     is_scheduled = optimizer.__dict__.pop("step", None) is not None
-    optimizer.__class__ = type(f"Exact{base.__name__}", (base,), {"step": step, "zero_grad": zero_grad})
+    _subclass(optimizer, {"step": step, "zero_grad": zero_grad})
     if is_scheduled:
         bound = step.__get__(optimizer)
 
@@ -140,8 +141,33 @@ def _follow_scaler(scaler: torch.amp.GradScaler, loop: ExactLoop) -> None:
     _subclass(scaler, {"unscale_": unscale, "step": step, "update": update})
 
 
-def _subclass(follower: Any, members: dict[str, Any]) -> None:
-    base = type(follower)
+def attach_module(module: nn.Module, loop: ExactLoop) -> None:
+    """Let a module's `zero_grad` do in a loop what the optimizer's does.
+
+    Args:
+        module: Its class becomes a subclass of the one that it has.
+        loop: The loop.
+    """
+    base = type(module)
+
+    def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
+        if loop.is_inside:
+            loop.on_module_zero_grad(self)
+        base.zero_grad(self, set_to_none)
+
+    _subclass(module, {"zero_grad": zero_grad})
+
+
+def _subclass(instance: Any, members: dict[str, Any]) -> None:
+    base: Any = type(instance)
+
+    def reduce_ex(self: Any, protocol: Any) -> Any:
+        result = base.__reduce_ex__(self, protocol)
+        if isinstance(result, tuple) and result[1:] and result[1][:1] == (type(self),):
+            return result[0], (base, *result[1][1:]), *result[2:]
+        return result
+
     for name in members:
-        follower.__dict__.pop(name, None)
-    follower.__class__ = type(base.__name__, (base,), members)
+        instance.__dict__.pop(name, None)
+    # A copy or a pickle has the class of before.
+    instance.__class__ = type(base.__name__, (base,), {**members, "__reduce_ex__": reduce_ex})
