@@ -6,6 +6,7 @@ others hold still work.
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,9 @@ def attach(optimizer: Optimizer, loop: ExactLoop, number: int) -> None:
         else:
             base.step(self)
         return loss
+
+    # Otherwise load_state_dict() wraps it with the optimizer's hooks, which `base.step` calls already.
+    step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self: Optimizer, set_to_none: bool = True) -> None:
         if loop.is_inside:
@@ -163,8 +167,8 @@ def _subclass(instance: Any, members: dict[str, Any]) -> None:
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
         result = base.__reduce_ex__(self, protocol)
-        if isinstance(result, tuple) and result[1:] and result[1][:1] == (type(self),):
-            return result[0], (base, *result[1][1:]), *result[2:]
+        if result[:2] == (copyreg.__newobj__, (type(self),)):  # type: ignore[attr-defined]  # not in its types
+            return copyreg._reconstructor, (base, object, None), *result[2:]  # type: ignore[attr-defined]
         return result
 
     for name in members:
