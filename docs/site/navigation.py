@@ -32,6 +32,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
         [
             "own-images",
             "own-model",
+            "own-loop",
             "resume",
             "run-folder",
             "trust",

@@ -138,6 +138,7 @@ class ExactLoader:
         start = max(self.loop.step, self._epoch * per_epoch)
         stop = (self._epoch + 1) * per_epoch
         self.loop.finish()
+        self._world.activity.is_paused = False
         check_equal_state(self.loop, self._world)
         steps, ahead = tee(self._order.steps(self._world, start=start, stop=stop))
         loader = Loader(

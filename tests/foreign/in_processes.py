@@ -1,6 +1,6 @@
 """Runs training scripts in real processes, as torchrun starts them, without importing torch anew for each.
 
-    python -P tests/foreign/in_processes.py < JSON lines, one for each start: script, arguments, procs, kill_at
+    python -P tests/foreign/in_processes.py < JSON lines, one for each start: scripts, arguments, procs, kill_at
 
 A start has `procs` processes with torchrun's environment variables. `kill_at` kills the last rank by SIGKILL after that
 many steps of its optimizer, and then the others. Prints a JSON line for each start: exit codes and output.
@@ -95,7 +95,7 @@ def _run(request: dict[str, Any], rank: int, port: int) -> None:
     )  # fmt: skip
     if request.get("kill_at") and rank == request["procs"] - 1:
         _kill_after(request["kill_at"])
-    script = request["script"]
+    script = request["scripts"][min(rank, len(request["scripts"]) - 1)]  # one for all, or one for each rank
     sys.argv = [script, *request["arguments"]]
     sys.path[0] = os.path.dirname(script)
     runpy.run_path(script, run_name="__main__")

@@ -17,8 +17,9 @@ HEAD = """# Training scripts of others
 
 Scripts in the style of public examples, in their usual form and made exact by a few changed lines.
 
-`make foreign` runs the DDP scripts and writes this table: the first digits of the SHA-256 of the final weights by number
-of processes, and after a kill on 3 processes and a resume on 2. Hashes depend on the processor and the version of torch.
+`make foreign` runs the DDP scripts and writes this table: the first digits of the SHA-256 of the final weights by the
+number of processes, and after a kill on 3 processes and a resume on 2. They depend on the processor
+and the version of torch.
 
 | script | changed lines | usual at 1, 2, 4 | exact at 1, 2, 3, 4 | killed on 3, resumed on 2 |
 |---|---|---|---|---|

@@ -72,12 +72,16 @@ class Starter:
         return self._server.pid
 
     def run(self, name: str, form: str, procs: int, checkpoint: Path, *, kill_at: int | None = None) -> Ended:
-        """Run a script to its end, or until a rank is killed."""
+        """Run a script of this folder to its end, or until a rank is killed."""
+        return self.run_files([FOLDER / name / f"{form}.py"], procs, "--checkpoint", checkpoint, kill_at=kill_at)
+
+    def run_files(self, scripts: list[Path], procs: int, *arguments: object, kill_at: int | None = None) -> Ended:
+        """Run a script, or one for each rank."""
         assert self._server.stdin
         assert self._server.stdout
         request = {
-            "script": str(FOLDER / name / f"{form}.py"),
-            "arguments": ["--checkpoint", str(checkpoint)],
+            "scripts": list(map(str, scripts)),
+            "arguments": list(map(str, arguments)),
             "procs": procs,
             "kill_at": kill_at,
         }
