@@ -7,7 +7,10 @@ others hold still work.
 from __future__ import annotations
 
 import copyreg
+import inspect
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,7 +27,7 @@ ONCE: tuple[tuple[type, tuple[str, ...]], ...] = (
     (LRScheduler, ("step",)),
     (AveragedModel, ("update_parameters",)),
 )
-SCALER = ("unscale_", "step", "update")
+SCALER_FILE = inspect.getfile(torch.amp.GradScaler)
 
 
 def plain_step(optimizer: Optimizer) -> Callable[[], Any]:
@@ -59,6 +62,8 @@ def attach(optimizer: Optimizer, loop: ExactLoop, number: int) -> None:
                 loss = closure()
         self._opt_called = True  # type: ignore[attr-defined]  # schedulers warn if it is missing
         if loop.is_inside:
+            if loop.check_finite:
+                _check_caller()
             loop.on_step(number)
         else:
             base.step(self)
@@ -119,8 +124,22 @@ def follow(follower: Any, loop: ExactLoop) -> None:
     _subclass(follower, members)
 
 
+def _check_caller() -> None:
+    """Refuse a GradScaler that is not in `per_step`: it would adapt its scale after each micro-batch."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(3):  # a scheduler's wrapper may be between them
+        if frame is not None and frame.f_code.co_filename == SCALER_FILE:
+            raise ConfigError(
+                "a GradScaler is not in per_step",
+                cause="It would adapt its scale after each micro-batch, whose number depends on the ranks.",
+                fix="Call exact(..., per_step=[scaler]).",
+            )
+        frame = frame.f_back if frame is not None else None
+
+
 def _follow_scaler(scaler: torch.amp.GradScaler, loop: ExactLoop) -> None:
     base = type(scaler)
+    loop.check_finite = False
 
     def is_waiting() -> bool:
         return loop.is_inside and not loop.is_last

@@ -45,9 +45,10 @@ class ExactLoop:
         optimizers: Each optimizer with the function that applies its gradients.
         world: The ranks.
         seed: Seed of the random numbers.
-        check_finite: Raise an error if a step's gradient is not finite. A GradScaler does its own check.
+        check_finite: Raise an error if a step's gradient is not finite.
 
     Attributes:
+        check_finite: As above; False with a GradScaler, which does its own check.
         step: Number of steps done.
         is_last: Whether the current micro-batch is the last one of its step on this rank.
         has_acted: Whether the optimizers have acted in the current micro-batch.
@@ -62,7 +63,7 @@ class ExactLoop:
         seed: int,
         check_finite: bool = True,
     ) -> None:
-        self._world, self._seed, self._check_finite = world, seed, check_finite
+        self._world, self._seed, self.check_finite = world, seed, check_finite
         self._modules = list(modules)
         self._trained = [
             Trained(optimizer, act, number, len(optimizers), world)
@@ -262,7 +263,7 @@ class ExactLoop:
         self._world.activity.end_work(sum(each.weight > 0.0 for each in step.micro_batches))
         self._buffers.reduce()
         self._world.activity.end_wait()
-        if self._check_finite:
+        if self.check_finite:
             mistakes.check_finite(self._trained, step)
         for trained in self._trained:
             if trained.is_pending:

@@ -20,7 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 150.0
+LIMIT_S = 300.0
 
 
 def main() -> None:

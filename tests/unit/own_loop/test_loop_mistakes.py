@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 from torch.optim.swa_utils import AveragedModel
 
 import lockstep
-from lockstep.errors import TrainError
+from lockstep.errors import ConfigError, TrainError
 from tests.unit.own_loop.loops import Loop, data_loader, network
 
 
@@ -167,3 +167,16 @@ def test_a_loss_scaler_skips_the_step_that_overflows() -> None:
         scaler.update()
     assert scaler.get_scale() == 2.0**3
     assert lockstep.weights_sha256(model.state_dict()) == before
+
+
+@pytest.mark.parametrize("is_scheduled", [False, True])
+def test_a_loss_scaler_that_is_not_listed_is_named(is_scheduled: bool) -> None:
+    loop = Loop()
+    scheduler = loop.loader.per_step(ExponentialLR(loop.optimizer, 0.9)) if is_scheduled else None
+    scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(ConfigError, match="a GradScaler is not in per_step"):
+        for batch in loop.loader:
+            scaler.scale(loop.loss(batch)).backward()
+            scaler.step(loop.optimizer)
+            scaler.update()
+    assert scheduler is None or scheduler.last_epoch == 0
