@@ -129,3 +129,22 @@ def _body(
         if case.clips:
             nn.utils.clip_grad_norm_(net.parameters(), 0.5)
         optimizer.step()
+
+
+def evaluate(world: World, num_samples: int) -> tuple[dict[str, float], list[float] | None]:
+    """Return sums over a dataset, and the values of two torchmetrics, None without that package."""
+    data = DataLoader(Noisy(num_samples), batch_size=4, shuffle=True)
+    loader = lockstep.EvalLoader(data)
+    try:
+        import torchmetrics
+    except ImportError:
+        metrics = []
+    else:
+        metrics = [torchmetrics.MeanMetric(), torchmetrics.MeanSquaredError()]
+    for x, y in loader:
+        loader.add(count=len(x), total=(x * torch.rand(())).sum(), largest=float(y.max()))
+        if metrics:
+            loader.update(metrics[0], x)
+            loader.update(metrics[1], x[:, 0], x[:, 1])
+    sums = loader.sums()
+    return sums, [float(loader.compute(metric)) for metric in metrics] or None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ranks.own_loop_in_ranks import Case, train
+from tests.ranks.own_loop_in_ranks import Case, evaluate, train
 from tests.ranks.rank_pool import RankPool
 
 CASES = st.builds(
@@ -66,3 +66,11 @@ def test_a_loop_that_is_left_in_the_middle_of_a_step_drops_it(pool: RankPool) ->
 def test_an_incomplete_last_step_is_left_out_if_the_loader_says_so(pool: RankPool) -> None:
     case = Case(num_samples=11, drop_last=True)
     assert check(pool, case, 3) != check(pool, replace(case, drop_last=False))
+
+
+@pytest.mark.parametrize("num_samples", [3, 18])  # with one batch, three of four ranks have none
+def test_an_evaluation_has_the_same_digits_at_any_number_of_ranks(pool: RankPool, num_samples: int) -> None:
+    (alone,) = pool.run(1, evaluate, num_samples)
+    assert alone[0]["count"] == num_samples
+    for world in (2, 4):
+        assert pool.run(world, evaluate, num_samples) == [alone] * world
