@@ -14,7 +14,7 @@ PY := .venv/bin/python
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := lockstep tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,12 @@ build/docs/.built: .venv/.installed-dev $(shell find docs lockstep examples *.md
 	@mkdir -p $(@D)
 	@$(PY) docs/site/build.py $(@D)
 	@touch $@
+
+bench-own-loop: .venv/.installed  ## compare a step of lockstep.exact with the usual DDP step of the same script: time and memory
+	@$(PY) benchmarks/own_loop.py $(BENCH_ARGS)
+
+foreign: .venv/.installed-dev  ## run scripts of others in usual and exact form, and write the table of their hashes
+	@$(PY) -m tests.foreign.record
 
 audit: .venv/.installed-dev  ## list known vulnerabilities of the pinned and the lowest allowed versions; needs the network
 	@$(PY) .ci/audit

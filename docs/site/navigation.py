@@ -35,6 +35,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "data",
             "lightning",
             "notebooks",
+            "own-loop",
             "resume",
             "run-folder",
             "trust",

@@ -13,11 +13,12 @@ from lockstep.errors import ConfigError
 from lockstep.own_loop.agreement import check_same_script
 from lockstep.own_loop.current import current_world
 from lockstep.own_loop.loader import ExactLoader
-from lockstep.own_loop.optimizer import attach, follow, plain_step
+from lockstep.own_loop.optimizer import attach, attach_module, follow, plain_step
 from lockstep.own_loop.refusals import check_modules
 from lockstep.own_loop.same_data import check_same_data
 from lockstep.own_loop.samples import LoopOrder, source_of
 from lockstep.own_loop.session import ExactLoop
+from lockstep.own_loop.watching import watch
 
 ModelT = TypeVar("ModelT", bound=nn.Module | Sequence[nn.Module])
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer | Sequence[Optimizer])
@@ -33,6 +34,7 @@ def exact(
     seed: int = 0,
     per_step: Sequence[Any] = (),
     num_threads: int = 1,
+    hang_timeout_s: float | None = 300.0,
 ) -> tuple[ModelT, OptimizerT, ExactLoader]:
     """Make a training loop exact: equal weights at any number of processes, and after a resume on another number.
 
@@ -51,6 +53,8 @@ def exact(
         per_step: What acts once a step beside the optimizer: schedulers that the loop steps after each batch, an
             AveragedModel, a GradScaler. A scheduler that is stepped after each epoch may be among them.
         num_threads: CPU threads of each process. Kernels split their sums by it, so it belongs to the result.
+        hang_timeout_s: Name the stalled rank, and end, when no rank makes progress in the loop for this long, seconds.
+            None: never.
 
     Returns:
         The model and the optimizer, the same objects, and the loader to iterate over.
@@ -66,18 +70,20 @@ def exact(
     source = source_of(data)
     size = micro_batch or source.batch_size
     order = order_of(len(source.samples), global_batch, size, seed, source.is_shuffled, source.drop_last)
-    scalers = [follower for follower in per_step if isinstance(follower, torch.amp.GradScaler)]
     steps = [(each, plain_step(each)) for each in optimizers]
     device = next(parameter.device for module in modules for parameter in module.parameters())
     use_equal_kernels(num_threads, device)
     world = current_world(device)
     check_same_script(world, {"global_batch": global_batch, "micro_batch": size, "seed": seed})
     check_same_data(world, source, seed)
-    loop = ExactLoop(modules, steps, world, seed=seed, check_finite=not scalers)
+    loop = ExactLoop(modules, steps, world, seed=seed)
     for number, each in enumerate(optimizers):
         attach(each, loop, number)
+    for module in modules:
+        attach_module(module, loop)
     for follower in per_step:
         follow(follower, loop)
+    watch(world, hang_timeout_s)
     return model, optimizer, ExactLoader(source, order, loop, world, source.num_workers)
 
 

@@ -126,11 +126,12 @@ def source_of(data: Any) -> LoaderSource:
     if len(data.dataset) == 0:  # type: ignore[arg-type]  # map-style
         raise ConfigError("the dataset is empty", fix="Give it at least one sample.")
     is_shuffled, sampler = _order_of(data)
+    batches = data.batch_sampler if isinstance(data.batch_sampler, BatchSampler) else data
     return LoaderSource(
         CollatedSamples(data.dataset, data.collate_fn),
         is_shuffled,
-        data.drop_last,
-        data.batch_size,
+        batches.drop_last,
+        batches.batch_size,
         data.num_workers,
         data.prefetch_factor or 2,
         sampler,
@@ -141,7 +142,8 @@ def _order_of(data: DataLoader[Any]) -> tuple[bool, DistributedSampler[Any] | No
     """Return whether a DataLoader shuffles, and its DistributedSampler."""
     if data.batch_sampler is not None and type(data.batch_sampler) is not BatchSampler:
         raise _unknown(data.batch_sampler)
-    sampler = data.sampler
+    # With a batch sampler of its own, a DataLoader's `sampler` is a default that it does not use.
+    sampler = data.sampler if data.batch_sampler is None else data.batch_sampler.sampler
     if type(sampler) is DistributedSampler:
         return sampler.shuffle, sampler
     if type(sampler) is SequentialSampler:
