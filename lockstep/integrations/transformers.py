@@ -1,0 +1,255 @@
+"""The Trainer of transformers with equal bits at any number of processes: `ExactTrainer` in place of `Trainer`.
+
+    trainer = ExactTrainer(model=model, args=args, train_dataset=data, global_batch=64)
+
+The Trainer fetches the micro-batches of a step, runs them, clips, updates and logs. It is told that a step accumulates
+as many batches as this rank has micro-batches, so its steps are those of the exact loop at any number of processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.data.order import MicroBatch, Step
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.own_loop.session import ExactLoop
+
+try:
+    import transformers
+    from transformers import TrainerCallback, TrainingArguments
+except ImportError as error:
+    raise ConfigError(
+        "transformers is not installed", cause=error, fix="Run: pip install 'lockstep[transformers]'."
+    ) from None
+
+from lockstep.integrations.accelerate import ExactAccelerator
+from lockstep.integrations.accelerate_settings import ExactSettings, read_position, write_position
+from lockstep.integrations.micro_batches import MicroBatchSampler
+from lockstep.integrations.step_losses import StepLosses
+from lockstep.integrations.trainer_checks import check_arguments
+
+_STATE = "trainer_state.json"
+
+
+class ExactTrainerMixin:
+    """Makes a `Trainer` exact: `class MyTrainer(ExactTrainerMixin, Seq2SeqTrainer)`.
+
+    `per_device_train_batch_size` is the size of a micro-batch, the samples of one forward pass. `global_step`,
+    `max_steps`, the schedule, logs, evaluations and checkpoints count steps of `global_batch` samples.
+
+    Args:
+        *args: Arguments of the Trainer.
+        global_batch: Samples of a step, over all processes.
+        **kwargs: Arguments of the Trainer.
+
+    Raises:
+        ConfigError: The arguments can't be exact, such as FSDP or DeepSpeed.
+    """
+
+    def __init__(self, *args: Any, global_batch: int, **kwargs: Any) -> None:
+        self._global_batch = global_batch
+        self._loop: ExactLoop | None = None
+        self._sampler: MicroBatchSampler | None = None
+        self._fetched: deque[tuple[Step, MicroBatch]] = deque()
+        self._micro_batch: MicroBatch | None = None
+        self._losses = StepLosses()
+        super().__init__(*args, **kwargs)
+        self.callback_handler.callbacks.insert(0, _Epoch(self))
+
+    # Set-up.
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the accelerator, and make it exact."""
+        check_arguments(self.args)
+        super().create_accelerator_and_postprocess()
+        settings = ExactSettings(self._global_batch, seed=self.args.seed)
+        self.accelerator = ExactAccelerator.adopt(self.accelerator, settings)
+        self.gather_function = functools.partial(
+            self.accelerator.gather_for_metrics, use_gather_object=self.args.eval_use_gather_object
+        )
+
+    def get_train_dataloader(self) -> Any:
+        """Return a DataLoader of this rank's micro-batches."""
+        with self.accelerator.preparing_training():
+            loader = super().get_train_dataloader()
+        if not isinstance(loader.batch_sampler, MicroBatchSampler):
+            raise ConfigError(
+                "get_train_dataloader() returned a DataLoader that accelerator.prepare() did not make",
+                fix="Return self.accelerator.prepare(DataLoader(...)), or leave get_train_dataloader() as it is.",
+            )
+        self._sampler = loader.batch_sampler
+        return loader
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Return the number of samples of a step."""
+        return self._global_batch
+
+    def set_initial_training_values(self, args: TrainingArguments, dataloader: Any) -> Any:
+        """Count steps, of which each accumulates as many batches as this rank has micro-batches."""
+        assert self._sampler is not None
+        args.gradient_accumulation_steps = self._sampler.num_rounds
+        return super().set_initial_training_values(args, dataloader)
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super()._inner_training_loop(*args, **kwargs)
+        finally:
+            self.args.gradient_accumulation_steps = 1
+            if self._loop is not None:
+                self._loop.leave()
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        model, loader = super()._prepare_for_training(*args, **kwargs)
+        self._loop = self.accelerator.start_loop()
+        return model, loader
+
+    def _init_training_state(
+        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, checkpoint: Any, trial: Any
+    ) -> Any:
+        if checkpoint is not None and os.path.isfile(os.path.join(checkpoint, _STATE)):
+            self._check_position(Path(checkpoint))
+        self._losses.clear()
+        return super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, checkpoint, trial)
+
+    # The step.
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+        """Fetch the micro-batches that this rank runs in a step."""
+        self._fetched.clear()
+        return super().get_batch_samples(self._untagged(epoch_iterator), num_batches, device)
+
+    def _untagged(self, tagged: Iterator[Any]) -> Iterator[Any]:
+        assert self._sampler is not None
+        for position, batch in tagged:
+            self._fetched.append(self._sampler.find(position))
+            yield batch
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        """Count the items of a step over all ranks, without repeated micro-batches."""
+        counted = [
+            batch if micro_batch.weight > 0.0 else _without_items(batch)
+            for batch, (_, micro_batch) in zip(batch_samples, self._fetched, strict=True)
+        ]
+        return super()._get_num_items_in_batch(counted, device)
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Run a micro-batch: forward and backward pass.
+
+        Args:
+            model: The model.
+            inputs: The micro-batch.
+            num_items_in_batch: Items, such as tokens, of the whole step; None if the loss is a mean over samples.
+
+        Returns:
+            The loss, ().
+        """
+        assert self._loop is not None
+        step, micro_batch = self._fetched.popleft()
+        self._micro_batch = micro_batch
+        self._loop.begin(step, micro_batch)
+        # The loop multiplies by the micro-batch's share of the samples. A loss that is divided by the items of the
+        # whole step already has its share of the items.
+        is_sum = self._is_loss_divided_by_items(num_items_in_batch)
+        self.accelerator.loss_factor = 1.0 / micro_batch.weight if is_sum and micro_batch.weight > 0.0 else 1.0
+        self.current_gradient_accumulation_steps = 1
+        self.args.average_tokens_across_devices = False  # it would multiply by the number of processes
+        try:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        finally:
+            self.args.average_tokens_across_devices = True
+        self._losses.add(step.number, micro_batch, loss if is_sum else loss * micro_batch.weight)
+        return loss
+
+    def _is_loss_divided_by_items(self, num_items_in_batch: Any) -> bool:
+        if num_items_in_batch is None:
+            return False
+        if self.loss_is_scaled_for_ga is not None:
+            return bool(self.loss_is_scaled_for_ga)
+        return bool(self.model_accepts_loss_kwargs or self.compute_loss_func is not None)
+
+    # Logs and checkpoints.
+
+    def _maybe_log_save_evaluate(self, tr_loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
+            tr_loss = self._losses.take(self.args.device)
+            self._tr_loss.zero_()
+        super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._loop is not None
+        self._loop.finish()
+        self._tr_loss = self._losses.take(self.args.device)
+        return super()._finalize_training(*args, **kwargs)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Count the operations of a micro-batch; none if it is a repeated one."""
+        return int(super().floating_point_ops(inputs)) if self._is_counted else 0
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        # A collective call: also for a repeated micro-batch, whose tokens do not count.
+        super()._track_num_input_tokens(inputs if self._is_counted else _without_rows(inputs))
+
+    @property
+    def _is_counted(self) -> bool:
+        return self._micro_batch is None or self._micro_batch.weight > 0.0
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            write_position(folder, self._position())
+
+    def _position(self) -> dict[str, Any]:
+        assert self._sampler is not None
+        order = self._sampler.order
+        names = ("seed", "global_batch", "micro_batch", "num_samples")
+        return {"step": self.state.global_step, **{name: getattr(order, name) for name in names}}
+
+    def _check_position(self, checkpoint: Path) -> None:
+        there, here = read_position(checkpoint), self._position()
+        differing = [f"{name}: {there.get(name)} there, {here[name]} here" for name in here if name != "step"]
+        differing = [
+            line for name, line in zip(list(here)[1:], differing, strict=True) if there.get(name) != here[name]
+        ]
+        if differing:
+            raise CheckpointError(
+                "the checkpoint belongs to another run",
+                given="\n".join(differing),
+                where=checkpoint,
+                fix="Use its global_batch, per_device_train_batch_size, seed and data, or train without resuming.",
+            )
+
+
+class ExactTrainer(ExactTrainerMixin, transformers.Trainer):
+    """A `Trainer` whose training gives equal weights at any number of processes; see `ExactTrainerMixin`."""
+
+
+class _Epoch(TrainerCallback):
+    """Sets the epoch of logs from the number of steps; the Trainer counts this rank's micro-batches."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.epoch = state.global_step / self._trainer._sampler.steps_per_epoch
+
+
+def _without_items(batch: Any) -> Any:
+    """Return a batch whose labels do not count."""
+    names = ("labels", "shift_labels")
+    return {
+        name: torch.full_like(value, -100) if name in names and isinstance(value, Tensor) else value
+        for name, value in batch.items()
+    }
+
+
+def _without_rows(batch: Any) -> Any:
+    return {name: value[:0] if isinstance(value, Tensor) and value.dim() else value for name, value in batch.items()}
