@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from lockstep.errors import ConfigError
 from lockstep.own_loop.current import current_world
 from lockstep.own_loop.exact import exact, use_equal_kernels
+from lockstep.own_loop.loader import ExactLoader
 from lockstep.own_loop.optimizer import plain_step
 from lockstep.own_loop.refusals import check_modules
-from lockstep.own_loop.loader import ExactLoader
 from lockstep.own_loop.samples import source_of
 from lockstep.own_loop.session import ExactLoop
 
@@ -105,7 +105,9 @@ class ExactAccelerator(Accelerator):
         loaders = [self._prepare_training(each) if each is training else each for each in args]
         return super().prepare(*loaders, device_placement=device_placement)
 
-    def prepare_model(self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> Any:
         """Place and cast a model, without DistributedDataParallel."""
         if any(parameter.requires_grad for parameter in model.parameters()):
             check_modules([model])
@@ -142,12 +144,12 @@ class ExactAccelerator(Accelerator):
         return prepared
 
     @property
-    def loss_factor(self) -> float:
-        """What `backward` multiplies the loss by."""
+    def loss_factor(self) -> Tensor | None:
+        """What `backward` multiplies the loss by, (); None for 1."""
         return self._exact.loss_factor
 
     @loss_factor.setter
-    def loss_factor(self, factor: float) -> None:
+    def loss_factor(self, factor: Tensor | None) -> None:
         self._exact.loss_factor = factor
 
     @contextlib.contextmanager
@@ -228,11 +230,11 @@ class ExactAccelerator(Accelerator):
         if self._exact.loop is None or not self._exact.loop.is_inside:
             raise ConfigError(
                 "backward() is called outside of the loop over the training DataLoader",
-                cause="The DataLoader that shuffles, or the first prepared one, is trained on; others are evaluated on.",
+                cause="The DataLoader that shuffles, or the first prepared one, is trained on, others evaluated on.",
                 fix="Iterate over the DataLoader that prepare() returned, and prepare the one to train on first.",
             )
         factor = self._exact.loss_factor
-        super().backward(loss if factor == 1.0 else loss * factor, **kwargs)
+        super().backward(loss if factor is None else loss * factor.to(loss.dtype), **kwargs)
 
     def _do_sync(self) -> None:
         """Leave `sync_gradients` as the loader has set it: `accumulate` does not count passes."""
@@ -267,6 +269,12 @@ class ExactAccelerator(Accelerator):
         return super().free_memory(*objects)
 
     # Checkpoints.
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Any:
+        """Return a model's state_dict. Buffers have their own memory: safetensors leaves out tensors that share it."""
+        state = super().get_state_dict(model, unwrap)
+        shared = {name for name, buffer in model.named_buffers() if buffer.untyped_storage().nbytes() > buffer.nbytes}
+        return {name: value.clone() if name in shared else value for name, value in state.items()}
 
     def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **kwargs: Any) -> Any:
         """Save all states, and the position in the data; see `Accelerator.save_state`.

@@ -11,9 +11,7 @@ from torch import Tensor
 from lockstep.integrations.accelerate_loaders import EvaluationLoader, TrainingLoader
 
 
-def gather_counted(
-    accelerator: Any, data: Any, loader: TrainingLoader | EvaluationLoader, *, as_objects: bool
-) -> Any:
+def gather_counted(accelerator: Any, data: Any, loader: TrainingLoader | EvaluationLoader, *, as_objects: bool) -> Any:
     """Gather the current batch's results in the order of the ranks.
 
     Args:

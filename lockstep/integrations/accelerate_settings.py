@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import DistributedType
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lockstep.cluster.world import World
@@ -79,7 +80,7 @@ class ExactPart:
         loader: What was made of it.
         loop: The exact loop, once it exists.
         batches_per_step: How many batches of the DataLoader's batch_size a step has.
-        loss_factor: What `backward` multiplies the loss by.
+        loss_factor: What `backward` multiplies the loss by, (); None for 1.
         position: The position that a checkpoint has.
     """
 
@@ -91,7 +92,7 @@ class ExactPart:
     loader: TrainingLoader | None = None
     loop: ExactLoop | None = None
     batches_per_step: int = 1
-    loss_factor: float = 1.0
+    loss_factor: Tensor | None = None
     position: dict[str, Any] | None = None
 
 

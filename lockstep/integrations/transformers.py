@@ -8,6 +8,7 @@ as many batches as this rank has micro-batches, so its steps are those of the ex
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections import deque
@@ -133,7 +134,9 @@ class ExactTrainerMixin:
             yield batch
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        """Count the items of a step over all ranks, without repeated micro-batches."""
+        """Count the items of a step over all ranks, without repeated micro-batches; in evaluation those of a batch."""
+        if not self.args.average_tokens_across_devices:
+            return super()._get_num_items_in_batch(batch_samples, device)
         counted = [
             batch if micro_batch.weight > 0.0 else _without_items(batch)
             for batch, (_, micro_batch) in zip(batch_samples, self._fetched, strict=True)
@@ -155,25 +158,38 @@ class ExactTrainerMixin:
         step, micro_batch = self._fetched.popleft()
         self._micro_batch = micro_batch
         self._loop.begin(step, micro_batch)
-        # The loop multiplies by the micro-batch's share of the samples. A loss that is divided by the items of the
-        # whole step already has its share of the items.
-        is_sum = self._is_loss_divided_by_items(num_items_in_batch)
-        self.accelerator.loss_factor = 1.0 / micro_batch.weight if is_sum and micro_batch.weight > 0.0 else 1.0
         self.current_gradient_accumulation_steps = 1
-        self.args.average_tokens_across_devices = False  # it would multiply by the number of processes
-        try:
+        share, factor = micro_batch.weight, None
+        with self._without_world_size():
+            # With the items of this micro-batch, the loss is a mean over them, also of models that ignore the number.
+            if num_items_in_batch is not None and self.loss_is_scaled_for_ga is not False:
+                num_all, num_items_in_batch = (
+                    num_items_in_batch,
+                    super()._get_num_items_in_batch([inputs], self.args.device),
+                )
+                if share > 0.0:
+                    share = num_items_in_batch.double() / num_all.double()
+                    # The loop multiplies by the share of the samples; this makes it the share of the items.
+                    own, total = num_items_in_batch * step.num_samples, num_all * len(micro_batch)
+                    factor = own.double() / total.double()
+            self.accelerator.loss_factor = factor
             loss = super().training_step(model, inputs, num_items_in_batch)
-        finally:
-            self.args.average_tokens_across_devices = True
-        self._losses.add(step.number, micro_batch, loss if is_sum else loss * micro_batch.weight)
+        self._losses.add(step.number, micro_batch, loss * share)
         return loss
 
-    def _is_loss_divided_by_items(self, num_items_in_batch: Any) -> bool:
-        if num_items_in_batch is None:
-            return False
-        if self.loss_is_scaled_for_ga is not None:
-            return bool(self.loss_is_scaled_for_ga)
-        return bool(self.model_accepts_loss_kwargs or self.compute_loss_func is not None)
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate a batch. Its loss is the mean over its own items."""
+        with self._without_world_size():
+            return super().prediction_step(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _without_world_size(self) -> Iterator[None]:
+        """Keep the Trainer from counting items of other ranks, and from multiplying losses by the number of ranks."""
+        self.args.average_tokens_across_devices = False
+        try:
+            yield
+        finally:
+            self.args.average_tokens_across_devices = True
 
     # Logs and checkpoints.
 
@@ -200,6 +216,11 @@ class ExactTrainerMixin:
     @property
     def _is_counted(self) -> bool:
         return self._micro_batch is None or self._micro_batch.weight > 0.0
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        if state_dict is None:
+            state_dict = self.accelerator.get_state_dict(self.model)
+        super()._save(output_dir, state_dict)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)

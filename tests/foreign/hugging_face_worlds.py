@@ -15,13 +15,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 LONG_S = 180.0
+# What the scripts import. torch imports the last one for deterministic algorithms; it takes seconds.
+IMPORTED = (
+    "accelerate",
+    "transformers",
+    "sklearn.datasets",
+    "lockstep.integrations.accelerate",
+    "torch._inductor.config",
+)
 
 
 @dataclass
@@ -44,7 +52,7 @@ class Worlds:
         Args:
             size: Number of processes.
             *arguments: Arguments of the script.
-            kill_when: Kill all processes as soon as this file exists.
+            kill_when: Kill rank 0 when it has written this file, and then the other ranks.
 
         Returns:
             The hash that the script prints, and all that it prints.
@@ -68,7 +76,9 @@ class Worlds:
         text = log.read_text(encoding="utf-8") if log.exists() else ""
         assert reply, f"the process that forks has ended\n{text}"
         codes = json.loads(reply)
-        if kill_when is None:
+        if kill_when is not None:
+            assert -signal.SIGKILL in codes, f"{self.script} has not written {kill_when}\n{text}"
+        else:
             assert codes == [0] * size, f"{self.script} on {size} processes: exit codes {codes}\n{text}"
         found = re.search(r"^sha256 (\w{64})$", text, re.MULTILINE)
         return found and found[1], text
@@ -112,6 +122,8 @@ def _rank(command: dict[str, Any], rank: int) -> None:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         os.environ |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(command["port"])}
+    if command["kill_when"]:
+        _kill_after_writing(command["kill_when"])
     sys.argv = [command["script"], *command["arguments"]]
     code = 0
     try:
@@ -126,8 +138,20 @@ def _rank(command: dict[str, Any], rank: int) -> None:
     os._exit(code)
 
 
+def _kill_after_writing(path: str) -> None:
+    replace = Path.replace
+
+    def replace_and_kill(self: Path, target: Any) -> Path:
+        result = replace(self, target)
+        if str(target) == path:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    Path.replace = replace_and_kill  # type: ignore[method-assign]
+
+
 def _run(command: dict[str, Any]) -> list[int]:
-    """Fork the ranks, and wait for them. The first failure, or the given file, ends them all."""
+    """Fork the ranks, and wait for them. The first failure ends them all."""
     Path(command["log"]).unlink(missing_ok=True)
     children: list[int] = []
     for rank in range(command["size"]):
@@ -142,16 +166,15 @@ def _run(command: dict[str, Any]) -> list[int]:
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
                 codes[child] = os.waitstatus_to_exitcode(status)
-        is_due = command["kill_when"] is not None and os.path.exists(command["kill_when"])
-        if is_due or any(codes.values()) or time.monotonic() > end:
+        if any(codes.values()) or time.monotonic() > end:
             for child in set(children) - set(codes):
                 os.kill(child, signal.SIGKILL)
         time.sleep(0.002)
     return [codes[child] for child in children]
 
 
-def main(imported: Sequence[str] = ("accelerate", "transformers", "sklearn.datasets", "torch.distributed")) -> None:
-    for name in imported:
+def main() -> None:
+    for name in IMPORTED:
         with contextlib.suppress(ImportError):
             __import__(name)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Train a U-Net on synthetic masks of circles with Accelerate: random flips in a DataLoader worker, an EMA of the weights."""
+"""Train a U-Net on synthetic masks of circles with Accelerate: random flips in a worker, an EMA of the weights."""
 
 import argparse
 from pathlib import Path
@@ -25,7 +25,9 @@ class Circles(Dataset):
 
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
-        x, y, radius = (torch.rand(3, generator=generator) * torch.tensor([10, 10, 4]) + torch.tensor([7, 7, 3])).tolist()
+        x, y, radius = (
+            torch.rand(3, generator=generator) * torch.tensor([10, 10, 4]) + torch.tensor([7, 7, 3])
+        ).tolist()
         rows, columns = torch.meshgrid(torch.arange(self.size), torch.arange(self.size), indexing="ij")
         mask = ((rows - y) ** 2 + (columns - x) ** 2 < radius**2).float()[None]
         image = mask + 0.5 * torch.randn(mask.shape, generator=generator)
