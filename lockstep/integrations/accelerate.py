@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, IterableDataset
 
-from lockstep.errors import ConfigError
+from lockstep.errors import CheckpointError, ConfigError
 from lockstep.own_loop.current import current_world
 from lockstep.own_loop.exact import exact, use_equal_kernels
 from lockstep.own_loop.loader import ExactLoader
@@ -52,6 +52,8 @@ from lockstep.integrations.micro_batches import MicroBatchSampler, read_ahead
 class ExactAccelerator(Accelerator):
     """An `Accelerator` whose training gives equal weights at any number of processes.
 
+    The first DataLoader given to `prepare` is the one to train on, or the one that shuffles.
+
     Args:
         *args: Arguments of `Accelerator`.
         global_batch: Samples of a step, over all processes.
@@ -59,8 +61,6 @@ class ExactAccelerator(Accelerator):
         seed: Seed of the order and of all random numbers in the loop.
         num_threads: CPU threads of each process. Kernels split their sums by it, so it belongs to the result.
         **kwargs: Arguments of `Accelerator`.
-
-    The first DataLoader given to `prepare` is the one to train on, or the one that shuffles.
 
     Raises:
         ConfigError: The configuration can't be exact, such as FSDP or DeepSpeed.
@@ -79,7 +79,7 @@ class ExactAccelerator(Accelerator):
         self._begin_exact(ExactSettings(global_batch, micro_batch, seed, num_threads))
 
     @classmethod
-    def adopt(cls, accelerator: Any, settings: ExactSettings) -> ExactAccelerator:
+    def adopt(cls, accelerator: Any, settings: ExactSettings) -> Any:
         """Make an existing accelerator exact, for a framework that fetches several micro-batches at once.
 
         Args:
@@ -101,9 +101,11 @@ class ExactAccelerator(Accelerator):
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare models, optimizers, DataLoaders and schedulers; see `Accelerator.prepare`."""
-        training = self._choose_training([each for each in args if isinstance(each, DataLoader)])
-        loaders = [self._prepare_training(each) if each is training else each for each in args]
-        return super().prepare(*loaders, device_placement=device_placement)
+        training = self._exact.choose_training([each for each in args if isinstance(each, DataLoader)])
+        prepared = (
+            args if training is None else [self._prepare_training(each) if each is training else each for each in args]
+        )
+        return super().prepare(*prepared, device_placement=device_placement)
 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -162,23 +164,8 @@ class ExactAccelerator(Accelerator):
             self._exact.is_preparing_training = False
 
     def start_loop(self) -> ExactLoop:
-        """Make the exact loop of what was prepared. A collective call."""
+        """Make the exact loop of what was prepared, on all ranks."""
         return self._start().loop
-
-    def _choose_training(self, loaders: list[DataLoader[Any]]) -> DataLoader[Any] | None:
-        exact_part = self._exact
-        if exact_part.reads_ahead:
-            return loaders[0] if exact_part.is_preparing_training and loaders else None
-        shuffled = [each for each in loaders if isinstance(each.sampler, RandomSampler)]
-        if len(shuffled) + (exact_part.data is not None) > 1:
-            raise ConfigError(
-                "a second DataLoader shuffles its samples",
-                cause="One DataLoader is trained on: the one that shuffles, or the first one that is prepared.",
-                fix="Prepare the one to train on first; set shuffle=False for those to evaluate on.",
-            )
-        if exact_part.data is not None or not loaders:
-            return None
-        return (shuffled or loaders)[0]
 
     def _prepare_training(self, data: DataLoader[Any]) -> Any:
         source = source_of(data)
@@ -187,15 +174,14 @@ class ExactAccelerator(Accelerator):
         self._exact.batches_per_step = -(-order.global_batch // (source.batch_size or order.micro_batch))
         if self._exact.reads_ahead:
             loader = read_ahead(data, source, MicroBatchSampler(order, self._exact.world))
-            loader._is_accelerate_prepared = True  # type: ignore[attr-defined]  # super().prepare() then keeps it
+            loader._is_accelerate_prepared = True  # super().prepare() then keeps it
             return loader
         self._exact.loader = TrainingLoader(source, order, self._start, self._placement(None))
         self._dataloaders.append(self._exact.loader)
         return self._exact.loader
 
     def _placement(self, device_placement: bool | None) -> torch.device | None:
-        is_placed = self.device_placement if device_placement is None else device_placement
-        return self.device if is_placed else None
+        return self.device if (self.device_placement if device_placement is None else device_placement) else None
 
     def _start(self) -> ExactLoader:
         settings, data = self._exact.settings, self._exact.data
@@ -233,7 +219,7 @@ class ExactAccelerator(Accelerator):
                 cause="The DataLoader that shuffles, or the first prepared one, is trained on, others evaluated on.",
                 fix="Iterate over the DataLoader that prepare() returned, and prepare the one to train on first.",
             )
-        factor = self._exact.loss_factor
+        factor = self.loss_factor
         super().backward(loss if factor is None else loss * factor.to(loss.dtype), **kwargs)
 
     def _do_sync(self) -> None:
@@ -303,7 +289,11 @@ class ExactAccelerator(Accelerator):
         """
         super().load_state(input_dir, load_kwargs, **kwargs)
         if self._exact.loader is not None and self._exact.position is not None:
-            self._exact.loader.load_state_dict(self._exact.position)
+            try:
+                self._exact.loader.load_state_dict(self._exact.position)
+            except CheckpointError as error:
+                fix = "Use the global_batch, batch_size, seed and data of the checkpoint."
+                raise error.with_slots("the checkpoint is of another run", where=input_dir, fix=fix) from None
 
     def _read_position(self, models: list[nn.Module], input_dir: str) -> None:
         # Accelerate calls this before it loads anything.

@@ -9,7 +9,7 @@ from typing import Any
 
 from accelerate.utils import DistributedType
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from lockstep.cluster.world import World
 from lockstep.errors import CheckpointError, ConfigError
@@ -94,6 +94,23 @@ class ExactPart:
     batches_per_step: int = 1
     loss_factor: Tensor | None = None
     position: dict[str, Any] | None = None
+
+    def choose_training(self, loaders: list[DataLoader[Any]]) -> DataLoader[Any] | None:
+        """Return the DataLoader to train on among those that are prepared together; None if there is none.
+
+        Raises:
+            ConfigError: Several may be the one to train on.
+        """
+        if self.reads_ahead:
+            return loaders[0] if self.is_preparing_training and loaders else None
+        shuffled = [each for each in loaders if isinstance(each.sampler, RandomSampler)]
+        if len(shuffled) + (self.data is not None) > 1:
+            raise ConfigError(
+                "a second DataLoader shuffles its samples",
+                cause="One DataLoader is trained on: the one that shuffles, or the first one that is prepared.",
+                fix="Prepare the one to train on first; set shuffle=False for those to evaluate on.",
+            )
+        return (shuffled or loaders)[0] if self.data is None and loaders else None
 
 
 def check_supported(accelerator: Any) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from lockstep.errors import ConfigError
 
+_STRATEGIES = ("random", "sequential")
+
 
 def check_arguments(args: Any) -> None:
     """Check TrainingArguments.
@@ -42,6 +44,14 @@ def check_arguments(args: Any) -> None:
             f"data_seed is {args.data_seed}, and seed is {args.seed}",
             cause="One seed decides the order and all random numbers.",
             fix="Leave out data_seed.",
+        )
+    strategy = getattr(args, "train_sampling_strategy", "random")
+    if strategy not in _STRATEGIES:
+        raise ConfigError(
+            f"train_sampling_strategy is {strategy}",
+            allowed=", ".join(_STRATEGIES),
+            cause="It groups samples by the batch size of all processes.",
+            fix="Leave it out.",
         )
     for name in ("fsdp", "deepspeed"):
         if getattr(args, name, None):

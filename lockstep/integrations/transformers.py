@@ -14,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +37,15 @@ from lockstep.integrations.micro_batches import MicroBatchSampler
 from lockstep.integrations.step_losses import StepLosses
 from lockstep.integrations.trainer_checks import check_arguments
 
+if TYPE_CHECKING:
+    from transformers import Trainer as _Base
+else:
+    _Base = object  # a mixin: the Trainer is another base of the class that uses it
+
 _STATE = "trainer_state.json"
 
 
-class ExactTrainerMixin:
+class ExactTrainerMixin(_Base):
     """Makes a `Trainer` exact: `class MyTrainer(ExactTrainerMixin, Seq2SeqTrainer)`.
 
     `per_device_train_batch_size` is the size of a micro-batch, the samples of one forward pass. `global_step`,
@@ -54,6 +59,8 @@ class ExactTrainerMixin:
     Raises:
         ConfigError: The arguments can't be exact, such as FSDP or DeepSpeed.
     """
+
+    accelerator: Any
 
     def __init__(self, *args: Any, global_batch: int, **kwargs: Any) -> None:
         self._global_batch = global_batch
@@ -173,7 +180,7 @@ class ExactTrainerMixin:
                     own, total = num_items_in_batch * step.num_samples, num_all * len(micro_batch)
                     factor = own.double() / total.double()
             self.accelerator.loss_factor = factor
-            loss = super().training_step(model, inputs, num_items_in_batch)
+            loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         self._losses.add(step.number, micro_batch, loss * share)
         return loss
 

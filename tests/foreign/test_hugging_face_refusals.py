@@ -1,0 +1,45 @@
+"""What can't be exact with Accelerate and the Trainer is refused with its name and a fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.foreign.hugging_face_worlds import worlds_of
+
+ACCELERATE = {
+    "accumulation": "gradient_accumulation_steps is 2",
+    "no global batch": "global_batch is 0",
+    "two shuffled loaders": "a second DataLoader shuffles its samples",
+    "sampler": "the sampler WeightedRandomSampler decides the order itself",
+    "stream": "the dataset Stream is iterable",
+    "lbfgs": "LBFGS evaluates the loss several times a step",
+    "sync batch norm": "layer 0 is torch's SyncBatchNorm",
+    "save within a step": "save_state() is called within a step",
+    "load without position": "lockstep.json can't be read",
+    "load another batch": "given: global_batch: 8 there, 16 here",
+    "skip other steps": "2 batches are to be skipped, and the loader is at step 1",
+    "backward on another loader": "backward() is called outside of the loop over the training DataLoader",
+}
+TRAINER = {
+    "accumulation": "gradient_accumulation_steps is 2",
+    "auto batch size": "auto_find_batch_size is on",
+    "data seed": "data_seed is 7, and seed is 42",
+    "tokens": "average_tokens_across_devices is off",
+    "groups of lengths": "train_sampling_strategy is group_by_length",
+    "stream": "the dataset Stream is iterable",
+}
+
+
+@pytest.mark.parametrize(("kind", "package"), [("accelerate", "accelerate"), ("trainer", "transformers")])
+def test_what_is_not_exact_is_refused_with_its_name_and_a_fix(kind: str, package: str, tmp_path: Path) -> None:
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'lockstep[{package}]'")
+    with worlds_of("hugging_face_refusals.py", tmp_path) as worlds:
+        _, text = worlds.run(1, kind, tmp_path)
+    refused = dict(line.split("| ", 1) for line in text.splitlines() if "| " in line)
+    wanted = {"accelerate": ACCELERATE, "trainer": TRAINER}[kind]
+    assert refused.keys() == wanted.keys()
+    for name, problem in wanted.items():
+        assert problem in refused[name]
+        assert "fix: " in refused[name]
