@@ -62,6 +62,9 @@ class ExactAccelerator(Accelerator):
         num_threads: CPU threads of each process. Kernels split their sums by it, so it belongs to the result.
         **kwargs: Arguments of `Accelerator`.
 
+    Attributes:
+        exact_part: What is exact, for frameworks that use this accelerator.
+
     Raises:
         ConfigError: The configuration can't be exact, such as FSDP or DeepSpeed.
     """
@@ -88,20 +91,20 @@ class ExactAccelerator(Accelerator):
         """
         accelerator.__class__ = cls
         accelerator._begin_exact(settings)
-        accelerator._exact.reads_ahead = True
+        accelerator.exact_part.reads_ahead = True
         return accelerator
 
     def _begin_exact(self, settings: ExactSettings) -> None:
         check_supported(self)
         use_equal_kernels(settings.num_threads, self.device)
-        self._exact = ExactPart(settings, current_world(self.device))
+        self.exact_part = ExactPart(settings, current_world(self.device))
         self.register_load_state_pre_hook(self._read_position)
 
     # What is trained.
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare models, optimizers, DataLoaders and schedulers; see `Accelerator.prepare`."""
-        training = self._exact.choose_training([each for each in args if isinstance(each, DataLoader)])
+        training = self.exact_part.choose_training([each for each in args if isinstance(each, DataLoader)])
         prepared = (
             args if training is None else [self._prepare_training(each) if each is training else each for each in args]
         )
@@ -132,7 +135,7 @@ class ExactAccelerator(Accelerator):
         """
         prepared = super().prepare_scheduler(scheduler)
         prepared.__class__ = ExactScheduler
-        prepared.exact = self._exact
+        prepared.exact = self.exact_part
         return prepared
 
     def prepare_data_loader(
@@ -141,27 +144,18 @@ class ExactAccelerator(Accelerator):
         """Prepare a DataLoader to evaluate on; `prepare` takes the one to train on."""
         if getattr(data_loader, "_is_accelerate_prepared", False) or isinstance(data_loader.dataset, IterableDataset):
             return super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
-        prepared = EvaluationLoader(source_of(data_loader), self._exact.world, self._placement(device_placement))
+        prepared = EvaluationLoader(source_of(data_loader), self.exact_part.world, self._placement(device_placement))
         self._dataloaders.append(prepared)
         return prepared
-
-    @property
-    def loss_factor(self) -> Tensor | None:
-        """What `backward` multiplies the loss by, (); None for 1."""
-        return self._exact.loss_factor
-
-    @loss_factor.setter
-    def loss_factor(self, factor: Tensor | None) -> None:
-        self._exact.loss_factor = factor
 
     @contextlib.contextmanager
     def preparing_training(self) -> Iterator[None]:
         """Take the DataLoader that is prepared in this block as the one to train on."""
-        self._exact.is_preparing_training, self._exact.data = True, None
+        self.exact_part.is_preparing_training, self.exact_part.data = True, None
         try:
             yield
         finally:
-            self._exact.is_preparing_training = False
+            self.exact_part.is_preparing_training = False
 
     def start_loop(self) -> ExactLoop:
         """Make the exact loop of what was prepared, on all ranks."""
@@ -169,22 +163,22 @@ class ExactAccelerator(Accelerator):
 
     def _prepare_training(self, data: DataLoader[Any]) -> Any:
         source = source_of(data)
-        order = self._exact.settings.order_of(source)
-        self._exact.data = data
-        self._exact.batches_per_step = -(-order.global_batch // (source.batch_size or order.micro_batch))
-        if self._exact.reads_ahead:
-            loader = read_ahead(data, source, MicroBatchSampler(order, self._exact.world))
+        order = self.exact_part.settings.order_of(source)
+        self.exact_part.data = data
+        self.exact_part.batches_per_step = -(-order.global_batch // (source.batch_size or order.micro_batch))
+        if self.exact_part.reads_ahead:
+            loader = read_ahead(data, source, MicroBatchSampler(order, self.exact_part.world))
             loader._is_accelerate_prepared = True  # super().prepare() then keeps it
             return loader
-        self._exact.loader = TrainingLoader(source, order, self._start, self._placement(None))
-        self._dataloaders.append(self._exact.loader)
-        return self._exact.loader
+        self.exact_part.loader = TrainingLoader(source, order, self._start, self._placement(None))
+        self._dataloaders.append(self.exact_part.loader)
+        return self.exact_part.loader
 
     def _placement(self, device_placement: bool | None) -> torch.device | None:
         return self.device if (self.device_placement if device_placement is None else device_placement) else None
 
     def _start(self) -> ExactLoader:
-        settings, data = self._exact.settings, self._exact.data
+        settings, data = self.exact_part.settings, self.exact_part.data
         if data is None or not self._models or not self._optimizers:
             raise ConfigError(
                 "training has started before everything was prepared",
@@ -202,7 +196,7 @@ class ExactAccelerator(Accelerator):
             per_step=[] if self.scaler is None else [self.scaler],
             num_threads=settings.num_threads,
         )
-        self._exact.loop = loader.loop
+        self.exact_part.loop = loader.loop
         return loader
 
     # The loop.
@@ -213,22 +207,21 @@ class ExactAccelerator(Accelerator):
         Raises:
             ConfigError: It is called outside of the loop over the DataLoader to train on.
         """
-        if self._exact.loop is None or not self._exact.loop.is_inside:
+        if self.exact_part.loop is None or not self.exact_part.loop.is_inside:
             raise ConfigError(
                 "backward() is called outside of the loop over the training DataLoader",
                 cause="The DataLoader that shuffles, or the first prepared one, is trained on, others evaluated on.",
                 fix="Iterate over the DataLoader that prepare() returned, and prepare the one to train on first.",
             )
-        factor = self.loss_factor
+        factor = self.exact_part.loss_factor
         super().backward(loss if factor is None else loss * factor.to(loss.dtype), **kwargs)
 
     def _do_sync(self) -> None:
         """Leave `sync_gradients` as the loader has set it: `accumulate` does not count passes."""
 
-    @contextlib.contextmanager
-    def join_uneven_inputs(self, joinables: Any, even_batches: bool | None = None) -> Iterator[None]:
+    def join_uneven_inputs(self, joinables: Any, even_batches: bool | None = None) -> Any:
         """Do nothing: all ranks run equally many micro-batches."""
-        yield
+        return contextlib.nullcontext()
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """Return the DataLoader, whose position `load_state` has set; `num_batches` counts steps."""
@@ -251,7 +244,7 @@ class ExactAccelerator(Accelerator):
 
     def free_memory(self, *objects: Any) -> Any:
         """Forget what was prepared, and the position."""
-        self._exact.data = self._exact.loader = self._exact.loop = None
+        self.exact_part.data = self.exact_part.loader = self.exact_part.loop = None
         return super().free_memory(*objects)
 
     # Checkpoints.
@@ -268,7 +261,7 @@ class ExactAccelerator(Accelerator):
         Raises:
             ConfigError: It is called within a step.
         """
-        loop = self._exact.loop
+        loop = self.exact_part.loop
         if loop is not None and loop.is_inside and not loop.has_acted:
             raise ConfigError(
                 "save_state() is called within a step, before the optimizers have acted",
@@ -277,8 +270,8 @@ class ExactAccelerator(Accelerator):
             )
         folder = super().save_state(output_dir, safe_serialization, **kwargs)
         self.wait_for_everyone()  # the position is written last: a folder with it is complete
-        if self.is_main_process and self._exact.loader is not None:
-            write_position(Path(folder), self._exact.loader.state_dict())
+        if self.is_main_process and self.exact_part.loader is not None:
+            write_position(Path(folder), self.exact_part.loader.state_dict())
         return folder
 
     def load_state(self, input_dir: Any = None, load_kwargs: Any = None, **kwargs: Any) -> None:
@@ -288,13 +281,13 @@ class ExactAccelerator(Accelerator):
             CheckpointError: The folder is incomplete, or its position belongs to other data or batch sizes.
         """
         super().load_state(input_dir, load_kwargs, **kwargs)
-        if self._exact.loader is not None and self._exact.position is not None:
+        if self.exact_part.loader is not None and self.exact_part.position is not None:
             try:
-                self._exact.loader.load_state_dict(self._exact.position)
+                self.exact_part.loader.load_state_dict(self.exact_part.position)
             except CheckpointError as error:
                 fix = "Use the global_batch, batch_size, seed and data of the checkpoint."
                 raise error.with_slots("the checkpoint is of another run", where=input_dir, fix=fix) from None
 
     def _read_position(self, models: list[nn.Module], input_dir: str) -> None:
         # Accelerate calls this before it loads anything.
-        self._exact.position = read_position(Path(input_dir)) if self._exact.loader is not None else None
+        self.exact_part.position = read_position(Path(input_dir)) if self.exact_part.loader is not None else None

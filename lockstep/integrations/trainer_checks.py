@@ -45,6 +45,12 @@ def check_arguments(args: Any) -> None:
             cause="One seed decides the order and all random numbers.",
             fix="Leave out data_seed.",
         )
+    if args.ignore_data_skip:
+        raise ConfigError(
+            "ignore_data_skip is on",
+            cause="A resumed run would train on the first samples of the epoch again.",
+            fix="Leave it out: skipping reads no samples.",
+        )
     strategy = getattr(args, "train_sampling_strategy", "random")
     if strategy not in _STRATEGIES:
         raise ConfigError(

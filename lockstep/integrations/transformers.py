@@ -179,9 +179,10 @@ class ExactTrainerMixin(_Base):
                     # The loop multiplies by the share of the samples; this makes it the share of the items.
                     own, total = num_items_in_batch * step.num_samples, num_all * len(micro_batch)
                     factor = own.double() / total.double()
-            self.accelerator.loss_factor = factor
+            self.accelerator.exact_part.loss_factor = factor
             loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
-        self._losses.add(step.number, micro_batch, loss * share)
+        if micro_batch.weight > 0.0:
+            self._losses.add(loss * share)
         return loss
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -202,14 +203,14 @@ class ExactTrainerMixin(_Base):
 
     def _maybe_log_save_evaluate(self, tr_loss: Tensor, *args: Any, **kwargs: Any) -> None:
         if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
-            tr_loss = self._losses.take(self.args.device)
+            tr_loss = self._losses.take(self.accelerator.exact_part.world)
             self._tr_loss.zero_()
         super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         assert self._loop is not None
         self._loop.finish()
-        self._tr_loss = self._losses.take(self.args.device)
+        self._tr_loss = self._losses.take(self.accelerator.exact_part.world)
         return super()._finalize_training(*args, **kwargs)
 
     def floating_point_ops(self, inputs: Any) -> int:

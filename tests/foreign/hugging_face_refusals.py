@@ -108,6 +108,7 @@ TRAINER: dict[str, Callable[[Path], Any]] = {
     "auto batch size": lambda _: trainer(auto_find_batch_size=True),
     "data seed": lambda _: trainer(data_seed=7),
     "tokens": lambda _: trainer(average_tokens_across_devices=False),
+    "data skip": lambda _: trainer(ignore_data_skip=True),
     "groups of lengths": lambda _: trainer(train_sampling_strategy="group_by_length"),
     "stream": lambda _: trainer(train_dataset=Stream()),
 }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.foreign.hugging_face_worlds import worlds_of
+from tests.runs import LONG_S, environment
 
 ACCELERATE = {
     "accumulation": "gradient_accumulation_steps is 2",
@@ -27,12 +30,36 @@ TRAINER = {
     "auto batch size": "auto_find_batch_size is on",
     "data seed": "data_seed is 7, and seed is 42",
     "tokens": "average_tokens_across_devices is off",
+    "data skip": "ignore_data_skip is on",
     "groups of lengths": "train_sampling_strategy is group_by_length",
     "stream": "the dataset Stream is iterable",
 }
 
+MISSING = """
+import importlib, sys
+import lockstep
+sys.modules["accelerate"] = sys.modules["transformers"] = None
+for name in ("accelerate", "transformers"):
+    try:
+        importlib.import_module("lockstep.integrations." + name)
+    except lockstep.ConfigError as error:
+        print(error.line)
+"""
 
-@pytest.mark.parametrize(("kind", "package"), [("accelerate", "accelerate"), ("trainer", "transformers")])
+
+def test_a_missing_package_is_named_with_its_pip_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-c", MISSING]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S)
+    accelerate, transformers = done.stdout.splitlines()
+    assert accelerate.startswith("accelerate is not installed")
+    assert "pip install 'lockstep[accelerate]'" in accelerate
+    assert "pip install 'lockstep[transformers]'" in transformers
+
+
+@pytest.mark.parametrize(
+    ("kind", "package"),
+    [("accelerate", "accelerate"), pytest.param("trainer", "transformers", marks=pytest.mark.full)],
+)
 def test_what_is_not_exact_is_refused_with_its_name_and_a_fix(kind: str, package: str, tmp_path: Path) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed: pip install 'lockstep[{package}]'")
     with worlds_of("hugging_face_refusals.py", tmp_path) as worlds:
