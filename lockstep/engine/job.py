@@ -45,6 +45,9 @@ class Progress:
         evaluated_step: `step` at the last validation.
         metrics: The metrics of that validation.
         best: Step, metric and value of the best validation so far.
+        stop_best: Best value so far by the rule of `stop_early`.
+        num_stale: Number of validations since then.
+        has_stopped_early: Whether `stop_early` has ended the run.
         skipped: Steps that were not applied because their loss or gradient was not finite.
         num_overflows: Number of steps that were not applied because the scaled gradient overflowed fp16.
         loss_scale: Factor of the loss before the backward pass.
@@ -63,6 +66,9 @@ class Progress:
     evaluated_step: Count = 0
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, Any] | None = None
+    stop_best: float | None = None
+    num_stale: Count = 0
+    has_stopped_early: bool = False
     skipped: list[int] = field(default_factory=list)
     num_overflows: Count = 0
     loss_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
@@ -176,8 +182,14 @@ class Job:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of the whole run."""
-        return self.config.epochs * self.order.steps_per_epoch
+        """Number of steps of the whole run, unless it stops early."""
+        steps, limit = self.config.epochs * self.order.steps_per_epoch, self.config.max_steps
+        return steps if limit is None else min(steps, limit)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no further step follows."""
+        return self.progress.step == self.num_steps or self.progress.has_stopped_early
 
     def open_loader(self, stop: int | None = None) -> tuple[Loader, Iterator[Step]]:
         """Open the loader of this process's batches, with the plans of its steps, from the current step on.
@@ -223,9 +235,11 @@ class Job:
         return self.replica.gather_all(state)
 
     def is_evaluation_due(self) -> bool:
-        """Return whether the last step ended an epoch that is followed by a validation."""
-        step, between = self.progress.step, self.config.eval_every * self.order.steps_per_epoch
-        return step > 0 and (step % between == 0 or step == self.num_steps)
+        """Return whether the last step is followed by a validation."""
+        step = self.progress.step
+        return step > 0 and (
+            self.config.eval_interval.is_due(step, self.order.steps_per_epoch, 0.0) or step == self.num_steps
+        )
 
     def is_evaluated(self) -> bool:
         """Return whether the current weights were validated."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from lockstep.errors import CheckpointError, ConfigError
+from lockstep.errors import ConfigError
 from lockstep.own_loop.current import current_world
 from lockstep.own_loop.exact import exact, use_equal_kernels
 from lockstep.own_loop.loader import ExactLoader
@@ -113,7 +113,13 @@ class ExactAccelerator(Accelerator):
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> Any:
-        """Place and cast a model, without DistributedDataParallel."""
+        """Place and cast a model, without DistributedDataParallel.
+
+        Args:
+            model: The model.
+            device_placement: Whether to place it on the device; None: as the accelerator does.
+            evaluation_mode: Accepted, without effect: no model is wrapped.
+        """
         if any(parameter.requires_grad for parameter in model.parameters()):
             check_modules([model])
         return super().prepare_model(model, device_placement, evaluation_mode=True)
@@ -141,7 +147,13 @@ class ExactAccelerator(Accelerator):
     def prepare_data_loader(
         self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
     ) -> Any:
-        """Prepare a DataLoader to evaluate on; `prepare` takes the one to train on."""
+        """Prepare a DataLoader to evaluate on; `prepare` takes the one to train on.
+
+        Args:
+            data_loader: The DataLoader.
+            device_placement: Whether to place its batches on the device; None: as the accelerator does.
+            slice_fn_for_dispatch: For iterable datasets; see `Accelerator.prepare_data_loader`.
+        """
         if getattr(data_loader, "_is_accelerate_prepared", False) or isinstance(data_loader.dataset, IterableDataset):
             return super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
         prepared = EvaluationLoader(source_of(data_loader), self.exact_part.world, self._placement(device_placement))
@@ -202,7 +214,7 @@ class ExactAccelerator(Accelerator):
     # The loop.
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Run a backward pass of the mean loss, (), of a micro-batch; see `Accelerator.backward`.
+        """Run a backward pass of the mean loss, of shape (), of a micro-batch; see `Accelerator.backward`.
 
         Raises:
             ConfigError: It is called outside of the loop over the DataLoader to train on.
@@ -258,16 +270,15 @@ class ExactAccelerator(Accelerator):
     def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **kwargs: Any) -> Any:
         """Save all states, and the position in the data; see `Accelerator.save_state`.
 
+        Args:
+            output_dir: The folder; None with automatic names.
+            safe_serialization: Save the weights as safetensors.
+            **kwargs: Arguments of `Accelerator.save_state`.
+
         Raises:
             ConfigError: It is called within a step.
         """
-        loop = self.exact_part.loop
-        if loop is not None and loop.is_inside and not loop.has_acted:
-            raise ConfigError(
-                "save_state() is called within a step, before the optimizers have acted",
-                cause="The gradients of the step's first micro-batches are in no file.",
-                fix="Call it after optimizer.step(), under: if accelerator.sync_gradients",
-            )
+        self.exact_part.check_between_steps()
         folder = super().save_state(output_dir, safe_serialization, **kwargs)
         self.wait_for_everyone()  # the position is written last: a folder with it is complete
         if self.is_main_process and self.exact_part.loader is not None:
@@ -277,16 +288,16 @@ class ExactAccelerator(Accelerator):
     def load_state(self, input_dir: Any = None, load_kwargs: Any = None, **kwargs: Any) -> None:
         """Load all states, also those of another number of processes; see `Accelerator.load_state`.
 
+        Args:
+            input_dir: The folder; None with automatic names.
+            load_kwargs: Arguments of the function that loads.
+            **kwargs: Arguments of `Accelerator.load_state`.
+
         Raises:
             CheckpointError: The folder is incomplete, or its position belongs to other data or batch sizes.
         """
         super().load_state(input_dir, load_kwargs, **kwargs)
-        if self.exact_part.loader is not None and self.exact_part.position is not None:
-            try:
-                self.exact_part.loader.load_state_dict(self.exact_part.position)
-            except CheckpointError as error:
-                fix = "Use the global_batch, batch_size, seed and data of the checkpoint."
-                raise error.with_slots("the checkpoint is of another run", where=input_dir, fix=fix) from None
+        self.exact_part.load_position(input_dir)
 
     def _read_position(self, models: list[nn.Module], input_dir: str) -> None:
         # Accelerate calls this before it loads anything.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from accelerate.utils import gather, gather_object, recursively_apply
+from accelerate.utils import gather, recursively_apply
 from torch import Tensor
 
+from lockstep.cluster import collectives
 from lockstep.integrations.accelerate_loaders import EvaluationLoader, TrainingLoader
 
 
@@ -16,13 +17,15 @@ def gather_counted(accelerator: Any, data: Any, loader: TrainingLoader | Evaluat
 
     Args:
         accelerator: The accelerator.
-        data: Tensors of shape (N, ...) with a row for each sample, or (); nested or not. Or a list of objects.
+        data: Tensors of shape (N, ...) with a row for each sample, or (); nested or not. Or a list of plain values.
         loader: The loader that the loop iterates over.
         as_objects: Gather tensors as objects.
     """
     is_repeated = loader.num_counted == 0
     if as_objects or not _has_only_tensors(data):
-        return gather_object([] if is_repeated and isinstance(data, list | tuple) else data)
+        # Not by Accelerate's gather_object, which pickles.
+        parts = collectives.all_gather_object(accelerator.exact_part.world, [] if is_repeated else list(data))
+        return [item for part in parts for item in part]
 
     def counted(tensor: Tensor) -> Tensor:
         rows = tensor.reshape(1) if tensor.dim() == 0 else tensor

@@ -112,6 +112,36 @@ class ExactPart:
             )
         return (shuffled or loaders)[0] if self.data is None and loaders else None
 
+    def check_between_steps(self) -> None:
+        """Check that a checkpoint made now is complete.
+
+        Raises:
+            ConfigError: The current step is not done.
+        """
+        if self.loop is not None and self.loop.is_inside and not self.loop.has_acted:
+            raise ConfigError(
+                "save_state() is called within a step, before the optimizers have acted",
+                cause="The gradients of the step's first micro-batches are in no file.",
+                fix="Call it after optimizer.step(), under: if accelerator.sync_gradients",
+            )
+
+    def load_position(self, origin: object) -> None:
+        """Continue at the position that was read.
+
+        Args:
+            origin: The checkpoint, for the error.
+
+        Raises:
+            CheckpointError: The position belongs to other data or batch sizes.
+        """
+        if self.loader is None or self.position is None:
+            return
+        try:
+            self.loader.load_state_dict(self.position)
+        except CheckpointError as error:
+            fix = "Use the global_batch, batch_size, seed and data of the checkpoint."
+            raise error.with_slots("the checkpoint is of another run", where=origin, fix=fix) from None
+
 
 def check_supported(accelerator: Any) -> None:
     """Check how an accelerator is configured.

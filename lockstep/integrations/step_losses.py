@@ -22,7 +22,7 @@ class StepLosses:
         self._losses = []
 
     def add(self, loss: Tensor) -> None:
-        """Add a micro-batch's share, (), in the loss of its step."""
+        """Add a micro-batch's share, of shape (), in the loss of its step."""
         self._losses.append(loss.detach().double())
 
     def take(self, world: World) -> Tensor:
@@ -32,7 +32,7 @@ class StepLosses:
             world: The ranks.
 
         Returns:
-            A float64 (), rounded to float32: then the mean of equal values over ranks is exact.
+            float64 of shape (), rounded to float32: then the mean of equal values over ranks is exact.
         """
         own = torch.stack(self._losses).tolist() if self._losses else []
         self.clear()

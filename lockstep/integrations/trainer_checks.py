@@ -1,4 +1,4 @@
-"""Arguments of the Trainer that can't be exact."""
+"""Arguments of the Trainer that exact training refuses."""
 
 from __future__ import annotations
 

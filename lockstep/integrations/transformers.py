@@ -2,8 +2,8 @@
 
     trainer = ExactTrainer(model=model, args=args, train_dataset=data, global_batch=64)
 
-The Trainer fetches the micro-batches of a step, runs them, clips, updates and logs. It is told that a step accumulates
-as many batches as this rank has micro-batches, so its steps are those of the exact loop at any number of processes.
+The Trainer fetches the micro-batches of a step, runs them, clips, updates and logs. Its number of accumulated
+batches is set to this rank's micro-batches, so its steps are those of the exact loop at any number of processes.
 """
 
 from __future__ import annotations
@@ -130,7 +130,16 @@ class ExactTrainerMixin(_Base):
     # The step.
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """Fetch the micro-batches that this rank runs in a step."""
+        """Fetch the micro-batches that this rank runs in a step.
+
+        Args:
+            epoch_iterator: Yields each micro-batch with its position.
+            num_batches: Number of micro-batches.
+            device: Device of the number of items.
+
+        Returns:
+            The micro-batches, and the number of items of the step over all ranks.
+        """
         self._fetched.clear()
         return super().get_batch_samples(self._untagged(epoch_iterator), num_batches, device)
 
@@ -159,7 +168,7 @@ class ExactTrainerMixin(_Base):
             num_items_in_batch: Items, such as tokens, of the whole step; None if the loss is a mean over samples.
 
         Returns:
-            The loss, ().
+            The loss, of shape ().
         """
         assert self._loop is not None
         step, micro_batch = self._fetched.popleft()

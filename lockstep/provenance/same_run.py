@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Settings that change how a run is executed, but not its result.
 FREE = {"loader", "cluster", "report", "checkpoint", "record", "watch", "device", "eval_batch", "eval_every"}
 FREE |= {"parallel", "activation_checkpointing"}
+EVALUATION = {"eval_batch", "eval_every"}  # free unless the validations decide when the run ends
 FREE |= {"data.root", "data.cache", "data.cache_gb"}
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
@@ -109,18 +110,25 @@ def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
     return [
         f"{name}: {old.get(name, 'not set')} in the run, {new.get(name, 'not set')} now"
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and not is_free(name)
+        if old.get(name) != new.get(name) and not is_free(name, config)
     ]
 
 
-def is_free(name: str) -> bool:
-    """Whether a setting, by its dotted name, does not change the result."""
+def is_free(name: str, config: RunConfig | None = None) -> bool:
+    """Whether a setting, by its dotted name, does not change the result.
+
+    Args:
+        name: Its dotted name.
+        config: All settings; None: those of a run that does not stop early.
+    """
+    if config is not None and config.stop_early.patience is not None and name in EVALUATION:
+        return False
     return name in FREE or name.split(".")[0] in FREE
 
 
 def result_settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings that determine the result, by dotted name. A recipe file counts by its name alone."""
-    settings = {name: value for name, value in flat(plain_settings(config)).items() if not is_free(name)}
+    settings = {name: value for name, value in flat(plain_settings(config)).items() if not is_free(name, config)}
     return settings | {"recipe": Path(config.recipe).name}
 
 

@@ -113,6 +113,7 @@ class Console:
         *,
         epoch: int,
         num_epochs: int,
+        steps_per_epoch: int,
         step: int,
         num_steps: int,
         loss: float,
@@ -123,7 +124,8 @@ class Console:
 
         Args:
             epoch: Epoch of the step, from 1.
-            num_epochs: Epochs of the whole run.
+            num_epochs: Epochs of the whole run, with one that is cut short.
+            steps_per_epoch: Steps of one epoch.
             step: Steps done in the whole run.
             num_steps: Steps of the whole run.
             loss: Training loss.
@@ -132,7 +134,7 @@ class Console:
         """
         with self._lock:
             now = self._now()
-            waited_s, epochs = now - self._drawn_at, (step - self._drawn_step) * num_epochs / num_steps
+            waited_s, epochs = now - self._drawn_at, (step - self._drawn_step) / steps_per_epoch
             if self._interactive:
                 is_due = waited_s >= _REDRAW_S or step == num_steps
             else:
@@ -148,7 +150,7 @@ class Console:
                 self._print(Text(f"{head}  step {step:,}/{num_steps:,}  loss {loss_text}  {rate}  {left}"))
                 return
             if self.width >= _WIDE:
-                head += f" {step * num_epochs / num_steps - (epoch - 1):.0%}"
+                head += f" {step / steps_per_epoch - (epoch - 1):.0%}"
             parts = [(1, f"{step:,}/{num_steps:,}"), (2, f"loss {loss_text}"), (0, rate), (3, left)]
             self._draw(head, parts, step / num_steps)
 

@@ -25,6 +25,7 @@ from lockstep.engine.job import Job
 from lockstep.engine.restoring import restore_step
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch.start import join_world
+from lockstep.metrics.early_stop import last_step
 from lockstep.provenance.run_identity import FACTS, identity
 from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.provenance.step_log import StepLog, read_steps
@@ -102,9 +103,12 @@ def _compare_whole(plan: Plan, job: Job) -> list[Difference]:
     """Compare what the run states about itself as a whole: its length, its dataset info and its final weights."""
     found = []
     is_complete = bool(plan.weights_sha256)
-    if plan.num_steps > job.num_steps or (is_complete and plan.num_steps < job.num_steps):
+    evaluations = sorted(plan.evaluations.items())
+    early = last_step(evaluations, job.config.stop_early, job.parts.monitor)
+    last = job.num_steps if early is None else early
+    if plan.num_steps > last or (is_complete and plan.num_steps < last):
         # Fewer steps than the settings have, stated as a complete run, would be another run.
-        found.append(Difference(plan.num_steps, "number of steps", str(plan.num_steps), str(job.num_steps)))
+        found.append(Difference(plan.num_steps, "number of steps", str(plan.num_steps), str(last)))
     stated, now = plan.dataset_info_sha256, str(job.identity[FACTS])
     if stated and stated != now:
         found.append(Difference(0, "dataset info", stated, now))

@@ -17,6 +17,7 @@ from lockstep.engine.step import StepResult
 from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.report.bottleneck import DataWait, advice
 from lockstep.report.console import Console
+from lockstep.report.profile import StepProfile
 from lockstep.report.rate import Rate
 from lockstep.report.records import Records, read_records
 from lockstep.report.stragglers import Stragglers, Work
@@ -54,6 +55,8 @@ class Reports:
         self._waited_s = 0.0
         self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
         self._background = Background()
+        steps = job.config.report.profile if job.world.is_main else None
+        self._profile = StepProfile(steps, folder.path / "profile")
         self.settings: Mapping[str, Any] = {}
         self.work_of_ranks: Callable[[], Work] = list
         self.first_step_at: float | None = None
@@ -91,6 +94,7 @@ class Reports:
     def resume(self, job: Job) -> None:
         """Continue training after a validation or a checkpoint, whose time is not training time."""
         self._rate.resume()
+        self._profile.at(job.progress.step)
         self._step_started = time.perf_counter()
 
     def step(self, job: Job, step: Step, result: StepResult) -> None:
@@ -117,10 +121,12 @@ class Reports:
         if self._console is None or self._records is None:
             return
         done, total = job.progress.step, job.num_steps
+        if written := self._profile.at(done):
+            self.notify(f"profile of steps {job.config.report.profile} written to {written}")
         if job.loader is not None and job.loader.kept and (not job.loader.num_to_keep or done == total):
             self._draw_samples(job, job.loader.kept)
             job.loader.num_to_keep, job.loader.kept = 0, []
-        left = job.config.epochs * len(job.train_data) - self._samples_done(job)
+        left = self._samples_until(job, total) - self._samples_until(job, done)
         if done % self._every == 0:
             terms = result.terms if len(result.terms) > 1 else {}
             values = {"loss": result.loss, **terms, "lr": result.lr, "grad_norm": result.norm}
@@ -134,7 +140,8 @@ class Reports:
                 self.notify(text)
         self._console.progress(
             epoch=step.epoch + 1,
-            num_epochs=job.config.epochs,
+            steps_per_epoch=job.order.steps_per_epoch,
+            num_epochs=-(-total // job.order.steps_per_epoch),
             step=done,
             num_steps=total,
             loss=result.loss,
@@ -166,13 +173,18 @@ class Reports:
             is_best = best is not None and best["step"] == job.progress.step
             self._console.evaluation(epoch, metrics, metric.num_samples, train_loss, is_best=is_best)
             self._loss_sum, self._num_samples = 0.0, 0
-            is_last = job.progress.step == job.num_steps
+            if job.progress.has_stopped_early:
+                stale = job.progress.num_stale
+                of = f"{stale} validation{'s' if stale > 1 else ''}"
+                self.notify(f"training ends: no improvement in {of} (stop_early)")
+            is_last = job.is_complete
             if is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S:
                 self._draw(job, metric, self._records)
 
     def close(self) -> None:
         """Flush and close the records, and remove the progress line."""
         self._background.join()
+        self._profile.close()
         self._recorder.close()
         if self._console is not None:
             self._console.close()
@@ -211,8 +223,8 @@ class Reports:
             self.notify(f"pictures could not be drawn: {type(error).__name__}: {error}")
         self._drawn_at = time.perf_counter()
 
-    def _samples_done(self, job: Job) -> int:
-        epochs, steps = divmod(job.progress.step, job.order.steps_per_epoch)
+    def _samples_until(self, job: Job, step: int) -> int:
+        epochs, steps = divmod(step, job.order.steps_per_epoch)
         return epochs * len(job.train_data) + steps * job.order.global_batch
 
 

@@ -48,8 +48,7 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
         "data": f"{order.num_samples:,} training, {len(job.eval_data):,} validation: "
         f"{described.pop('data', spec.name)}",
         "model": f"{described.pop('model', type(job.model).__name__)}, {num_parameters:,} parameters",
-        "steps": f"{job.num_steps:,}: {config.epochs:,} epoch{'s' if config.epochs > 1 else ''} of "
-        f"{order.steps_per_epoch:,}",
+        "steps": _steps(job),
         **described,
         **started,
     }
@@ -68,6 +67,17 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
     return f"lockstep {__version__}  {spec.name}  run {spec.run_folder}", {
         name: text for name, text in rows.items() if text
     }
+
+
+def _steps(job: Job) -> str:
+    epochs, of_epoch = job.config.epochs, job.order.steps_per_epoch
+    text = f"{job.num_steps:,}: {epochs:,} epoch{'s' if epochs > 1 else ''} of {of_epoch:,}"
+    if job.num_steps < epochs * of_epoch:
+        text += ", cut by max_steps"
+    patience = job.config.stop_early.patience
+    if patience is not None:
+        text += f"; at most, by stop_early.patience={patience}"
+    return text
 
 
 def finish(

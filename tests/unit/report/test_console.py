@@ -43,6 +43,7 @@ def _train(console: Console, clock: Clock, *, num_epochs: int, epoch_steps: int,
         console.progress(
             epoch=(step - 1) // epoch_steps + 1,
             num_epochs=num_epochs,
+            steps_per_epoch=epoch_steps,
             step=step,
             num_steps=num_steps,
             loss=1 / step,
