@@ -100,8 +100,6 @@ class ExactAccelerator(Accelerator):
         self.exact_part = ExactPart(settings, current_world(self.device))
         self.register_load_state_pre_hook(self._read_position)
 
-    # What is trained.
-
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare models, optimizers, DataLoaders and schedulers; see `Accelerator.prepare`."""
         training = self.exact_part.choose_training([each for each in args if isinstance(each, DataLoader)])
@@ -211,8 +209,6 @@ class ExactAccelerator(Accelerator):
         self.exact_part.loop = loader.loop
         return loader
 
-    # The loop.
-
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Run a backward pass of the mean loss, of shape (), of a micro-batch; see `Accelerator.backward`.
 
@@ -258,8 +254,6 @@ class ExactAccelerator(Accelerator):
         """Forget what was prepared, and the position."""
         self.exact_part.data = self.exact_part.loader = self.exact_part.loop = None
         return super().free_memory(*objects)
-
-    # Checkpoints.
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Any:
         """Return a model's state_dict. Buffers have their own memory: safetensors leaves out tensors that share it."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.data.order import MicroBatch, Step
-from lockstep.errors import CheckpointError, ConfigError
+from lockstep.errors import ConfigError
 from lockstep.own_loop.session import ExactLoop
 
 try:
@@ -32,9 +32,10 @@ except ImportError as error:
     ) from None
 
 from lockstep.integrations.accelerate import ExactAccelerator
-from lockstep.integrations.accelerate_settings import ExactSettings, read_position, write_position
+from lockstep.integrations.accelerate_settings import ExactSettings, write_position
 from lockstep.integrations.micro_batches import MicroBatchSampler
 from lockstep.integrations.step_losses import StepLosses
+from lockstep.integrations.trainer_checkpoint import check_position, load_converted
 from lockstep.integrations.trainer_checks import check_arguments
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class ExactTrainerMixin(_Base):
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, checkpoint: Any, trial: Any
     ) -> Any:
         if checkpoint is not None and os.path.isfile(os.path.join(checkpoint, _STATE)):
-            self._check_position(Path(checkpoint))
+            check_position(Path(checkpoint), self._position())
         self._losses.clear()
         return super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, checkpoint, trial)
 
@@ -234,6 +235,14 @@ class ExactTrainerMixin(_Base):
     def _is_counted(self) -> bool:
         return self._micro_batch is None or self._micro_batch.weight > 0.0
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not load_converted(self.model if model is None else model, Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        if not load_converted(self.model, Path(self.state.best_model_checkpoint)):
+            super()._load_best_model()
+
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         if state_dict is None:
             state_dict = self.accelerator.get_state_dict(self.model)
@@ -250,20 +259,6 @@ class ExactTrainerMixin(_Base):
         order = self._sampler.order
         names = ("seed", "global_batch", "micro_batch", "num_samples")
         return {"step": self.state.global_step, **{name: getattr(order, name) for name in names}}
-
-    def _check_position(self, checkpoint: Path) -> None:
-        there, here = read_position(checkpoint), self._position()
-        differing = [f"{name}: {there.get(name)} there, {here[name]} here" for name in here if name != "step"]
-        differing = [
-            line for name, line in zip(list(here)[1:], differing, strict=True) if there.get(name) != here[name]
-        ]
-        if differing:
-            raise CheckpointError(
-                "the checkpoint belongs to another run",
-                given="\n".join(differing),
-                where=checkpoint,
-                fix="Use its global_batch, per_device_train_batch_size, seed and data, or train without resuming.",
-            )
 
 
 class ExactTrainer(ExactTrainerMixin, transformers.Trainer):
