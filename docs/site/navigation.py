@@ -36,6 +36,8 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "lightning",
             "notebooks",
             "own-loop",
+            "accelerate",
+            "transformers",
             "resume",
             "run-folder",
             "trust",
