@@ -34,6 +34,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "own-model",
             "resume",
             "run-folder",
+            "runs",
             "trust",
             "diff",
             "two-machines",

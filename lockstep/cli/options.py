@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,16 @@ def json_text(value: object) -> str:
     except UnicodeEncodeError:
         return json.dumps(value)
     return text if printable(text) == text else json.dumps(value)
+
+
+def table_columns() -> int:
+    """Return the width for tables: that of the terminal or of the variable COLUMNS, else 80."""
+    return min(max(shutil.get_terminal_size((80, 24)).columns, 40), 400)
+
+
+def is_ascii_output() -> bool:
+    """Return whether standard output may lack characters such as "…" and line drawings."""
+    return not (sys.stdout.encoding or "").lower().startswith("utf")
 
 
 def line_text(text: str) -> str:
