@@ -37,7 +37,7 @@ class PlotLine:
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """Maps values to 0 (bottom) to 1 (top).
 
     Attributes:
@@ -64,16 +64,16 @@ class Scale:
         return self.low + position * (self.high - self.low)
 
 
-def scale_for(curves: Sequence[Curve], name: str) -> Scale:
+def scale_for(curves: Sequence[Curve], name: str) -> AxisScale:
     """Choose the y axis for curves of one name."""
     values = [value for curve in curves for value in curve.values]
     low, high = min(values), max(values)
     if "loss" in name and low > 0 and high > LOG_FROM * low:
-        return Scale(low, high, is_log=True)
+        return AxisScale(low, high, is_log=True)
     if low == high:
         pad = abs(low) * 0.1 or 1.0
-        return Scale(low - pad, high + pad)
-    return Scale(low, high)
+        return AxisScale(low - pad, high + pad)
+    return AxisScale(low, high)
 
 
 def plot(
@@ -125,7 +125,13 @@ def plot(
 
 
 def side_by_side(left: list[Text], right: list[Text], width: int) -> list[Text]:
-    """Place two plots next to each other; the left one has `width` columns."""
+    """Place two plots next to each other.
+
+    Args:
+        left: Rows of the left plot.
+        right: Rows of the right plot.
+        width: Columns of the left plot with the space after it.
+    """
     if not left or not right:
         return left or right
     rows = []

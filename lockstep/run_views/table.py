@@ -30,7 +30,13 @@ def one_line(text: str) -> str:
 
 
 def cut(text: str, width: int, ellipsis: str = "…") -> str:
-    """Shorten a text in the middle, to a number of terminal cells."""
+    """Shorten a text in the middle.
+
+    Args:
+        text: The text.
+        width: Number of terminal cells.
+        ellipsis: What stands for the part that is left out.
+    """
     if cell_len(text) <= width:
         return text
     head = tail = ""

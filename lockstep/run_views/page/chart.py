@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.report.format import metric_value
 from lockstep.run_views.curves import Curve
 from lockstep.run_views.page.markup import Markup, element
-from lockstep.run_views.plot import Scale, scale_for
+from lockstep.run_views.plot import AxisScale, scale_for
 
 _WIDTH, _HEIGHT = 1000, 200  # of the stretched drawing
 _MAX_POINTS = 500
@@ -52,7 +52,7 @@ def chart(
         return None
     scale = scale_for([line.curve for line in lines], name)
     if starts_at_zero and scale.low > 0 and not scale.is_log:
-        scale = Scale(0.0, scale.high)
+        scale = AxisScale(0.0, scale.high)
     scale, ticks = _nice(scale)
     end = max(end, *(line.curve.epochs[-1] for line in lines)) or 1.0
     thinned = [(line, *_thinned(line.curve)) for line in lines]
@@ -61,56 +61,15 @@ def chart(
         element("line", {"x1": 0, "x2": _WIDTH, "y1": y, "y2": y, "class": "grid"})
         for y in (round((1 - scale.position(tick)) * _HEIGHT, 1) for tick in ticks)
     ]
-    labels = [
-        element(
-            "text",
-            {
-                "x": "100%",
-                "dx": -6,
-                "y": f"{100 * (1 - scale.position(tick)):.2f}%",
-                "dy": "0.32em",
-                "text-anchor": "end",
-            },
-            _tick(name, tick),
-        )
-        for tick in ticks
-    ]
-    x_labels = [
-        element(
-            "text",
-            {
-                "x": f"{100 * at / end:.2f}%",
-                "y": 14,
-                "text-anchor": "start" if at == 0 else "end" if at == end else "middle",
-            },
-            f"{at:g}",
-        )
-        for at in _epochs(end)
-    ]
-    legend = [
-        element(
-            "span",
-            {"class": "key"},
-            element("i", {"class": f"k{line.colour % NUM_COLOURS}{' dash' if line.is_dashed else ''}"}),
-            line.name,
-        )
-        for line in (lines if len(lines) > 1 else ())
-    ]
-    svg = element(
-        "svg",
-        {"class": "lines", "viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "preserveAspectRatio": "none", "aria-hidden": "true"},
-        grid,
-        drawn,
-    )
+    box = {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "preserveAspectRatio": "none", "aria-hidden": "true"}
+    area = {"class": "area", "tabindex": "0", "role": "img", "aria-label": _label(title, name, lines)}
     figure = element(
         "figure",
         {"class": "chart"},
-        element("figcaption", None, element("b", None, title), element("span", {"class": "legend"}, legend)),
-        element("svg", {"class": "yaxis", "aria-hidden": "true"}, labels),
-        element(
-            "div", {"class": "area", "tabindex": "0", "role": "img", "aria-label": _label(title, name, lines)}, svg
-        ),
-        element("svg", {"class": "xaxis", "aria-hidden": "true"}, x_labels),
+        element("figcaption", None, element("b", None, title), element("span", {"class": "legend"}, _legend(lines))),
+        element("svg", {"class": "yaxis", "aria-hidden": "true"}, _y_labels(name, scale, ticks)),
+        element("div", area, element("svg", {"class": "lines", **box}, grid, drawn)),
+        element("svg", {"class": "xaxis", "aria-hidden": "true"}, _x_labels(end)),
         element("span", {"class": "unit"}, f"epoch{', logarithmic scale' if scale.is_log else ''}"),
     )
     data = {
@@ -127,7 +86,34 @@ def chart(
     return figure, data
 
 
-def _draw(line: ChartLine, epochs: Sequence[float], values: Sequence[float], end: float, scale: Scale) -> list[Markup]:
+def _y_labels(name: str, scale: AxisScale, ticks: Sequence[float]) -> list[Markup]:
+    common = {"x": "100%", "dx": -6, "dy": "0.32em", "text-anchor": "end"}
+    return [
+        element("text", {**common, "y": f"{100 * (1 - scale.position(tick)):.2f}%"}, _tick(name, tick))
+        for tick in ticks
+    ]
+
+
+def _x_labels(end: float) -> list[Markup]:
+    found = []
+    for at in _epochs(end):
+        anchor = "start" if at == 0 else "end" if at == end else "middle"
+        found.append(element("text", {"x": f"{100 * at / end:.2f}%", "y": 14, "text-anchor": anchor}, f"{at:g}"))
+    return found
+
+
+def _legend(lines: Sequence[ChartLine]) -> list[Markup]:
+    """Return a sign and the name of each line; nothing for a single line, which has the name of the chart."""
+    found = []
+    for line in lines if len(lines) > 1 else ():
+        kind = f"k{line.colour % NUM_COLOURS}{' dash' if line.is_dashed else ''}"
+        found.append(element("span", {"class": "key"}, element("i", {"class": kind}), line.name))
+    return found
+
+
+def _draw(
+    line: ChartLine, epochs: Sequence[float], values: Sequence[float], end: float, scale: AxisScale
+) -> list[Markup]:
     points = [
         f"{_WIDTH * epoch / end:.1f},{_HEIGHT * (1 - scale.position(value)):.1f}"
         for epoch, value in zip(epochs, values, strict=True)
@@ -157,18 +143,18 @@ def _thinned(curve: Curve) -> tuple[list[float], list[int], list[float]]:
     )
 
 
-def _nice(scale: Scale) -> tuple[Scale, list[float]]:
+def _nice(scale: AxisScale) -> tuple[AxisScale, list[float]]:
     """Widen a scale to round numbers, and return these."""
     if scale.is_log:
         low, high = math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high))
         every = max(1, math.ceil((high - low) / 5))
-        return Scale(10.0**low, 10.0**high, is_log=True), [10.0**power for power in range(low, high + 1, every)]
+        return AxisScale(10.0**low, 10.0**high, is_log=True), [10.0**power for power in range(low, high + 1, every)]
     span = scale.high - scale.low
     if not math.isfinite(span) or span <= 0:
         return scale, [scale.low, scale.high]
     step = _round_step(span / 4)
     low, high = math.floor(scale.low / step + 1e-9), math.ceil(scale.high / step - 1e-9)
-    return Scale(low * step, high * step), [index * step for index in range(low, high + 1)]
+    return AxisScale(low * step, high * step), [index * step for index in range(low, high + 1)]
 
 
 def _round_step(rough: float) -> float:
