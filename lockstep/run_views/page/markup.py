@@ -6,7 +6,7 @@ A `str` is always text. Only `element` makes `Markup`, and only `Markup` is writ
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from lockstep.errors import printable
 
@@ -32,7 +32,7 @@ class Markup:
 Child = Markup | str | None
 
 
-def element(tag: str, attributes: dict[str, object] | None = None, *children: Child | Iterable[Child]) -> Markup:
+def element(tag: str, attributes: Mapping[str, object] | None = None, *children: Child | Iterable[Child]) -> Markup:
     """Return an element.
 
     Args:

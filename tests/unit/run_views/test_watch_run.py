@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -128,6 +129,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "lockstep runs" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(shutil.which("script") is None, reason="needs `script`, which gives a command a terminal")
 def test_colours_are_left_out_with_no_color_on_a_terminal(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     for variables, has_colours in (({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)):
