@@ -40,6 +40,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "transformers",
             "resume",
             "run-folder",
+            "runs",
             "trust",
             "diff",
             "two-machines",

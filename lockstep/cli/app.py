@@ -24,6 +24,7 @@ from lockstep.cli import (
     verify,
 )
 from lockstep.cli.options import Commands, LocalRank
+from lockstep.cli.views import compare, report, runs, watch
 from lockstep.version import __version__
 
 # Plain help takes half the time of help with boxes, and reads the same in a log.
@@ -62,6 +63,10 @@ app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("verify")(verify.verify)
 app.command("diff")(diff.diff)
+app.command("watch")(watch.watch)
+app.command("runs")(runs.runs)
+app.command("compare")(compare.compare)
+app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("config")(config.config)
 app.command("check")(check.check)

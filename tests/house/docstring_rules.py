@@ -145,12 +145,19 @@ def _commands(root: Path) -> set[tuple[str, str]]:
     """File and function of each typer command: its docstring is the text of --help, and its options have their own."""
     commands = set()
     for name, path in sources(root, "lockstep/cli"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        folders = {
+            alias.name: str(node.module).replace(".", "/")
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
             if isinstance(node, FunctionNode) and any(_registers(mark) for mark in node.decorator_list):
                 commands.add((name, node.name))
             if isinstance(node, ast.Call) and _registers(node.func) and isinstance(node.args[0], ast.Attribute):
                 module, _, function = ast.unparse(node.args[0]).rpartition(".")  # app.command("train")(train.train)
-                commands.add((f"lockstep/cli/{module}.py", function))
+                commands.add((f"{folders.get(module, 'lockstep/cli')}/{module}.py", function))
     return commands
 
 

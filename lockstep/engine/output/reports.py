@@ -55,6 +55,7 @@ class Reports:
         self._recorder = StepRecorder(job, folder.path / STEPS)
         self._stragglers, self._data_wait = Stragglers(), DataWait()
         self._waited_s = 0.0
+        self._last_wait: float | None = None  # share of the time since the record before the last one
         self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
         self._background = Background()
         steps = job.config.report.profile if job.world.is_main else None
@@ -84,6 +85,9 @@ class Reports:
         """Start or resume training at the job's step: records of later steps, which will be repeated, are removed."""
         if self._records is not None:
             self._records.truncate_after(job.progress.step, last_eval=job.progress.evaluated_step)
+        # For the events in `lockstep report`.
+        place = (job.world.rank, job.world.size)
+        LOGGER.info("training from step %d of %d, rank %d of %d", job.progress.step, job.num_steps, *place)
         if text := self._recorder.start(job):
             self.notify(text)
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
@@ -135,7 +139,8 @@ class Reports:
             if job.config.precision == "fp16":
                 values |= {"loss_scale": job.progress.loss_scale, "overflow_steps": job.progress.num_overflows}
             values |= {"samples_per_s": self._rate.samples_per_s, "seconds": job.progress.seconds}
-            values["data_wait"] = self._data_wait.share(job.progress.seconds, job.progress.data_s)
+            self._last_wait = self._data_wait.share(job.progress.seconds, job.progress.data_s)
+            values["data_wait"] = self._last_wait
             self._records.write("train", done, done / job.order.steps_per_epoch, values)
             self._compare_ranks(job, self._records)
             if text := self._data_wait.notice(job.progress.seconds, job.progress.data_s, _advice(job)):
@@ -149,6 +154,7 @@ class Reports:
             loss=result.loss,
             samples_per_s=self._rate.samples_per_s,
             left_s=self._rate.seconds_for(left),
+            data_wait=self._last_wait,
         )
 
     def _compare_ranks(self, job: Job, records: Records) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.run_weights import is_as_recorded
 from lockstep.storage.weights import weights_sha256, write_weights
 from lockstep.version import __version__
+
+LOGGER = logging.getLogger("lockstep")
 
 
 def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -125,6 +128,7 @@ def finish(
         "seconds": {"first_step": first_step, **_seconds(job, waits), "all": seconds},
     }
     folder.write_json("result.json", result)
+    LOGGER.info("complete after step %d", progress.step)  # for the events in `lockstep report`
     share = min(progress.data_s / progress.seconds, 1.0) if progress.seconds else None
     name = job.parts.monitor[0]
     quoted = shlex.quote(str(folder.path))
