@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from lockstep.own_loop.exact import exact
     from lockstep.own_loop.loader import ExactLoader
     from lockstep.parallel.reduce import Reducer
+    from lockstep.report.trackers.tracker import TrackedRun, Tracker
     from lockstep.storage.checkpoint import Checkpoint
     from lockstep.storage.checkpoint import load_newest as load_newest_checkpoint
     from lockstep.storage.checkpoint import save as save_checkpoint
@@ -82,6 +83,8 @@ __all__ = [
     "Stopped",
     "TarShards",
     "TextMetric",
+    "TrackedRun",
+    "Tracker",
     "TrainError",
     "World",
     "__version__",
@@ -138,6 +141,7 @@ _MODULES = {
     "lockstep.own_loop.loader": ("ExactLoader",),
     "lockstep.module.freeze": ("freeze",),
     "lockstep.parallel.reduce": ("Reducer",),
+    "lockstep.report.trackers.tracker": ("TrackedRun", "Tracker"),
     "lockstep.storage.checkpoint": ("Checkpoint",),
     "lockstep.storage.pretrained": ("load_pretrained",),
     "lockstep.storage.weights": ("weights_sha256",),

@@ -23,6 +23,7 @@ from lockstep.launch.start import resume_from
 from lockstep.launch.subcommand import run_subcommand
 from lockstep.recipes.catalog import command_arguments, find
 from lockstep.report.history import History
+from lockstep.recipes.trust import check_tracker_files
 
 if TYPE_CHECKING:
     from lockstep.cluster.world import World
@@ -97,6 +98,7 @@ def train(
     found = find(str(source))
     overrides = as_overrides(settings)
     loaded = load(found.config_class, found.layers, overrides)
+    check_tracker_files(loaded.config.report.trackers, overrides)
     if procs is not None:
         parse_range(str(procs), "procs")
     given = None if run_dir is None else given_path(run_dir, "run_dir")

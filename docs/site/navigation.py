@@ -41,6 +41,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "resume",
             "run-folder",
             "runs",
+            "trackers",
             "trust",
             "diff",
             "two-machines",

@@ -19,6 +19,7 @@ from lockstep.cli import (
     predict,
     scale,
     submit,
+    track,
     train,
     trust,
     verify,
@@ -73,6 +74,7 @@ app.command("check")(check.check)
 app.command("doctor")(doctor.doctor)
 app.command("scale")(scale.scale)
 app.command("plan")(plan.plan)
+app.command("track")(track.track)
 app.command("submit")(submit.submit)
 app.command("trust")(trust.trust)
 app.command("call", hidden=True)(call.call)

@@ -150,13 +150,15 @@ def check_before_start(config: RunConfig, run_dir: Path | None, resume: str) -> 
     Raises:
         LaunchError: The device is cuda, and this machine has none.
         DataError: The data is missing.
-        ConfigError: The run to resume has other settings, or a package that the recipe needs is not installed.
+        ConfigError: The run to resume has other settings, or a package of the recipe or a tracker is missing.
     """
     from lockstep.provenance.same_run import check_came_from, check_same_run
+    from lockstep.report.trackers.known import check_trackers
     from lockstep.storage.run_folder import RunFolder
 
     require_recipe(config.recipe)
     check_device(config.device)
+    check_trackers(config.report.trackers)
     if run_dir is not None and resume == "auto":
         check_same_run(RunFolder(run_dir), config, resume)
     elif resume not in ("never", "auto"):

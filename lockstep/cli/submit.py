@@ -58,10 +58,12 @@ def submit(
     from lockstep.config.load import load
     from lockstep.launch.slurm import BatchJob, batch_script
     from lockstep.recipes.catalog import command_arguments, find
+    from lockstep.recipes.trust import check_tracker_files
     from lockstep.storage.run_folder import check_run_dir
 
     found = find(source)
     loaded = load(found.config_class, found.layers, overrides or [])
+    check_tracker_files(loaded.config.report.trackers, overrides or [])
     each = [shlex.split(variant) for variant in variants or []]
     for settings in each:
         load(found.config_class, found.layers, [*(overrides or []), *settings])  # refused now, not in the queue

@@ -130,7 +130,7 @@ def train(
     from lockstep.cluster.env import read_assignment
     from lockstep.config.load import load
     from lockstep.recipes.catalog import command_arguments, find
-    from lockstep.recipes.trust import trust_named
+    from lockstep.recipes.trust import check_tracker_files, trust_named
 
     if source is not None and "=" in source and not Path(source).exists():
         overrides, source = [source, *(overrides or [])], None  # settings for the run in --run-dir
@@ -142,6 +142,7 @@ def train(
     found = find(source)
     loaded = load(found.config_class, found.layers, overrides)
     trust_named(source)
+    check_tracker_files(loaded.config.report.trackers, overrides)
 
     from lockstep.storage.run_folder import check_run_dir
 

@@ -1,4 +1,4 @@
-"""`lockstep trust`: let a recipe file run where only a YAML file or a run folder names it."""
+"""`lockstep trust`: let a recipe or tracker file run where only a YAML file or a run folder names it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ RecipeFile = Annotated[str, typer.Argument(metavar="FILE", help="A recipe file (
 
 
 def trust(file: RecipeFile, debug: Debug = False) -> None:
-    """Let a recipe file run when a YAML file or a run folder names it.
+    """Let a recipe file or tracker file run when a YAML file or a run folder names it.
 
-    Valid for this file at this path until it changes. A recipe file that is named on the command line needs no trust.
+    Valid for this file at this path until it changes. A file that is named on the command line needs no trust.
     """
     from lockstep.errors import ConfigError
     from lockstep.recipes.trust import list_path, trust

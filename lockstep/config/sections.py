@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from lockstep.config.interval import INTERVAL_FORMS, parse_fraction, parse_interval, parse_steps
 
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -210,6 +211,14 @@ class ReportConfig(Settings):
         description="Steps of rank 0 to profile with torch.profiler, such as 10:13; a trace and a table are written "
         "to profile/ in the run folder. null: none.",
     )
+    trackers: tuple[str, ...] = Field(
+        default=(),
+        description=f"Experiment trackers that receive the records: {', '.join(TRACKERS)}, or Python files with a "
+        "lockstep.Tracker. They cannot stop or change training.",
+    )
+    project: str | None = Field(
+        default=None, description="Project or experiment in the trackers. null: the name of the recipe."
+    )
 
     @field_validator("profile")
     @classmethod
@@ -217,3 +226,18 @@ class ReportConfig(Settings):
         if value is not None:
             parse_steps(value)
         return value
+
+    @model_validator(mode="after")
+    def _trackers_fit_together(self) -> ReportConfig:
+        for name in self.trackers:
+            if name not in TRACKERS and not name.endswith(".py"):
+                raise ValueError(
+                    f"trackers has {name!r}; it must be one of {', '.join(TRACKERS)}, or a Python file; "
+                    "fix: Correct the name."
+                )
+        names = [name.rpartition("/")[2] for name in self.trackers]
+        if len(set(names)) < len(names):
+            raise ValueError("trackers has a name twice; fix: Name each tracker once.")
+        if "tensorboard" in self.trackers and not self.tensorboard:
+            raise ValueError("trackers has tensorboard, and tensorboard=false; fix: Remove one of them.")
+        return self

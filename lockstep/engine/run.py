@@ -88,6 +88,7 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
                     f"stopped after step {job.progress.step:,} and saved; resume with\n"
                     f"  lockstep train --run-dir {shlex.quote(str(folder.path))} --resume auto"
                 )
+                reports.trackers.outcome = "stopped"
                 announce("stopped")
                 return stop.exit_code or 143  # 128 + SIGTERM: the signal arrived on another rank
             waits = collectives.all_gather_object(world, (world.activity.work_s, world.activity.wait_s))
@@ -95,6 +96,7 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
             weights = job.final_weights()
             if world.is_main:
                 finish(spec, job, folder, reports, weights, waits)
+            reports.trackers.outcome = "done"
             announce("done")
             return 0
         finally:

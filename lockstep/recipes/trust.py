@@ -10,6 +10,7 @@ import hashlib
 import os
 import shlex
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -91,13 +92,14 @@ def trust_named(source: str) -> None:
             trust(Path(source).expanduser())
 
 
-def check_trusted(path: Path, content: bytes, named_in: str) -> None:
-    """Check that a recipe file may be executed although the command line does not name it.
+def check_trusted(path: Path, content: bytes, named_in: str, kind: str = "recipe") -> None:
+    """Check that a recipe or tracker file may be executed although the command line does not name it.
 
     Args:
-        path: The recipe file, resolved.
+        path: The file, resolved.
         content: Its bytes.
         named_in: FILE:LINE that names it.
+        kind: What it is.
 
     Raises:
         ConfigError: It is not in the list.
@@ -106,12 +108,33 @@ def check_trusted(path: Path, content: bytes, named_in: str) -> None:
     if _line(sha256, path) in _lines():
         return
     raise ConfigError(
-        f"recipe file {short_path(path)} is not trusted, so it was not run",
-        given=f"{named_in}: recipe: {path}\nsha256: {sha256}",
+        f"{kind} file {short_path(path)} is not trusted, so it was not run",
+        given=f"{named_in}: {kind}: {path}\nsha256: {sha256}",
         cause="it is not your file, or it has changed since you trusted it or trained with it",
         fix="Read the file. If you trust it and the modules that it imports, run\n"
         f"  lockstep trust {shlex.quote(str(path))}",
     )
+
+
+def check_tracker_files(trackers: Iterable[str], overrides: Iterable[str]) -> None:
+    """Check that tracker files may be executed: the command line names them, or they are in the list.
+
+    Args:
+        trackers: `report.trackers`.
+        overrides: The settings that the command line gives. Files that they name are added to the list.
+
+    Raises:
+        ConfigError: Only a YAML file or a run folder names a file, and it is not in the list.
+    """
+    is_named = any(text.startswith("report.trackers=") for text in overrides)
+    for name in trackers:
+        path = Path(name).expanduser()
+        if not name.endswith(".py") or not path.is_file():
+            continue  # a missing file is reported when the run starts
+        if is_named:
+            trust_named(name)
+        else:
+            check_trusted(path.resolve(), read_recipe(path), f"report.trackers={name}", kind="tracker")
 
 
 def _line(sha256: str, path: Path) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lockstep.errors import CheckpointError
 
-FOLDERS = ("checkpoints", "logs", "pictures", "tensorboard")
+FOLDERS = ("checkpoints", "logs", "pictures", "tensorboard", "trackers")
 _DO = "Give another --run-dir, or replace it with a regular file or folder."
 
 

@@ -23,6 +23,7 @@ from lockstep.storage.run_lock import LOCK, RunLock, is_lock
 _WRITTEN = (
     "config.yaml", "config.diff.yaml", "environment.json", "dataset_info.json", "facts.json", "metrics.jsonl",
     "provenance.json", "result.json", "steps.bin", "weights.safetensors", "checkpoints", "pictures", "tensorboard",
+    "trackers",
 )  # fmt: skip
 _ANOTHER = "Give another --run-dir."
 _LOG = re.compile(r"(launcher|rank-\d+)\.log|stacks-rank-\d+\.txt")

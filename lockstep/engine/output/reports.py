@@ -22,6 +22,7 @@ from lockstep.report.profile import StepProfile
 from lockstep.report.rate import Rate
 from lockstep.report.records import Records, read_records
 from lockstep.report.stragglers import Stragglers, Work
+from lockstep.report.trackers.start import Trackers
 from lockstep.storage.background import Background
 from lockstep.storage.run_folder import RunFolder
 
@@ -41,6 +42,7 @@ class Reports:
     Attributes:
         work_of_ranks: Returns each rank's own work so far, on rank 0; see `HangDetector.work`.
         first_step_at: Unix time at which this process completed its first step, seconds.
+        trackers: The experiment trackers; `close` reports their `outcome` to them.
         settings: The settings that differ from the preset, by dotted name, for TensorBoard's table of hyperparameters.
     """
 
@@ -53,6 +55,7 @@ class Reports:
         has_tensorboard = job.config.report.tensorboard and is_installed("tensorboard")
         self._records = Records(folder.path, tensorboard=has_tensorboard) if job.world.is_main else None
         self._recorder = StepRecorder(job, folder.path / STEPS)
+        self.trackers = Trackers(job.config.report.trackers if job.world.is_main else (), folder.path, self.notify)
         self._stragglers, self._data_wait = Stragglers(), DataWait()
         self._waited_s = 0.0
         self._last_wait: float | None = None  # share of the time since the record before the last one
@@ -88,6 +91,7 @@ class Reports:
         # For the events in `lockstep report`.
         place = (job.world.rank, job.world.size)
         LOGGER.info("training from step %d of %d, rank %d of %d", job.progress.step, job.num_steps, *place)
+        self.trackers.start(is_new=not job.progress.step)  # they read the records, without those that are repeated
         if text := self._recorder.start(job):
             self.notify(text)
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
@@ -194,6 +198,7 @@ class Reports:
         self._background.join()
         self._profile.close()
         self._recorder.close()
+        self.trackers.close()
         if self._console is not None:
             self._console.close()
         if self._records is not None:
