@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lockstep.data.keyed import seeded, uniform, uniforms
     from lockstep.data.order import MicroBatch, Order, Step
     from lockstep.data.samples import Batch, DatasetSamples, Samples
-    from lockstep.data.sources.decoding import decode_image
+    from lockstep.data.sources.decoding import decode_rgb
     from lockstep.data.sources.parquet_rows import ParquetRows
     from lockstep.data.sources.tar_shards import TarShards
     from lockstep.data.sources.tar_writer import write_tar_shards
@@ -88,7 +88,7 @@ __all__ = [
     "TrainError",
     "World",
     "__version__",
-    "decode_image",
+    "decode_rgb",
     "evaluate",
     "evaluate_model",
     "exact",
@@ -117,7 +117,7 @@ _MODULES = {
     "lockstep.data.keyed": ("seeded", "uniform", "uniforms"),
     "lockstep.data.order": ("MicroBatch", "Order", "Step"),
     "lockstep.data.samples": ("Batch", "DatasetSamples", "Samples"),
-    "lockstep.data.sources.decoding": ("decode_image",),
+    "lockstep.data.sources.decoding": ("decode_rgb",),
     "lockstep.data.sources.parquet_rows": ("ParquetRows",),
     "lockstep.data.sources.tar_shards": ("TarShards",),
     "lockstep.data.sources.tar_writer": ("write_tar_shards",),

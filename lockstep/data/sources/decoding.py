@@ -20,7 +20,7 @@ Decoder = Callable[[Any], Any]
 _MAX_DIGITS = 20
 
 
-def decode_image(content: bytes | Mapping[str, Any], name: str = "image") -> ByteArray:
+def decode_rgb(content: bytes | Mapping[str, Any], name: str = "image") -> ByteArray:
     """Decode a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file, as an image viewer shows it.
 
     Args:
@@ -71,7 +71,7 @@ def decode_member(extension: str, content: bytes, name: str, decoders: Mapping[s
             error.add_note(f"while decoding {name}")
             raise
     if last in IMAGES:
-        return decode_image(content, name)
+        return decode_rgb(content, name)
     included = DECODERS.get(last)
     if included is None:
         return content

@@ -59,7 +59,7 @@ class ParquetRows:
         files: A .parquet file, a folder of them, a pattern such as `train-*.parquet`, or a list of these, all local.
         columns: Names of the columns; a row is then a tuple in this order, such as (input, target). None: a row is a
             dict of all columns.
-        decode: Functions value -> value, by column, such as `{"image": lockstep.decode_image}`.
+        decode: Functions value -> value, by column, such as `{"image": lockstep.decode_rgb}`.
         transform: A function of each row. Its random numbers must come from torch's, numpy's or Python's generators.
         cache_bytes: Memory for decoded row groups in each process, in bytes. One row group is kept in any case.
 

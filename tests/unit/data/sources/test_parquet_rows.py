@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.data.samples import DatasetSamples
-from lockstep.data.sources.decoding import decode_image
+from lockstep.data.sources.decoding import decode_rgb
 from lockstep.data.sources.parquet_rows import ParquetRows
 from lockstep.errors import ConfigError, DataError
 from tests.unit.data.sources.test_tar_shards import png
@@ -63,16 +63,16 @@ def test_columns_make_a_tuple_and_functions_decode_them(tmp_path: Path) -> None:
     rows = ParquetRows(
         tmp_path / "x.parquet",
         ("image", "stored", "label"),
-        decode={"image": decode_image, "stored": decode_image},
+        decode={"image": decode_rgb, "stored": decode_rgb},
         transform=lambda row: (row[0][0, 0, 0], row[1].shape, row[2]),
     )
     assert [rows[index] for index in range(5)] == [(index, (3, 4, 3), index) for index in range(5)]
-    for options in ({"columns": ("image", "nothing")}, {"decode": {"nothing": decode_image}}):
+    for options in ({"columns": ("image", "nothing")}, {"decode": {"nothing": decode_rgb}}):
         with pytest.raises(ConfigError, match="has no column nothing") as error:
             ParquetRows(tmp_path, **options)
         assert "label, image, stored" in str(error.value)
     with pytest.raises(DataError, match="not the content of an image file"):
-        ParquetRows(tmp_path, ("label",), decode={"label": decode_image})[0]
+        ParquetRows(tmp_path, ("label",), decode={"label": decode_rgb})[0]
 
 
 def test_a_row_group_is_decoded_once_while_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
