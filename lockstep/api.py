@@ -22,8 +22,8 @@ from lockstep.launch.main_source import check_function, is_main, module_text
 from lockstep.launch.start import resume_from
 from lockstep.launch.subcommand import run_subcommand
 from lockstep.recipes.catalog import command_arguments, find
-from lockstep.report.history import History
 from lockstep.recipes.trust import check_tracker_files
+from lockstep.report.history import History
 
 if TYPE_CHECKING:
     from lockstep.cluster.world import World
