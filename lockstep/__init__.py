@@ -157,7 +157,7 @@ _HOMES |= {
 
 
 class _Launch(ModuleType):
-    """The package lockstep.launch, which is also the function `lockstep.launch`."""
+    """Run a function in several processes of this machine; see `lockstep.launch.function.launch`. Also a package."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         from lockstep.launch.function import launch
@@ -169,7 +169,7 @@ class _Lockstep(ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         # Python sets a package's attribute when it imports the package inside.
         if name == "launch" and type(value) is ModuleType:
-            value.__class__ = _Launch
+            value.__class__, value.__doc__ = _Launch, _Launch.__doc__
         super().__setattr__(name, value)
 
 

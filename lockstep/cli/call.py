@@ -9,9 +9,9 @@ from lockstep.config.process_range import parse_range
 
 def call(description: Path, procs: str = "1", threads: int = 1) -> int:
     """Call a function that `lockstep.launch` has written down."""
-    from lockstep.cli.start_run import end_with_caller
     from lockstep.launch import forkserver
     from lockstep.launch.function import PRELOAD
+    from lockstep.launch.subcommand import end_with_caller
 
     end_with_caller()
     size = parse_range(procs, "procs")

@@ -10,13 +10,12 @@ train_command    check what can be known without torch
 from __future__ import annotations
 
 import os
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
 from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
-from lockstep.cluster.signals import StopSignal, when_parent_dies
+from lockstep.cluster.signals import StopSignal
 from lockstep.config.load import Loaded
 from lockstep.config.process_range import ProcessRange, parse_range
 from lockstep.config.schema import RunConfig
@@ -25,7 +24,6 @@ from lockstep.engine.run_spec import RunSpec, recipe_of
 from lockstep.errors import LaunchError, LockstepError
 from lockstep.extras import require_recipe
 from lockstep.launch import forkserver
-from lockstep.launch.commands import CALLER
 from lockstep.launch.gpus import check_device
 from lockstep.launch.kernels import pin_kernels
 from lockstep.launch.start import (
@@ -66,7 +64,6 @@ def train_command(
         LockstepError: A failure that the user can act on.
     """
     started_at = time.time()
-    end_with_caller()
     config = loaded.config
     here = rank_assignment(options.procs, options.init, options.rank, options.world_size)
     spec = RunSpec(
@@ -164,13 +161,3 @@ def check_before_start(config: RunConfig, run_dir: Path | None, resume: str) -> 
     elif resume not in ("never", "auto"):
         check_came_from(RunFolder(Path(resume).parent.parent), config)
     config.check_inputs()
-
-
-def end_with_caller() -> None:
-    """Save and exit once the process that called `lockstep.train` or `launch` is gone, if it started this command.
-
-    A notebook's kernel is killed when it is restarted, and would leave its training behind.
-    """
-    caller = os.environ.pop(CALLER, None)
-    if caller is not None and int(caller) == os.getppid():
-        when_parent_dies(lambda: os.kill(os.getpid(), signal.SIGTERM))

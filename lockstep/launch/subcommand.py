@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from lockstep.cluster.signals import when_parent_dies
 from lockstep.errors import KINDS, LockstepError, from_json
 from lockstep.launch.commands import CALLER, ERROR_FILE, import_path
 from lockstep.launch.stopped import Stopped
@@ -67,3 +68,13 @@ def _error_of(text: str, code: int) -> LockstepError:
     if text:
         return kind(text.removeprefix(f"{kind.kind}: "))  # it has its own fix
     return kind(f"training ended with exit code {code}", fix="Run the same command in a terminal, and read its output.")
+
+
+def end_with_caller() -> None:
+    """Save and exit once the process that called a function of `lockstep` is gone, if it started this command.
+
+    A notebook's kernel is killed when it is restarted, and would leave its training behind.
+    """
+    caller = os.environ.pop(CALLER, None)
+    if caller is not None and int(caller) == os.getppid():
+        when_parent_dies(lambda: os.kill(os.getpid(), signal.SIGTERM))
