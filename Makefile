@@ -93,10 +93,10 @@ bench-check: .venv/.installed  ## plant 35 faults into a recipe and count those 
 	@$(PY) benchmarks/check_faults.py $(BENCH_ARGS)
 
 bench-exact-cost: .venv/.installed  ## compare the step time in exact mode with torch's DDP
-	@$(PY) benchmarks/exact_cost.py
+	@$(PY) -m benchmarks.exact_cost
 
 bench-sync-batch-norm: .venv/.installed  ## compare batch_norm=sync with batch_norm=micro and torch's DDP
-	@$(PY) benchmarks/sync_batch_norm.py $(BENCH_ARGS)
+	@$(PY) -m benchmarks.sync_batch_norm $(BENCH_ARGS)
 
 bench-precision: .venv/.installed  ## compare the final accuracy of digits in fp32, bf16 and fp16; BENCH_ARGS="mnist data.root=DIR" for other recipes
 	@$(PY) benchmarks/precision.py $(BENCH_ARGS)
@@ -108,10 +108,10 @@ bench-checkpoints: .venv/.installed  ## compare how long a checkpoint blocks tra
 	@$(PY) benchmarks/checkpoints.py $(BENCH_ARGS)
 
 bench-watch: .venv/.installed  ## measure the cost of the hang detector and the replica check
-	@$(PY) benchmarks/watch_cost.py $(BENCH_ARGS)
+	@$(PY) -m benchmarks.watch_cost $(BENCH_ARGS)
 
 bench-recheck: .venv/.installed  ## check how soon watch.recheck names a rank with flipped bits, and measure its cost
-	@$(PY) benchmarks/recheck.py $(BENCH_ARGS)
+	@$(PY) -m benchmarks.recheck $(BENCH_ARGS)
 
 bench-kernels: .venv/.installed  ## compare the bits of operations under other CPU kernels; BENCH_ARGS="--emulator qemu-x86_64-static" for other processors
 	@$(PY) benchmarks/kernels.py $(BENCH_ARGS)

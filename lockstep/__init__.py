@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from lockstep.data.keyed import seeded, uniform, uniforms
     from lockstep.data.order import MicroBatch, Order, Step
     from lockstep.data.samples import Batch, DatasetSamples, Samples
+    from lockstep.data.sources.decoding import decode_image
+    from lockstep.data.sources.parquet_rows import ParquetRows
+    from lockstep.data.sources.tar_shards import TarShards
+    from lockstep.data.sources.tar_writer import write_tar_shards
     from lockstep.engine.evaluate import evaluate as evaluate_model
     from lockstep.engine.parts import Parts
     from lockstep.errors import (
@@ -64,6 +68,7 @@ __all__ = [
     "Metric",
     "MicroBatch",
     "Order",
+    "ParquetRows",
     "Parts",
     "Reducer",
     "Run",
@@ -72,10 +77,12 @@ __all__ = [
     "Settings",
     "Step",
     "Stopped",
+    "TarShards",
     "TextMetric",
     "TrainError",
     "World",
     "__version__",
+    "decode_image",
     "evaluate",
     "evaluate_model",
     "exact",
@@ -91,6 +98,7 @@ __all__ = [
     "uniforms",
     "weights_sha256",
     "world",
+    "write_tar_shards",
 ]
 
 # Module -> the public names in it.
@@ -102,6 +110,10 @@ _MODULES = {
     "lockstep.data.keyed": ("seeded", "uniform", "uniforms"),
     "lockstep.data.order": ("MicroBatch", "Order", "Step"),
     "lockstep.data.samples": ("Batch", "DatasetSamples", "Samples"),
+    "lockstep.data.sources.decoding": ("decode_image",),
+    "lockstep.data.sources.parquet_rows": ("ParquetRows",),
+    "lockstep.data.sources.tar_shards": ("TarShards",),
+    "lockstep.data.sources.tar_writer": ("write_tar_shards",),
     "lockstep.engine.parts": ("Parts",),
     "lockstep.errors": (
         "CheckpointError",

@@ -32,6 +32,8 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
         [
             "own-images",
             "own-model",
+            "data",
+            "lightning",
             "accelerate",
             "transformers",
             "resume",

@@ -22,12 +22,13 @@ from lockstep.cli import (
     trust,
     verify,
 )
-from lockstep.cli.options import LocalRank
+from lockstep.cli.options import Commands, LocalRank
 from lockstep.version import __version__
 
 # Plain help takes half the time of help with boxes, and reads the same in a log.
 app = typer.Typer(
     name="lockstep",
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,

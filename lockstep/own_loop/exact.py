@@ -15,6 +15,7 @@ from lockstep.own_loop.current import current_world
 from lockstep.own_loop.loader import ExactLoader
 from lockstep.own_loop.optimizer import attach, follow, plain_step
 from lockstep.own_loop.refusals import check_modules
+from lockstep.own_loop.same_data import check_same_data
 from lockstep.own_loop.samples import LoopOrder, source_of
 from lockstep.own_loop.session import ExactLoop
 
@@ -64,13 +65,14 @@ def exact(
     check_modules(modules)
     source = source_of(data)
     size = micro_batch or source.batch_size
-    order = _order(len(source.samples), global_batch, size, seed, source.is_shuffled, source.drop_last)
+    order = order_of(len(source.samples), global_batch, size, seed, source.is_shuffled, source.drop_last)
     scalers = [follower for follower in per_step if isinstance(follower, torch.amp.GradScaler)]
     steps = [(each, plain_step(each)) for each in optimizers]
     device = next(parameter.device for module in modules for parameter in module.parameters())
     use_equal_kernels(num_threads, device)
     world = current_world(device)
     check_same_script(world, {"global_batch": global_batch, "micro_batch": size, "seed": seed})
+    check_same_data(world, source, seed)
     loop = ExactLoop(modules, steps, world, seed=seed, check_finite=not scalers)
     for number, each in enumerate(optimizers):
         attach(each, loop, number)
@@ -93,9 +95,22 @@ def use_equal_kernels(num_threads: int, device: torch.device) -> None:
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
 
 
-def _order(
+def order_of(
     num_samples: int, global_batch: int, micro_batch: int | None, seed: int, is_shuffled: bool, drop_last: bool
 ) -> LoopOrder:
+    """Return the order of the samples of an exact loop.
+
+    Args:
+        num_samples: Size of the dataset.
+        global_batch: Samples of a step.
+        micro_batch: Samples of one forward pass.
+        seed: Seed of the order.
+        is_shuffled: Permute the samples of each epoch.
+        drop_last: Leave out a last step with fewer samples.
+
+    Raises:
+        ConfigError: A batch size is missing or out of range.
+    """
     if micro_batch is None:
         raise ConfigError("the DataLoader has no batch_size", fix="Set it, or give exact(micro_batch=...).")
     for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):

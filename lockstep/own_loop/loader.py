@@ -138,7 +138,7 @@ class ExactLoader:
             for step in steps:
                 for micro_batch in step.micro_batches:
                     batch = loader.batch(micro_batch.indices, micro_batch.keys)
-                    self.loop.begin(step, micro_batch)
+                    self.loop.begin(step, micro_batch, batch.inputs)
                     self.is_padding = micro_batch.weight == 0.0
                     yield batch.inputs
             self.loop.finish()

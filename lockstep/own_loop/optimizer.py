@@ -69,7 +69,7 @@ def attach(optimizer: Optimizer, loop: ExactLoop, number: int) -> None:
 
     # A scheduler that exists already has put a function of its own onto the optimizer.
     is_scheduled = optimizer.__dict__.pop("step", None) is not None
-    optimizer.__class__ = type(f"Exact{base.__name__}", (base,), {"step": step, "zero_grad": zero_grad})
+    optimizer.__class__ = type(base.__name__, (base,), {"step": step, "zero_grad": zero_grad})
     if is_scheduled:
         bound = step.__get__(optimizer)
 

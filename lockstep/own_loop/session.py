@@ -35,6 +35,7 @@ from lockstep.errors import ConfigError, TrainError
 from lockstep.own_loop.gradients import StepNodes
 from lockstep.own_loop.state_sum import BufferSum
 from lockstep.own_loop.trained import Trained
+from lockstep.own_loop.trial import trial_of
 
 
 class ExactLoop:
@@ -78,6 +79,7 @@ class ExactLoop:
         self._nodes: StepNodes | None = None
         self._current: MicroBatch | None = None
         self._after: list[Callable[[], Any]] = []
+        self._trial = trial_of(world)
         self.step = 0
         self.is_last = self.has_acted = False
         self._refresh()
@@ -87,12 +89,13 @@ class ExactLoop:
         """Whether a micro-batch is running."""
         return self._current is not None
 
-    def begin(self, step: Step, micro_batch: MicroBatch) -> None:
+    def begin(self, step: Step, micro_batch: MicroBatch, inputs: Any = None) -> None:
         """Start a micro-batch, after the end of the one before.
 
         Args:
             step: The step, with all micro-batches of this rank, padded.
             micro_batch: One of them, in order.
+            inputs: What the loop gets, for `lockstep check`.
 
         Raises:
             TrainError: The loop called `optimizer.step()` in some micro-batches of the step before, not in its last.
@@ -108,6 +111,8 @@ class ExactLoop:
         self.is_last = micro_batch is step.micro_batches[-1]
         self.has_acted = False
         seed_forward(micro_batch.forward_key, self._world.device)
+        if self._trial is not None:
+            self._trial.batch(micro_batch, inputs)
         self._world.activity.enter(COMPUTING)
 
     def finish(self) -> None:
@@ -260,6 +265,8 @@ class ExactLoop:
         for work in self._after:
             work()
         self._after = []
+        if self._trial is not None:
+            self._trial.step(self.state())
 
     def _check_calls(self) -> None:
         assert self._nodes is not None

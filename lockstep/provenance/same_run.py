@@ -79,6 +79,32 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
         )
 
 
+def check_replay(run: Path, config: RunConfig, purpose: str, *, is_other_recipe: bool = False) -> None:
+    """Check that the steps of a run can be repeated bit for bit with these settings.
+
+    Args:
+        run: The run folder.
+        config: The settings of the replay.
+        purpose: What the run is to be trained for, such as "verify a run".
+        is_other_recipe: Whether the recipe may be another file than the run's.
+
+    Raises:
+        ConfigError: The run is not exact, or a setting that determines the result differs.
+    """
+    if config.mode != "exact":
+        raise ConfigError(
+            f"{run} was trained with mode={config.mode}, whose bits no replay has to repeat",
+            fix=f"Train with mode=exact to {purpose}.",
+        )
+    settings = settings_of(RunFolder(run))
+    if other := differing(settings | {"recipe": config.recipe} if is_other_recipe else settings, config):
+        raise ConfigError(
+            "a replay can't change settings that determine the result",
+            given="\n".join(other),
+            fix="Give settings such as data.root only.",
+        )
+
+
 def _differing(folder: RunFolder, config: RunConfig) -> list[str]:
     """Return the settings of a run folder that differ and change the result."""
     return differing(settings_of(folder), config)
@@ -115,7 +141,7 @@ def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
 
 
 def is_free(name: str, config: RunConfig | None = None) -> bool:
-    """Whether a setting, by its dotted name, does not change the result.
+    """Return whether a setting, by its dotted name, does not change the result.
 
     Args:
         name: Its dotted name.

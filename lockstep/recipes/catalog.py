@@ -1,4 +1,4 @@
-"""Finds a recipe and its settings by the name of a recipe, a preset, a YAML file or a Python file.
+"""Find a recipe and its settings by the name of a recipe, a preset, a YAML file or a Python file.
 
 A recipe is a folder beside this file with `config.py` (class `Config`, no torch), `recipe.py` (`build(config)` returns
 its `Parts`; if it also defines `dataset_info(config)`, `build(config, dataset_info)`) and `presets/*.yaml`. The default

@@ -1,4 +1,4 @@
-"""Checks files with settings and recipes, and imports recipe files."""
+"""Check files with settings and recipes, and import recipe files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Determines which ranks keep a stalled world waiting, from the ranks' last heartbeats. Plain arithmetic."""
+"""Determine which ranks keep a stalled world waiting, from the ranks' last heartbeats. Plain arithmetic."""
 
 from __future__ import annotations
 

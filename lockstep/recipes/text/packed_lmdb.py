@@ -1,4 +1,4 @@
-"""Reads LMDB datasets in the common layout: `num-samples`, `image-000000001`, `label-000000001` and so on."""
+"""Read LMDB datasets in the common layout: `num-samples`, `image-000000001`, `label-000000001` and so on."""
 
 from __future__ import annotations
 
