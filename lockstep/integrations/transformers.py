@@ -174,7 +174,7 @@ class ExactTrainerMixin(_Base):
         assert self._loop is not None
         step, micro_batch = self._fetched.popleft()
         self._micro_batch = micro_batch
-        self._loop.begin(step, micro_batch)
+        self._loop.begin(step, micro_batch, inputs)
         self.current_gradient_accumulation_steps = 1
         share, factor = micro_batch.weight, None
         with self._without_world_size():
