@@ -156,7 +156,7 @@ class Console:
             loss: Training loss.
             samples_per_s: Samples per second over all ranks.
             left_s: Seconds until the run is complete; None if not known yet.
-            data_wait: Share of training time that waits for data, 0 to 1; shown on wide terminals.
+            data_wait: Share of training time that waits for data, 0 to 1; shown from 110 columns on.
         """
         with self._lock:
             now = self._now()
@@ -178,7 +178,8 @@ class Console:
             waits = ""
             if self.width >= _WIDE:
                 head += f" {step / steps_per_epoch - (epoch - 1):.0%}"
-                waits = "" if data_wait is None else f"  data wait {data_wait:.0%}"
+                has_room = self.width >= _MAX_COLUMNS and data_wait is not None
+                waits = f"  data wait {data_wait:.0%}" if has_room else ""
             parts = [(1, f"{step:,}/{num_steps:,}"), (2, f"loss {loss_text}"), (0, f"{rate}{waits}"), (3, left)]
             self._draw(head, parts, step / num_steps)
 

@@ -22,10 +22,10 @@ Html = Annotated[
 
 
 def compare(runs: Runs, html: Html = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Show runs side by side: settings that differ, metrics, time and curves.
+    """Compare runs side by side: settings, metrics, time.
 
-    Versions, code and data are listed where they differ. Run folders are only read. To find the first step and value
-    that differ, use lockstep diff.
+    Settings, versions, code and data are listed where they differ, and curves are drawn. Run folders are only read.
+    To find the first step and value that differ, use lockstep diff.
     """
     from lockstep.run_views.compare import compare as compare_runs
     from lockstep.run_views.history import read_history

@@ -12,7 +12,7 @@ from lockstep.cli.options import Debug, Json, is_ascii_output, json_text, path_o
 
 Folder = Annotated[
     Path,
-    typer.Argument(metavar="[DIR]", parser=path_of("DIR"), help="The folder that holds run folders; default: runs."),
+    typer.Argument(metavar="DIR", parser=path_of("DIR"), help="The folder that holds run folders."),
 ]
 Where = Annotated[
     list[str] | None,

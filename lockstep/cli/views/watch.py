@@ -15,7 +15,7 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as 
 
 
 def watch(run: Run, debug: Debug = False) -> int:
-    """Follow a run: progress, curves, speed of each rank, last warnings.
+    """Follow a run: progress, curves, speed, last warnings.
 
     Reads the files of the run folder, which may be on a shared disk. Ends with the run: exit code 0 if it is complete,
     1 if it was stopped or failed. Ctrl-C ends the view only.
