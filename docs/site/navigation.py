@@ -51,6 +51,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "export",
             "debug-a-hang",
             "faults",
+            "find",
             "memory",
             "speed",
             "kernels",

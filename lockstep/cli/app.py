@@ -15,6 +15,7 @@ from lockstep.cli import (
     doctor,
     evaluate,
     export,
+    find,
     plan,
     predict,
     scale,
@@ -78,4 +79,5 @@ app.command("track")(track.track)
 app.command("submit")(submit.submit)
 app.command("trust")(trust.trust)
 app.command("call", hidden=True)(call.call)
+app.add_typer(find.app, name="find")
 app.add_typer(data.app, name="data")

@@ -150,12 +150,10 @@ def check_before_start(config: RunConfig, run_dir: Path | None, resume: str) -> 
         ConfigError: The run to resume has other settings, or a package of the recipe or a tracker is missing.
     """
     from lockstep.provenance.same_run import check_came_from, check_same_run
-    from lockstep.report.trackers.known import check_trackers
     from lockstep.storage.run_folder import RunFolder
 
     require_recipe(config.recipe)
     check_device(config.device)
-    check_trackers(config.report.trackers)
     if run_dir is not None and resume == "auto":
         check_same_run(RunFolder(run_dir), config, resume)
     elif resume not in ("never", "auto"):

@@ -131,6 +131,7 @@ def train(
     from lockstep.config.load import load
     from lockstep.recipes.catalog import command_arguments, find
     from lockstep.recipes.trust import check_tracker_files, trust_named
+    from lockstep.report.trackers.known import check_trackers
 
     if source is not None and "=" in source and not Path(source).exists():
         overrides, source = [source, *(overrides or [])], None  # settings for the run in --run-dir
@@ -143,6 +144,8 @@ def train(
     loaded = load(found.config_class, found.layers, overrides)
     trust_named(source)
     check_tracker_files(loaded.config.report.trackers, overrides)
+    if here is None:  # otherwise rank 0 checks
+        check_trackers(loaded.config.report.trackers)
 
     from lockstep.storage.run_folder import check_run_dir
 

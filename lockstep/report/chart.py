@@ -60,6 +60,32 @@ def draw_lines(lines: Mapping[str, Line], path: Path, *, title: str, x_name: str
         axes.legend(loc="upper left")
 
 
+def draw_rates(
+    rates: Sequence[float], losses: Sequence[float], path: Path, *, suggestion: float | None, name: str
+) -> None:
+    """Plot the loss of a learning-rate range test over the rate, on a logarithmic axis.
+
+    Args:
+        rates: The learning rates.
+        losses: The loss at each.
+        path: Path of the PNG file.
+        suggestion: The rate to mark, if any.
+        name: What was trained.
+
+    Raises:
+        CheckpointError: The PNG cannot be written.
+    """
+    with _figure(path, (7.6, 4.4), name) as figure:
+        axes = figure.subplots()
+        axes.plot(rates, losses, color=_COLOURS[0], linewidth=1.5, label="loss")
+        if suggestion is not None:
+            axes.axvline(suggestion, color=_COLOURS[1], linestyle="--", label=f"suggestion: {suggestion:g}")
+        axes.set(title=f"{name}: learning-rate range test", xlabel="learning rate", ylabel="loss", xscale="log")
+        if losses:
+            axes.set_ylim(bottom=min(0.0, *losses), top=1.5 * max(losses[0], min(losses)) or None)  # it diverges
+        axes.legend()
+
+
 def draw_curves(train: Records, evaluations: Records, path: Path, *, monitor: tuple[str, str], name: str) -> None:
     """Plot the training and validation loss of a run, and its monitored validation metric in a second chart.
 
