@@ -68,23 +68,30 @@ def exact(
     optimizers: list[Optimizer] = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     check_modules(modules)
     source = source_of(data)
-    size = micro_batch or source.batch_size
+    size = source.batch_size if micro_batch is None else micro_batch
     order = order_of(len(source.samples), global_batch, size, seed, source.is_shuffled, source.drop_last)
     steps = [(each, plain_step(each)) for each in optimizers]
     device = next(parameter.device for module in modules for parameter in module.parameters())
     use_equal_kernels(num_threads, device)
     world = current_world(device)
-    check_same_script(world, {"global_batch": global_batch, "micro_batch": size, "seed": seed})
+    settings = {"global_batch": global_batch, "micro_batch": size, "seed": seed, "num_threads": num_threads}
+    check_same_script(world, settings)
     check_same_data(world, source, seed)
     loop = ExactLoop(modules, steps, world, seed=seed)
+    _attach(loop, modules, optimizers, per_step)
+    watch(world, hang_timeout_s)
+    return model, optimizer, ExactLoader(source, order, loop, world, source.num_workers)
+
+
+def _attach(
+    loop: ExactLoop, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer], per_step: Sequence[Any]
+) -> None:
     for number, each in enumerate(optimizers):
         attach(each, loop, number)
     for module in modules:
         attach_module(module, loop)
     for follower in per_step:
         follow(follower, loop)
-    watch(world, hang_timeout_s)
-    return model, optimizer, ExactLoader(source, order, loop, world, source.num_workers)
 
 
 def use_equal_kernels(num_threads: int, device: torch.device) -> None:

@@ -21,6 +21,7 @@ SUDDEN_ENDS = (
     "lockstep/launch/supervisor.py",
     "lockstep/launch/worker.py",
     "lockstep/own_loop/current.py",  # leaves the process group of a script, whose exit code stays
+    "lockstep/own_loop/watching.py",  # ends the threads that watch a script
 )
 
 
