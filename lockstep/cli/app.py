@@ -12,19 +12,16 @@ from lockstep.cli import (
     config,
     data,
     diff,
-    doctor,
     evaluate,
     export,
     find,
-    plan,
     predict,
-    scale,
-    submit,
     track,
     train,
     trust,
     verify,
 )
+from lockstep.cli.machines import doctor, plan, scale, submit
 from lockstep.cli.options import Commands, LocalRank
 from lockstep.cli.views import compare, report, runs, watch
 from lockstep.version import __version__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from itertools import tee
@@ -20,6 +20,7 @@ from lockstep.data.order import Order, Step
 from lockstep.data.samples import Samples
 from lockstep.engine.parts import Parts
 from lockstep.errors import CheckpointError
+from lockstep.metrics.early_stop import last_step
 from lockstep.module.ema import ModelEma
 from lockstep.parallel.reduce import Reducer
 from lockstep.parallel.replica import Replica
@@ -185,6 +186,11 @@ class Job:
         """Number of steps of the whole run, unless it stops early."""
         steps, limit = self.config.epochs * self.order.steps_per_epoch, self.config.max_steps
         return steps if limit is None else min(steps, limit)
+
+    def last_step(self, evaluations: Iterable[tuple[int, Mapping[str, Any]]]) -> int:
+        """Return the number of steps of a whole run with these evaluations: step and metrics of each, in order."""
+        early = last_step(evaluations, self.config.stop_early, self.parts.monitor)
+        return self.num_steps if early is None else early
 
     @property
     def is_complete(self) -> bool:

@@ -1,4 +1,4 @@
-"""Runs a command of Lockstep for a function of its Python interface, and returns its error."""
+"""Run a command of Lockstep for a function of its Python interface, and returns its error."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _run(script: str, arguments: list[str], world: _World, folder: Path) -> _Out
     environ = {name: value for name, value in os.environ.items() if name not in _WORLD}
     environ |= {VARIABLE: f"{folder}:{NUM_STEPS}", "PYTHONHASHSEED": world.hash_seed, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        command, env=environ, text=True, errors="replace", start_new_session=True,
+        command, env=environ, encoding="utf-8", errors="replace", start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -105,7 +105,7 @@ def _run(script: str, arguments: list[str], world: _World, folder: Path) -> _Out
             given=tail or None,
             fix=f"Run it by itself; it has to call lockstep.exact and train for {NUM_STEPS} steps.",
         )
-    records = [json.loads(file.read_text()) for file in files]
+    records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     samples = {name: value for record in records for name, value in record["samples"].items()}
     return _Outcome(samples, records[0]["states"])
 

@@ -1,4 +1,4 @@
-"""Recognizes a script with an exact loop. Imports no torch, so that a wrong source is answered at once."""
+"""Recognize a script with an exact loop. Imports no torch, so that a wrong source is answered at once."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class ScriptTrial:
         """
         self._states.append(checksums(state))
         if len(self._states) == self._num_steps:
-            self._path.write_text(json.dumps({"samples": self._samples, "states": self._states}))
+            self._path.write_text(json.dumps({"samples": self._samples, "states": self._states}), encoding="utf-8")
             raise SystemExit(0)
 
 

@@ -1,4 +1,4 @@
-"""Runs side by side: settings that differ, metrics, time and environment."""
+"""Several runs side by side: settings that differ, metrics, time and environment."""
 
 from __future__ import annotations
 

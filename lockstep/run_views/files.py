@@ -1,4 +1,4 @@
-"""Reads of the files of a run folder, which may be a stranger's: regular files only, limited sizes, JSON only."""
+"""Read of the files of a run folder, which may be a stranger's: regular files only, limited sizes, JSON only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the run folders below a folder, and keeps their summaries in the user's cache, so that a table is quick.
+"""Find the run folders below a folder, and keeps their summaries in the user's cache, so that a table is quick.
 
 The cache holds a summary and the sizes and times of the files that it was read from. It is written beside no run: run
 folders may belong to others. Without a cache, or with a damaged one, everything is read again.

@@ -1,4 +1,4 @@
-"""Reads `metrics.jsonl` while a run appends to it: each call returns the records that are new and whole."""
+"""Read `metrics.jsonl` while a run appends to it: each call returns the records that are new and whole."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ from lockstep.engine.restoring import restore_step
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch.start import join_world
-from lockstep.metrics.early_stop import last_step
 from lockstep.provenance.run_identity import FACTS, identity
 from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.provenance.step_log import StepLog, read_steps
@@ -128,9 +127,7 @@ def _compare_whole(plan: Plan, job: Job, replayer: Replayer) -> list[Difference]
     """Compare what the run states about itself as a whole: its length, its dataset info and its final weights."""
     found = []
     is_complete = bool(plan.weights_sha256)
-    evaluations = sorted(plan.evaluations.items())
-    early = last_step(evaluations, job.config.stop_early, job.parts.monitor)
-    last = job.num_steps if early is None else early
+    last = job.last_step(sorted(plan.evaluations.items()))
     if plan.num_steps > last or (is_complete and plan.num_steps < last):
         # Fewer steps than the settings have, stated as a complete run, would be another run.
         found.append(Difference(plan.num_steps, "number of steps", str(plan.num_steps), str(last)))

@@ -1,4 +1,4 @@
-"""Writes a page, and never over a file that this command did not write."""
+"""Write a page, and never over a file that this command did not write."""
 
 from __future__ import annotations
 
