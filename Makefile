@@ -14,7 +14,7 @@ PY := .venv/bin/python
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := lockstep tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions bench-verify bench-diff bench-check
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,12 @@ build/docs/.built: .venv/.installed-dev $(shell find docs lockstep examples *.md
 	@$(PY) docs/site/build.py $(@D)
 	@touch $@
 
+bench-own-loop: .venv/.installed  ## compare a step of lockstep.exact with the usual DDP step of the same script: time and memory
+	@$(PY) benchmarks/own_loop.py $(BENCH_ARGS)
+
+foreign: .venv/.installed-dev  ## run scripts of others in usual and exact form, and write the table of their hashes
+	@$(PY) -m tests.foreign.record
+
 audit: .venv/.installed-dev  ## list known vulnerabilities of the pinned and the lowest allowed versions; needs the network
 	@$(PY) .ci/audit
 
@@ -69,10 +75,13 @@ format: .venv/.installed-dev  ## reformat the sources
 	@$(PY) -m ruff check --quiet --fix $(SOURCES) || true
 	@$(PY) -m ruff format $(SOURCES)
 
+dist: .venv/.installed-dev  ## build sdist, wheel, SBOM and checksums into dist/; needs the network
+	@$(PY) .ci/dist
+
 venv: .venv/.installed-dev  ## create .venv with all development tools
 
 .venv/.installed: pyproject.toml constraints.txt .ci/venv
-	@MAKECMDGOALS="$(MAKECMDGOALS)" .ci/venv "$(PYTHON)" ""
+	@MAKECMDGOALS="$(MAKECMDGOALS)" .ci/venv "$(PYTHON)" "[all]"
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed
@@ -93,10 +102,10 @@ bench-check: .venv/.installed  ## plant 35 faults into a recipe and count those 
 	@$(PY) benchmarks/check_faults.py $(BENCH_ARGS)
 
 bench-exact-cost: .venv/.installed  ## compare the step time in exact mode with torch's DDP
-	@$(PY) benchmarks/exact_cost.py
+	@$(PY) -m benchmarks.exact_cost
 
 bench-sync-batch-norm: .venv/.installed  ## compare batch_norm=sync with batch_norm=micro and torch's DDP
-	@$(PY) benchmarks/sync_batch_norm.py $(BENCH_ARGS)
+	@$(PY) -m benchmarks.sync_batch_norm $(BENCH_ARGS)
 
 bench-precision: .venv/.installed  ## compare the final accuracy of digits in fp32, bf16 and fp16; BENCH_ARGS="mnist data.root=DIR" for other recipes
 	@$(PY) benchmarks/precision.py $(BENCH_ARGS)
@@ -108,10 +117,10 @@ bench-checkpoints: .venv/.installed  ## compare how long a checkpoint blocks tra
 	@$(PY) benchmarks/checkpoints.py $(BENCH_ARGS)
 
 bench-watch: .venv/.installed  ## measure the cost of the hang detector and the replica check
-	@$(PY) benchmarks/watch_cost.py $(BENCH_ARGS)
+	@$(PY) -m benchmarks.watch_cost $(BENCH_ARGS)
 
 bench-recheck: .venv/.installed  ## check how soon watch.recheck names a rank with flipped bits, and measure its cost
-	@$(PY) benchmarks/recheck.py $(BENCH_ARGS)
+	@$(PY) -m benchmarks.recheck $(BENCH_ARGS)
 
 bench-kernels: .venv/.installed  ## compare the bits of operations under other CPU kernels; BENCH_ARGS="--emulator qemu-x86_64-static" for other processors
 	@$(PY) benchmarks/kernels.py $(BENCH_ARGS)
@@ -130,6 +139,9 @@ bench-faults: .venv/bench/.installed  ## compare how tools handle a kill, a hang
 
 bench-diff: .venv/.installed  ## plant 50 differences between two runs and count how many lockstep diff locates: 3 minutes
 	@$(PY) benchmarks/diff_faults.py $(BENCH_ARGS)
+
+bench-runs: .venv/.installed-dev  ## measure how long lockstep runs, compare and report take on 1,000 run folders
+	@$(PY) -m benchmarks.many_runs $(BENCH_ARGS)
 
 bench-order: .venv/.installed  ## measure the cost of the sample order for 100 million samples
 	@$(PY) benchmarks/order.py

@@ -1,7 +1,7 @@
 """Cost of exact mode: step time of the exact reduction against torch's DistributedDataParallel.
 
-    python benchmarks/exact_cost.py                 # CNN, ResNet-18 at 64 and 128 px, 2 and 4 processes
-    python benchmarks/exact_cost.py --procs 2 --models resnet18-64 --rounds 15
+    python -m benchmarks.exact_cost                 # CNN, ResNet-18 at 64 and 128 px, 2 and 4 processes
+    python -m benchmarks.exact_cost --procs 2 --models resnet18-64 --rounds 15
 
 Both train the same network on the same random images, micro-batch 16 and one thread per process, CPU and gloo. They
 take turns of a few steps in the same processes, so that a slower machine slows both. Prints the median over the
@@ -11,38 +11,26 @@ rounds, and the median of the rounds' ratios.
 from __future__ import annotations
 
 import argparse
-import socket
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
-import torchvision
 from torch import nn
 
-from lockstep.cluster.env import ALONE
+from benchmarks.small_networks import MICRO_BATCH, images_for, network, plain_world, spawn
 from lockstep.cluster.world import World
 from lockstep.data.order import Order
 from lockstep.parallel.reduce import Reducer
 
-MICRO_BATCH = 16
 MODELS = ("cnn", "resnet18-64", "resnet18-128")
 
 
 def build(name: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
-    if name == "cnn":
-        model: nn.Module = nn.Sequential(
-            nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(),
-            nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU(),
-            nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Linear(50, 10),
-        )  # fmt: skip
-        return model, torch.randn(MICRO_BATCH, 1, 28, 28)
-    size = int(name.split("-")[1])
-    return torchvision.models.resnet18(num_classes=10), torch.randn(MICRO_BATCH, 3, size, size)
+    return network(name), images_for(name, MICRO_BATCH)
 
 
 def ddp_steps(name: str) -> Callable[[], None]:
@@ -87,24 +75,20 @@ def timed(step: Callable[[], None], num_steps: int) -> float:
     return (time.perf_counter() - start) / num_steps
 
 
-def work(rank: int, num_procs: int, port: int, models: list[str], rounds: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_procs)
-    here = World(rank, num_procs, rank, torch.device("cpu"), "gloo", "here", None, ALONE)
-    for name in models:
-        ddp, exact = ddp_steps(name), exact_steps(name, here)
-        num_steps = 50 if name == "cnn" else 3
-        times: list[tuple[float, float]] = []
-        for number in range(rounds + 1):
-            pair = timed(ddp, num_steps), timed(exact, num_steps)
-            if number:  # the first round warms up
-                times.append(pair)
-        if rank == 0:
-            ddp_s, exact_s = (statistics.median(column) for column in zip(*times, strict=True))
-            ratio = statistics.median(exact_s / ddp_s for ddp_s, exact_s in times)
-            print(f"{num_procs:5}  {name:13} {ddp_s * 1e3:9.2f} {exact_s * 1e3:9.2f}  {ratio:6.3f}", flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+def work(rank: int, num_procs: int, models: list[str], rounds: int) -> None:
+    with plain_world(rank, num_procs) as here:
+        for name in models:
+            ddp, exact = ddp_steps(name), exact_steps(name, here)
+            num_steps = 50 if name == "cnn" else 3
+            times: list[tuple[float, float]] = []
+            for number in range(rounds + 1):
+                pair = timed(ddp, num_steps), timed(exact, num_steps)
+                if number:  # the first round warms up
+                    times.append(pair)
+            if rank == 0:
+                ddp_s, exact_s = (statistics.median(column) for column in zip(*times, strict=True))
+                ratio = statistics.median(exact_s / ddp_s for ddp_s, exact_s in times)
+                print(f"{num_procs:5}  {name:13} {ddp_s * 1e3:9.2f} {exact_s * 1e3:9.2f}  {ratio:6.3f}", flush=True)
 
 
 def main() -> None:
@@ -116,10 +100,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {MICRO_BATCH} samples per process and step, 1 thread each")
     print("procs  model            DDP ms  exact ms   ratio")
     for num_procs in arguments.procs:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        mp.spawn(work, (num_procs, port, arguments.models, arguments.rounds), nprocs=num_procs)
+        spawn(work, num_procs, num_procs, arguments.models, arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Whether `watch.recheck` names a rank that computes wrong values, how soon, and what it costs.
 
-    python benchmarks/recheck.py                     both
-    python benchmarks/recheck.py trials --trials 50
-    python benchmarks/recheck.py cost --rounds 15
+    python -m benchmarks.recheck                     both
+    python -m benchmarks.recheck trials --trials 50
+    python -m benchmarks.recheck cost --rounds 15
 
 Trials: three ranks train a small network. On one of them, chosen at random, one bit of one micro-batch in 20 is flipped
 after its backward pass: any bit of any gradient, loss term or change of a buffer. A trial ends when a rank is named, or
@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
-import socket
 import statistics
 import time
 from collections.abc import Iterator
@@ -30,22 +28,14 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import torch
-import torch.multiprocessing as mp
-import torchvision
-from torch import Tensor, nn
 
+from benchmarks.small_networks import assignment, job_of, spawn
 from lockstep.cluster import collectives
-from lockstep.cluster.env import read_assignment
 from lockstep.cluster.world import World, join
-from lockstep.config.schema import RunConfig
 from lockstep.config.sections import WatchConfig
 from lockstep.data.loader import Loader
-from lockstep.data.samples import Batch, DatasetSamples
-from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job
-from lockstep.engine.parts import Parts
 from lockstep.engine.step import run_step
-from lockstep.metrics.classification import Accuracy
 from lockstep.parallel.bucket import Bucket, Leaf
 from lockstep.parallel.recheck import RecheckedReducer
 
@@ -56,43 +46,13 @@ TITLE = """\
 model                  off       on ratio       off       on ratio      none     with ratio     none     with ratio"""
 
 
-def network(name: str) -> nn.Module:
-    if name == "resnet18-64":
-        return torchvision.models.resnet18(num_classes=10)
-    if name == "cnn":
-        return nn.Sequential(
-            nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(),
-            nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU(),
-            nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Linear(50, 10),
-        )  # fmt: skip
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
-
-
-SHAPES = {"tiny": (1, 4), "cnn": (1, 28), "resnet18-64": (3, 64)}  # channels, pixels
-
-
-def loss(outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-    return {"cross_entropy": nn.functional.cross_entropy(outputs, batch.targets)}
-
-
-def job_of(name: str, world: World, per_rank: int, micro_batch: int, recheck: str | None, seed: int = 0) -> Job:
-    channels, size = SHAPES[name]
+def job_with(name: str, world: World, per_rank: int, micro_batch: int, recheck: str | None, seed: int = 0) -> Job:
+    """Return a job of `per_rank` micro-batches per rank and step."""
     global_batch = micro_batch * per_rank * world.size
-    generator = torch.Generator().manual_seed(0)
-    pictures = torch.randn(2 * global_batch, channels, size, size, generator=generator)
-    samples = DatasetSamples([(picture, index % 10) for index, picture in enumerate(pictures)])
-    config = RunConfig(
-        recipe="bench", epochs=10**6, global_batch=global_batch, micro_batch=micro_batch, device="cpu", seed=seed,
+    return job_of(
+        name, world, num_samples=2 * global_batch, global_batch=global_batch, micro_batch=micro_batch, seed=seed,
         watch=WatchConfig(recheck=recheck),
     )  # fmt: skip
-
-    def build() -> Parts:
-        return Parts(
-            model=network(name), loss=loss, train_data=lambda: samples, eval_data=lambda: samples,
-            metric=lambda: Accuracy(10),
-        )  # fmt: skip
-
-    return make_job(config, build, world)
 
 
 @contextlib.contextmanager
@@ -118,7 +78,7 @@ def trial(world: World, number: int, per_rank: int, recheck: str, max_steps: int
         The faulty rank, the text that names one (empty: none was named), and the number of steps.
     """
     faulty = random.Random(number).randrange(world.size)
-    job = job_of("tiny", world, per_rank, 2, recheck, seed=number)
+    job = job_with("tiny", world, per_rank, 2, recheck, seed=number)
     said: list[str] = []
     assert isinstance(job.reducer, RecheckedReducer)
     job.reducer.notify = lambda error: said.append(str(error))
@@ -157,7 +117,7 @@ def trials(world: World, num_trials: int, cases: list[tuple[int, str]]) -> None:
 
 
 def cost(world: World, name: str, per_rank: int, rounds: int, block: int) -> None:
-    jobs = {on: job_of(name, world, per_rank, 16, "1/50" if on else None) for on in (False, True)}
+    jobs = {on: job_with(name, world, per_rank, 16, "1/50" if on else None) for on in (False, True)}
     opened = {on: job.open_loader() for on, job in jobs.items()}
     loaders = {on: loader for on, (loader, _) in opened.items()}
 
@@ -206,13 +166,9 @@ def parts_of_cost(world: World, job: Job, loader: Loader, rounds: int) -> list[f
     return [statistics.median(column) for column in times]
 
 
-def work(rank: int, num_procs: int, port: int, arguments: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_procs), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    here = read_assignment(os.environ)
-    assert here is not None
-    with join(here, device="cpu") as world:
-        if num_procs == 3:
+def work(rank: int, arguments: argparse.Namespace) -> None:
+    with join(assignment(), device="cpu") as world:
+        if world.size == 3:
             trials(world, arguments.trials, [(32, "1/50"), (4, "1/5"), (4, "1/50")])
         else:
             for name, per_rank, block in (("cnn", 4, 50), ("cnn", 1, 200), ("resnet18-64", 4, 13)):
@@ -233,10 +189,7 @@ def main() -> None:
     ):
         if arguments.what in (what, "both"):
             print(title)
-            with socket.socket() as listener:
-                listener.bind(("127.0.0.1", 0))
-                port = listener.getsockname()[1]
-            mp.spawn(work, (num_procs, port, arguments), nprocs=num_procs)
+            spawn(work, num_procs, arguments)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Cost of batch norm over the global batch: step time with `batch_norm=sync`, with `micro`, and in torch's DDP.
 
-    python benchmarks/sync_batch_norm.py                                  # ResNet-18 and CNN, 1, 2 and 4 processes
-    python benchmarks/sync_batch_norm.py --procs 2 --models resnet18-64 --micro-batches 4
+    python -m benchmarks.sync_batch_norm                                  # ResNet-18 and CNN, 1, 2 and 4 processes
+    python -m benchmarks.sync_batch_norm --procs 2 --models resnet18-64 --micro-batches 4
 
 All train the same network on the same random images, one thread per process, CPU and gloo. DDP uses torch's ordinary
 batch norm, because its synchronized one refuses CPU tensors. They take turns of a few steps in the same processes.
@@ -12,19 +12,17 @@ time, which other work on the machine affects less, and which excludes waiting f
 from __future__ import annotations
 
 import argparse
-import socket
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
-from lockstep.cluster.env import ALONE
+from benchmarks.small_networks import plain_world, spawn
 from lockstep.cluster.world import World
 from lockstep.data.order import MicroBatch, Order
 from lockstep.parallel.reduce import Reducer
@@ -97,32 +95,28 @@ def timed(step: Callable[[], None], num_steps: int) -> tuple[float, float]:
     return (time.perf_counter() - start) / num_steps * 1e3, (time.process_time() - cpu) / num_steps * 1e3
 
 
-def work(rank: int, num_procs: int, port: int, arguments: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_procs)
-    here = World(rank, num_procs, rank, torch.device("cpu"), "gloo", "here", None, ALONE)
-    for name in arguments.models:
-        for num_micro in arguments.micro_batches:
-            kinds = (
-                ddp_steps(name, num_micro),
-                lockstep_steps(name, here, num_micro, False),
-                lockstep_steps(name, here, num_micro, True),
-            )
-            num_steps = 10 if name == "cnn" else 1
-            rounds = [[timed(step, num_steps) for step in kinds] for _ in range(arguments.rounds + 1)][1:]
-            if rank == 0:
-                clock = [[wall for wall, _ in times] for times in rounds]
-                ddp, micro, sync = (statistics.median(column) for column in zip(*clock, strict=True))
-                to_micro = statistics.median(sync / micro for _, micro, sync in clock)
-                to_ddp = statistics.median(sync / ddp for ddp, _, sync in clock)
-                in_cpu = statistics.median(sync / micro for _, (_, micro), (_, sync) in rounds)
-                print(
-                    f"| {num_procs} | {num_micro} | {name} | {ddp:.1f} | {micro:.1f} | {sync:.1f} "
-                    f"| {to_micro:.2f} | {to_ddp:.2f} | {in_cpu:.2f} |",
-                    flush=True,
+def work(rank: int, num_procs: int, arguments: argparse.Namespace) -> None:
+    with plain_world(rank, num_procs) as here:
+        for name in arguments.models:
+            for num_micro in arguments.micro_batches:
+                kinds = (
+                    ddp_steps(name, num_micro),
+                    lockstep_steps(name, here, num_micro, False),
+                    lockstep_steps(name, here, num_micro, True),
                 )
-    dist.barrier()
-    dist.destroy_process_group()
+                num_steps = 10 if name == "cnn" else 1
+                rounds = [[timed(step, num_steps) for step in kinds] for _ in range(arguments.rounds + 1)][1:]
+                if rank == 0:
+                    clock = [[wall for wall, _ in times] for times in rounds]
+                    ddp, micro, sync = (statistics.median(column) for column in zip(*clock, strict=True))
+                    to_micro = statistics.median(sync / micro for _, micro, sync in clock)
+                    to_ddp = statistics.median(sync / ddp for ddp, _, sync in clock)
+                    in_cpu = statistics.median(sync / micro for _, (_, micro), (_, sync) in rounds)
+                    print(
+                        f"| {num_procs} | {num_micro} | {name} | {ddp:.1f} | {micro:.1f} | {sync:.1f} "
+                        f"| {to_micro:.2f} | {to_ddp:.2f} | {in_cpu:.2f} |",
+                        flush=True,
+                    )
 
 
 def main() -> None:
@@ -138,10 +132,7 @@ def main() -> None:
     print("| processes | micro-batches each | network | DDP | micro | sync | sync/micro | sync/DDP | CPU sync/micro |")
     print("|---|---|---|---|---|---|---|---|---|")
     for num_procs in arguments.procs:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        mp.spawn(work, (num_procs, port, arguments), nprocs=num_procs)
+        spawn(work, num_procs, num_procs, arguments)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Cost of the hang detector and the replica check: step time with and without them, on real processes.
 
-    python benchmarks/watch_cost.py
-    python benchmarks/watch_cost.py --procs 2 --models cnn --rounds 21
+    python -m benchmarks.watch_cost
+    python -m benchmarks.watch_cost --procs 2 --models cnn --rounds 21
 
 With them, every step records its activity, two threads per rank wake up once a second, and rank 0 receives all
 reports. Blocks take turns in the same processes. Prints medians over the rounds, the median of the rounds' ratios,
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import socket
 import statistics
 import tempfile
 import time
@@ -23,56 +21,16 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-import torch.multiprocessing as mp
-import torchvision
-from torch import nn
 
+from benchmarks.small_networks import MICRO_BATCH, assignment, job_of, spawn
 from lockstep.cluster import collectives
 from lockstep.cluster.activity import Activity
-from lockstep.cluster.env import read_assignment
 from lockstep.cluster.world import World, join
-from lockstep.config.schema import RunConfig
-from lockstep.data.samples import Batch, DatasetSamples
-from lockstep.engine.assemble import make_job
-from lockstep.engine.job import Job
-from lockstep.engine.parts import Parts
 from lockstep.engine.replica_check import ReplicaCheck
 from lockstep.engine.step import run_step
-from lockstep.metrics.classification import Accuracy
 from lockstep.watchdog.detector import HangDetector
 
-MICRO_BATCH = 16
-MODELS = {"cnn": (1, 28), "resnet18-64": (3, 64)}  # channels, pixels
-
-
-def network(name: str) -> nn.Module:
-    if name != "cnn":
-        return torchvision.models.resnet18(num_classes=10)
-    return nn.Sequential(
-        nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Linear(50, 10),
-    )  # fmt: skip
-
-
-def loss(outputs: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
-    return {"cross_entropy": nn.functional.cross_entropy(outputs, batch.targets)}
-
-
-def job_of(name: str, world: World) -> Job:
-    channels, size = MODELS[name]
-    samples = DatasetSamples([(torch.randn(channels, size, size), index % 10) for index in range(320)])
-    config = RunConfig(
-        recipe="bench", epochs=10**6, global_batch=MICRO_BATCH * world.size, micro_batch=MICRO_BATCH, device="cpu"
-    )
-    parts = Parts(
-        model=network(name),
-        loss=loss,
-        train_data=lambda: samples,
-        eval_data=lambda: samples,
-        metric=lambda: Accuracy(10),
-    )
-    return make_job(config, lambda: parts, world)
+MODELS = ("cnn", "resnet18-64")
 
 
 @contextlib.contextmanager
@@ -84,7 +42,7 @@ def unwatched() -> Iterator[None]:
 
 
 def measure(name: str, world: World, folder: Path, rounds: int, block_s: float) -> None:
-    job = job_of(name, world)
+    job = job_of(name, world, num_samples=320, global_batch=MICRO_BATCH * world.size)
     (loader, steps), drift = job.open_loader(), ReplicaCheck(job)
 
     def block() -> int:
@@ -124,12 +82,8 @@ def measure(name: str, world: World, folder: Path, rounds: int, block_s: float) 
         )
 
 
-def work(rank: int, num_procs: int, port: int, folder: Path, models: list[str], rounds: int, block_s: float) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_procs), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    here = read_assignment(os.environ)
-    assert here is not None
-    with join(here, device="cpu") as world:
+def work(rank: int, folder: Path, models: list[str], rounds: int, block_s: float) -> None:
+    with join(assignment(), device="cpu") as world:
         for name in models:
             measure(name, world, folder, rounds, block_s)
 
@@ -137,7 +91,7 @@ def work(rank: int, num_procs: int, port: int, folder: Path, models: list[str], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--procs", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--block-s", type=float, default=3.0)
     arguments = parser.parse_args()
@@ -146,11 +100,7 @@ def main() -> None:
     print("procs  model          off       on   ratio       off       on   ratio           ms")
     with tempfile.TemporaryDirectory() as folder:
         for num_procs in arguments.procs:
-            with socket.socket() as listener:
-                listener.bind(("127.0.0.1", 0))
-                port = listener.getsockname()[1]
-            given = (num_procs, port, Path(folder), arguments.models, arguments.rounds, arguments.block_s)
-            mp.spawn(work, given, nprocs=num_procs)
+            spawn(work, num_procs, Path(folder), arguments.models, arguments.rounds, arguments.block_s)
 
 
 if __name__ == "__main__":

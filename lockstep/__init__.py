@@ -8,6 +8,8 @@ A name is imported when it is first used, so `import lockstep` takes millisecond
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.version import __version__
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from lockstep.data.keyed import seeded, uniform, uniforms
     from lockstep.data.order import MicroBatch, Order, Step
     from lockstep.data.samples import Batch, DatasetSamples, Samples
+    from lockstep.data.sources.decoding import decode_rgb
+    from lockstep.data.sources.parquet_rows import ParquetRows
+    from lockstep.data.sources.tar_shards import TarShards
+    from lockstep.data.sources.tar_writer import write_tar_shards
     from lockstep.engine.evaluate import evaluate as evaluate_model
     from lockstep.engine.parts import Parts
     from lockstep.errors import (
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
         TrainError,
     )
     from lockstep.inference.predict import evaluate, predict
+    from lockstep.launch.function import launch
     from lockstep.launch.stopped import Stopped
     from lockstep.metrics.classification import Accuracy
     from lockstep.metrics.metric import Metric
@@ -65,6 +72,7 @@ __all__ = [
     "Metric",
     "MicroBatch",
     "Order",
+    "ParquetRows",
     "Parts",
     "Reducer",
     "Run",
@@ -73,16 +81,19 @@ __all__ = [
     "Settings",
     "Step",
     "Stopped",
+    "TarShards",
     "TextMetric",
     "TrackedRun",
     "Tracker",
     "TrainError",
     "World",
     "__version__",
+    "decode_rgb",
     "evaluate",
     "evaluate_model",
     "exact",
     "freeze",
+    "launch",
     "load_newest_checkpoint",
     "load_pretrained",
     "predict",
@@ -94,6 +105,7 @@ __all__ = [
     "uniforms",
     "weights_sha256",
     "world",
+    "write_tar_shards",
 ]
 
 # Module -> the public names in it.
@@ -105,6 +117,10 @@ _MODULES = {
     "lockstep.data.keyed": ("seeded", "uniform", "uniforms"),
     "lockstep.data.order": ("MicroBatch", "Order", "Step"),
     "lockstep.data.samples": ("Batch", "DatasetSamples", "Samples"),
+    "lockstep.data.sources.decoding": ("decode_rgb",),
+    "lockstep.data.sources.parquet_rows": ("ParquetRows",),
+    "lockstep.data.sources.tar_shards": ("TarShards",),
+    "lockstep.data.sources.tar_writer": ("write_tar_shards",),
     "lockstep.engine.parts": ("Parts",),
     "lockstep.errors": (
         "CheckpointError",
@@ -140,7 +156,31 @@ _HOMES |= {
 }
 
 
+class _Launch(ModuleType):
+    """Run a function in several processes of this machine; see `lockstep.launch.function.launch`. Also a package."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        from lockstep.launch.function import launch
+
+        return launch(*args, **options)
+
+
+class _Lockstep(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Python sets a package's attribute when it imports the package inside.
+        if name == "launch" and type(value) is ModuleType:
+            value.__class__, value.__doc__ = _Launch, _Launch.__doc__
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Lockstep
+
+
 def __getattr__(name: str) -> Any:
+    if name == "launch":
+        import lockstep.launch
+
+        return lockstep.launch
     if name not in _HOMES:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
     from importlib import import_module

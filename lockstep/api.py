@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import locale
+import hashlib
 import os
-import signal
-import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cluster.env import ALONE, read_assignment
 from lockstep.config.given import as_overrides, given_path
 from lockstep.config.load import load
 from lockstep.config.process_range import parse_range
-from lockstep.errors import KINDS, LaunchError, LockstepError, from_json
-from lockstep.launch.commands import CALLER, ERROR_FILE, LOCKSTEP, import_path
+from lockstep.errors import ConfigError, LaunchError
+from lockstep.launch.commands import LOCKSTEP
+from lockstep.launch.main_source import check_function, is_main, module_text
 from lockstep.launch.start import resume_from
-from lockstep.launch.stopped import Stopped
+from lockstep.launch.subcommand import run_subcommand
 from lockstep.recipes.catalog import command_arguments, find
 from lockstep.recipes.trust import check_tracker_files
+from lockstep.report.history import History
 
 if TYPE_CHECKING:
     from lockstep.cluster.world import World
@@ -45,13 +45,31 @@ class Run:
     weights_sha256: str
     result: dict[str, Any]
 
+    @cached_property
+    def history(self) -> History:
+        """Its losses and metrics, as lists or a pandas DataFrame."""
+        return History(self.folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Run:
+        """Load a complete run from its folder.
+
+        Raises:
+            CheckpointError: The folder is not a complete run.
+        """
+        from lockstep.storage.run_folder import RunFolder
+
+        path = Path(folder)
+        result = RunFolder(path).read_json("result.json")
+        return cls(path, result["metrics"], result["weights_sha256"], result)
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value:.4g}" for name, value in self.metrics.items() if "/" not in name)
         return f"Run({str(self.folder)!r}, {shown}, weights_sha256='{self.weights_sha256[:8]}…')"
 
 
 def train(
-    source: str | Path,
+    source: str | Path | Callable[[Any], Any],
     settings: Mapping[str, Any] | None = None,
     *,
     procs: int | str | None = None,
@@ -61,7 +79,8 @@ def train(
     """Train as `lockstep train` does. Training runs in processes of its own, so this works in a notebook too.
 
     Args:
-        source: A recipe, a preset, a YAML file or a recipe file.
+        source: A recipe, a preset, a YAML file or a recipe file; or the function `build` of a recipe in a notebook's
+            cells. Its text, with what it uses, becomes a recipe file below runs/recipes.
         settings: Settings by name: `{"epochs": 3, "optim.lr": 0.1}`, or nested.
         procs: Processes on this machine: 4, or "2:4". None: one per GPU, or one per core.
         run_dir: The run folder. None: a new one below runs/.
@@ -71,9 +90,11 @@ def train(
         LockstepError: The error of the command, with its kind and slots.
         Stopped: The user pressed Ctrl-C, and the run has saved a checkpoint. A kind of KeyboardInterrupt.
     """
-    from lockstep.storage.run_folder import RunFolder, drop_empty, new_folder
+    from lockstep.storage.run_folder import drop_empty, new_folder
 
     # Refused before a folder is made for the run.
+    if not isinstance(source, str | Path):
+        source = _recipe_file(source)
     found = find(str(source))
     overrides = as_overrides(settings)
     loaded = load(found.config_class, found.layers, overrides)
@@ -88,7 +109,7 @@ def train(
     if procs is not None:
         command += ["--procs", str(procs)]
     try:
-        code, error = _run_command(command)
+        code, error = run_subcommand(command)
     finally:
         if given is None:
             drop_empty(folder)
@@ -99,61 +120,38 @@ def train(
             f"training was stopped by signal {code - 128} and has saved a checkpoint",
             fix=f'Resume it: lockstep.train({str(source)!r}, run_dir={str(folder)!r}, resume="auto").',
         )
-    result = RunFolder(folder).read_json("result.json")
-    return Run(folder, result["metrics"], result["weights_sha256"], result)
+    return Run.load(folder)
 
 
-def _run_command(command: Sequence[str]) -> tuple[int, LockstepError | None]:
-    """Run a command of Lockstep.
+def _recipe_file(build: Callable[[Any], Any]) -> Path:
+    """Write a recipe of a notebook's cells to a file that is named after its content, and return its path.
 
-    Returns:
-        Its exit code, and its error. None if it had none, or if a signal stopped it.
-
-    Raises:
-        Stopped: The user pressed Ctrl-C; raised after the command has ended.
+    A file is never changed, so run folders of earlier versions of a cell can be evaluated and resumed.
     """
-    is_interrupted = False
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as place:
-        error_file = Path(place) / "error.json"
-        with tempfile.TemporaryFile("w+", encoding=locale.getencoding(), errors="replace") as stderr:
-            # In a process group of its own: Ctrl-C then reaches only this process, in a terminal as in a notebook.
-            environ = {**os.environ, CALLER: str(os.getpid()), ERROR_FILE: str(error_file), **import_path()}
-            child = subprocess.Popen(command, stderr=stderr, process_group=0, env=environ)
-            while child.returncode is None:
-                try:
-                    child.wait()
-                except KeyboardInterrupt:
-                    is_interrupted = True  # the command saves and ends; a second Ctrl-C ends it at once
-                    child.send_signal(signal.SIGINT)
-                except BaseException:
-                    child.kill()
-                    child.wait()
-                    raise
-            stderr.seek(0)
-            text = stderr.read().strip()
-        code = child.returncode
-        if is_interrupted and code > 128:
-            raise Stopped(code)
-        error = _read_error(error_file)
-        if (error is None and 0 < code < 128) or code < 0:
-            error = _error_of(text, code)
-        return code, error
+    from lockstep.storage.run_folder import write_atomically
 
-
-def _read_error(path: Path) -> LockstepError | None:
-    """Return the error that a command wrote; None if it ended without one, by a bug or by a signal."""
-    try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return None
-
-
-def _error_of(text: str, code: int) -> LockstepError:
-    """Return an error for a command that ended without one: its last output is the only trace."""
-    kind = next((kind for kind in KINDS.values() if kind.exit_code == code), LockstepError)
-    if text:
-        return kind(text.removeprefix(f"{kind.kind}: "))  # it has its own fix
-    return kind(f"training ended with exit code {code}", fix="Run the same command in a terminal, and read its output.")
+    check_function(build, "the recipe")
+    assert isinstance(build, FunctionType)
+    if not is_main(build):
+        raise ConfigError(
+            f"the recipe {build.__name__} is a function of the module {build.__module__}",
+            allowed="a function of a notebook or of the main script",
+            fix="Give the path of the module's file.",
+        )
+    lines = [module_text(build)]
+    if build.__name__ != "build":
+        lines.append(f"build = {build.__name__}\n")
+    config = next((value for name, value in build.__annotations__.items() if name != "return"), None)
+    config = build.__globals__.get(config) if isinstance(config, str) else config
+    if isinstance(config, type) and is_main(config) and config.__name__ != "Config":
+        lines.append(f"Config = {config.__name__}\n")
+    content = "\n".join(lines).encode()
+    name = build.__name__.removeprefix("build_") if build.__name__ != "build" else "notebook"
+    path = Path("runs", "recipes", hashlib.sha256(content).hexdigest()[:8], f"{name}.py")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    return path
 
 
 @contextmanager

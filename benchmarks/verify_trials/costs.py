@@ -15,60 +15,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
-import torch
-import torchvision
-from torch import nn
-
+from benchmarks.small_networks import job_of
 from benchmarks.verify_trials.runs import alone
 from lockstep.cluster.signals import StopSignal
-from lockstep.cluster.world import World
 from lockstep.config.load import load
-from lockstep.config.schema import RunConfig
 from lockstep.data.loader import Loader
 from lockstep.data.order import Step
-from lockstep.data.samples import Batch, DatasetSamples
 from lockstep.engine import loop
-from lockstep.engine.assemble import make_job
 from lockstep.engine.job import Job
 from lockstep.engine.output.recorder import StepRecorder, sample_ids
 from lockstep.engine.output.reports import Reports
-from lockstep.engine.parts import Parts
 from lockstep.engine.run import run
 from lockstep.engine.run_spec import RunSpec
 from lockstep.engine.step import StepResult, run_step
-from lockstep.metrics.classification import Accuracy
 from lockstep.provenance.step_log import FILE_NAME
 from lockstep.recipes.catalog import find
 from lockstep.verify import replay
 from lockstep.verify.verify import Request, verify
 
-CHANNELS, SIZE = {"cnn": 1, "resnet18-64": 3}, {"cnn": 28, "resnet18-64": 64}
-GLOBAL_BATCH, MICRO_BATCH = 64, 16
-
-
-def _network(name: str) -> nn.Module:
-    if name != "cnn":
-        return torchvision.models.resnet18(num_classes=10)
-    return nn.Sequential(
-        nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Linear(50, 10),
-    )  # fmt: skip
-
-
-def _loss(outputs: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
-    return {"cross_entropy": nn.functional.cross_entropy(outputs, batch.targets)}
-
-
-def _job(name: str, world: World) -> Job:
-    channels, size = CHANNELS[name], SIZE[name]
-    samples = DatasetSamples([(torch.randn(channels, size, size), index % 10) for index in range(640)])
-    config = RunConfig(recipe="bench", epochs=1000, global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH, device="cpu")
-    parts = Parts(
-        model=_network(name), loss=_loss, train_data=lambda: samples, eval_data=lambda: samples,
-        metric=lambda: Accuracy(10),
-    )  # fmt: skip
-    return make_job(config, lambda: parts, world)
+GLOBAL_BATCH = 64
 
 
 def cost_of_record(name: str, folder: Path, num_steps: int) -> dict[str, float]:
@@ -80,7 +45,7 @@ def cost_of_record(name: str, folder: Path, num_steps: int) -> dict[str, float]:
         a step; bytes per step.
     """
     with alone() as world:
-        job = _job(name, world)
+        job = job_of(name, world, num_samples=640, global_batch=GLOBAL_BATCH, epochs=1000)
         path = folder / f"{name}-{FILE_NAME}"
         recorder = StepRecorder(job, path)
         loader, steps = job.open_loader(job.num_steps)

@@ -90,7 +90,10 @@ def api_page() -> str:
         for name in names:
             kind = "autofunction" if title == "Functions" else "autoclass" if title == "Classes" else "autoexception"
             options = "" if title == "Functions" else "\n   :members:"
-            blocks.append(f"### {name}\n\n```{{eval-rst}}\n.. {kind}:: lockstep.{name}{options}\n```\n")
+            thing = getattr(lockstep, name)
+            # lockstep.launch is a package too, which sphinx would describe.
+            place = f"lockstep.{name}" if not inspect.ismodule(thing) else f"{thing.__name__}.function.{name}"
+            blocks.append(f"### {name}\n\n```{{eval-rst}}\n.. {kind}:: {place}{options}\n```\n")
     return "\n".join(blocks)
 
 

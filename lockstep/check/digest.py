@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lockstep.parallel.checksum import checksums
+from lockstep.provenance.bits import as_bytes, plain_in, tensors_in
 
 Event = tuple[str, str, str]
 INPUT, OUTPUT = "input", "output"
@@ -22,7 +22,7 @@ ROOT = ""  # the name of the model itself among its modules
 
 def digest_of(value: Any) -> str:
     """Return a digest of all tensors and plain values in a value, 16 hex digits."""
-    text = repr(([_of_tensor(tensor) for tensor in _tensors(value)], list(_plain(value))))
+    text = repr(([_of_tensor(tensor) for tensor in tensors_in(value)], list(plain_in(value))))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -36,8 +36,7 @@ def _of_tensor(tensor: Tensor) -> str:
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     if tensor.device.type == "cpu":  # quicker than checksums, and good enough for a few steps
-        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-        value = zlib.crc32(data.data)
+        value = zlib.crc32(as_bytes(tensor).numpy().data)
     else:
         value = checksums({"": tensor})[""] & (1 << 64) - 1
     return f"{tensor.dtype} {tuple(tensor.shape)} {value:x}"
@@ -104,29 +103,3 @@ class ModuleRecorder:
                 events.append((OUTPUT, name, digest_of(outputs)))
 
         return hook
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    else:
-        for part in _parts(value):
-            yield from _tensors(part)
-
-
-def _plain(value: Any) -> Iterator[str]:
-    if isinstance(value, bool | int | float | complex | str | bytes):
-        yield repr(value)
-    else:
-        for part in _parts(value):
-            yield from _plain(part)
-
-
-def _parts(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [*value.keys(), *value.values()]
-    if isinstance(value, list | tuple):
-        return list(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, part.name) for part in fields(value)]
-    return []

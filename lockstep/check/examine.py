@@ -1,4 +1,4 @@
-"""Runs the probes and the trials of a check, each in new processes, in a scratch folder."""
+"""Run the probes and the trials of a check, each in new processes, in a scratch folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the user's code in a process of its own: quietly, with fresh generators, and with errors as values."""
+"""Run the user's code in a process of its own: quietly, with fresh generators, and with errors as values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merges a metric as 1, 2 and 3 processes would: the results must have equal bits."""
+"""Merge a metric as 1, 2 and 3 processes would: the results must have equal bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes a micro-batch, another one, and the first again; and the loss of a batch and of its halves."""
+"""Compute a micro-batch, another one, and the first again; and the loss of a batch and of its halves."""
 
 from __future__ import annotations
 

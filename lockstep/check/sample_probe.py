@@ -1,4 +1,4 @@
-"""Reads samples again: with the same keys, which must give the same bits, and after a reading with other keys."""
+"""Read samples again: with the same keys, which must give the same bits, and after a reading with other keys."""
 
 from __future__ import annotations
 

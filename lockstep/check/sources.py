@@ -1,4 +1,4 @@
-"""Traces what a recipe reads beside its arguments: the clock, entropy, process ids, ranks, workers, hashes.
+"""Trace what a recipe reads beside its arguments: the clock, entropy, process ids, ranks, workers, hashes.
 
 `sys.setprofile` reports each call of a Python or C function in this thread. A source explains a difference that was
 observed; on its own it is no fault, since a recipe may read the clock for a log line.

@@ -7,29 +7,29 @@ from typing import Annotated
 import typer
 
 from lockstep.cli import (
+    call,
     check,
     config,
     data,
     diff,
-    doctor,
     evaluate,
     export,
-    plan,
+    find,
     predict,
-    scale,
-    submit,
     track,
     train,
     trust,
     verify,
 )
-from lockstep.cli.finders import find
-from lockstep.cli.options import LocalRank
+from lockstep.cli.machines import doctor, plan, scale, submit
+from lockstep.cli.options import Commands, LocalRank
+from lockstep.cli.views import compare, report, runs, watch
 from lockstep.version import __version__
 
 # Plain help takes half the time of help with boxes, and reads the same in a log.
 app = typer.Typer(
     name="lockstep",
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -62,6 +62,10 @@ app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("verify")(verify.verify)
 app.command("diff")(diff.diff)
+app.command("watch")(watch.watch)
+app.command("runs")(runs.runs)
+app.command("compare")(compare.compare)
+app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("config")(config.config)
 app.command("check")(check.check)
@@ -71,5 +75,6 @@ app.command("plan")(plan.plan)
 app.command("track")(track.track)
 app.command("submit")(submit.submit)
 app.command("trust")(trust.trust)
+app.command("call", hidden=True)(call.call)
 app.add_typer(find.app, name="find")
 app.add_typer(data.app, name="data")

@@ -17,20 +17,23 @@ NOT_EXACT = 1  # the exit code
 
 
 def check(source: SourceName, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> int:
-    """Check that a recipe gives equal bits on 1, 2 and 3 processes.
+    """Check that a recipe, or a script that calls lockstep.exact, gives equal bits on 1, 2 and 3 processes.
 
     Names the cause if not. Takes about a minute for a small model, and writes nothing. The exit code is 1 if the
-    recipe is not exact.
+    recipe or script is not exact. What follows a script are its arguments: lockstep check train.py -- --epochs 1
     """
     from lockstep.config.load import load
     from lockstep.launch import forkserver
     from lockstep.launch.kernels import pin_kernels
     from lockstep.launch.start import PRELOAD
+    from lockstep.own_loop.scripts import is_script
     from lockstep.recipes.catalog import find
 
     # Nothing is written: no __pycache__ beside the recipe, here and in the processes that this one starts.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    if is_script(source):
+        return _check_script(source, overrides or [], as_json)
     found = find(source)
     given = [*(overrides or []), "mode=exact"]
     config = load(found.config_class, found.layers, given).config
@@ -49,5 +52,21 @@ def check(source: SourceName, overrides: Overrides = None, as_json: Json = False
     else:
         what = "1, 2 and 3 processes, 0 and 2 workers, a resume, 6 steps each"
         console.say(f"check    {what}  {clock(report.seconds)}")
+        console.table(table(report.passed, report.findings))
+    return NOT_EXACT if report.findings else 0
+
+
+def _check_script(script: str, arguments: list[str], as_json: bool) -> int:
+    from lockstep.check.finding import table
+    from lockstep.own_loop.check_script import check_script
+    from lockstep.report.console import Console
+    from lockstep.report.format import clock
+
+    with closing(Console(sys.stderr if as_json else sys.stdout, strict=True)) as console:
+        report = check_script(script, arguments, console.share_done)
+    if as_json:
+        print(json.dumps(report.to_json()))
+    else:
+        console.say(f"check    {script} on 1, 2 and 3 processes, 6 steps each  {clock(report.seconds)}")
         console.table(table(report.passed, report.findings))
     return NOT_EXACT if report.findings else 0

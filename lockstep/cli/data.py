@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.options import Debug, path_of
+from lockstep.cli.options import Commands, Debug, path_of
 from lockstep.errors import ConfigError, cannot_write_result
 from lockstep.scratch import OWNER, scratch_folder, sweep
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lockstep.recipes.makers import Maker
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Make synthetic data to train on.",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.options import Debug, Json, Overrides, json_text, line_text, path_of
+from lockstep.cli.options import Debug, Json, Overrides, json_text, line_text, path_of, print_report
 
 RunA = Annotated[Path, typer.Argument(metavar="A", help="A run folder.", show_default=False)]
 RunB = Annotated[Path, typer.Argument(metavar="B", help="Another run folder.", show_default=False)]
@@ -45,5 +45,8 @@ def diff(
     from lockstep.diff.diff import diff_runs, lines
 
     found = diff_runs(a, b, tuple(overrides or ()), (recipe_a, recipe_b), is_replayed=not no_replay)
-    print(json_text(found.to_plain()) if as_json else "\n".join(map(line_text, lines(found))))
+    if as_json:
+        print(json_text(found.to_plain()))
+    else:
+        print_report(map(line_text, lines(found)))
     return 0 if found.is_equal else 1

@@ -16,7 +16,7 @@ from lockstep.errors import DataError
 
 Arguments = Annotated[
     list[str],
-    typer.Argument(metavar="FILE", help="Files, and folders of them; settings as key=value.", show_default=False),
+    typer.Argument(metavar="FILE", help="Files, and folders of them; settings as KEY=VALUE.", show_default=False),
 ]
 Draw = Annotated[
     Path | None,

@@ -10,21 +10,20 @@ train_command    check what can be known without torch
 from __future__ import annotations
 
 import os
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
 from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
-from lockstep.cluster.signals import StopSignal, when_parent_dies
+from lockstep.cluster.signals import StopSignal
 from lockstep.config.load import Loaded
 from lockstep.config.process_range import ProcessRange, parse_range
 from lockstep.config.schema import RunConfig
 from lockstep.doctor.warn import warn_before
 from lockstep.engine.run_spec import RunSpec, recipe_of
 from lockstep.errors import LaunchError, LockstepError
+from lockstep.extras import require_recipe
 from lockstep.launch import forkserver
-from lockstep.launch.commands import CALLER
 from lockstep.launch.gpus import check_device
 from lockstep.launch.kernels import pin_kernels
 from lockstep.launch.start import (
@@ -65,7 +64,6 @@ def train_command(
         LockstepError: A failure that the user can act on.
     """
     started_at = time.time()
-    _end_with_caller()
     config = loaded.config
     here = rank_assignment(options.procs, options.init, options.rank, options.world_size)
     spec = RunSpec(
@@ -149,24 +147,15 @@ def check_before_start(config: RunConfig, run_dir: Path | None, resume: str) -> 
     Raises:
         LaunchError: The device is cuda, and this machine has none.
         DataError: The data is missing.
-        ConfigError: The run to resume has other settings.
+        ConfigError: The run to resume has other settings, or a package of the recipe or a tracker is missing.
     """
     from lockstep.provenance.same_run import check_came_from, check_same_run
     from lockstep.storage.run_folder import RunFolder
 
+    require_recipe(config.recipe)
     check_device(config.device)
     if run_dir is not None and resume == "auto":
         check_same_run(RunFolder(run_dir), config, resume)
     elif resume not in ("never", "auto"):
         check_came_from(RunFolder(Path(resume).parent.parent), config)
     config.check_inputs()
-
-
-def _end_with_caller() -> None:
-    """Save and exit once the process that called `lockstep.train` is gone, if it started this command.
-
-    A notebook's kernel is killed when it is restarted, and would leave its training behind.
-    """
-    caller = os.environ.pop(CALLER, None)
-    if caller is not None and int(caller) == os.getppid():
-        when_parent_dies(lambda: os.kill(os.getpid(), signal.SIGTERM))

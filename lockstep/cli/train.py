@@ -159,7 +159,9 @@ def train(
         check_run_dir(run_dir, resume, is_first=nodes is None and here is None)
     from lockstep.cli import start_run
     from lockstep.launch.start import LaunchOptions
+    from lockstep.launch.subcommand import end_with_caller
 
+    end_with_caller()
     # Old launchers add --local-rank to the command; torchrun sets a variable too.
     master = _with_port(master, master_port)
     options = LaunchOptions(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.options import Debug, Json, Overrides, path_of
+from lockstep.cli.options import Debug, Json, Overrides, path_of, print_report
 from lockstep.config.process_range import MAX_PROCS
 from lockstep.errors import ConfigError
 
@@ -101,7 +101,10 @@ def verify(
 def _report(verdict: Verdict, as_json: bool) -> int:
     from lockstep.verify.verdict import lines
 
-    print(verdict.to_json() if as_json else "\n".join(lines(verdict)))
+    if as_json:
+        print(verdict.to_json())
+    else:
+        print_report(lines(verdict))
     return 0 if verdict.is_verified else 1
 
 

@@ -19,6 +19,7 @@ class Activity:
         doing: Name of the current activity.
         waits: Whether the activity waits for other ranks.
         step: The optimizer step, from 0; None outside of steps.
+        is_paused: Whether no timeout applies, such as between the epochs of a script.
         num_beats: Number of activities entered so far. A rank makes progress if this grows.
         work_s: Seconds of own work in steps so far: reading, forward, backward, without waits for other ranks.
         wait_s: Seconds of waiting in steps so far: for other ranks and for the network.
@@ -29,6 +30,7 @@ class Activity:
     def __init__(self) -> None:
         self.doing, self.waits = "starting", False
         self.step: int | None = None
+        self.is_paused = False
         self.num_beats = 0
         self.work_s, self.wait_s, self.num_steps, self.num_micro_batches = 0.0, 0.0, 0, 0
         self._step_began, self._waited_s, self._work_before = 0.0, 0.0, 0.0

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 
 class ReservedPort:
-    """Reserves a TCP port of this machine for a process that starts later.
+    """A TCP port of this machine, reserved for a process that starts later.
 
     The socket is bound but does not listen. Linux then never assigns the port to a program that binds to port 0, while
     a program that binds to this port number with SO_REUSEADDR may listen on it. So a second run that starts at the same

@@ -1,4 +1,4 @@
-"""Selects the communication backend of a world: gloo, NCCL or MPI."""
+"""Select the communication backend of a world: gloo, NCCL or MPI."""
 
 from __future__ import annotations
 

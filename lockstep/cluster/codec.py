@@ -1,4 +1,4 @@
-"""Encodes the objects that ranks exchange, as JSON followed by the raw bytes of tensors and arrays.
+"""Encode the objects that ranks exchange, as JSON followed by the raw bytes of tensors and arrays.
 
     8 bytes: length of the JSON | JSON | bytes of the first tensor | bytes of the second | ...
 

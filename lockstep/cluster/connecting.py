@@ -1,4 +1,4 @@
-"""Connects the process group under a deadline, and names the rank that keeps the others from connecting.
+"""Connect the process group under a deadline, and name the rank that keeps the others from connecting.
 
 gloo and NCCL wait for a missing peer in native code, without a message, until the group's timeout. So the group starts
 in a thread of its own, and a rank that is not connected after a second starts to report to the store and to watch:

@@ -1,4 +1,4 @@
-"""Reads this process's rank from the environment or the command line. Nothing here imports torch.
+"""Read this process's rank from the environment or the command line. Nothing here imports torch.
 
 Only this module and `schedulers.py`, which translates the variables of Slurm and MPI, read RANK and its relatives.
 """

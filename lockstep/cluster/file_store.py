@@ -1,4 +1,4 @@
-"""Opens the file that ranks share as their store, for `--init file:///PATH`."""
+"""Open the file that ranks share as their store, for `--init file:///PATH`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Separates the successive worlds of a job on one store, as torchrun's agent keeps a single store for all of them.
+"""Separate the successive worlds of a job on one store, as torchrun's agent keeps a single store for all of them.
 
 When only the membership changes, torchrun sets no variable that distinguishes one world from the next. Each process
 therefore registers its arrival, and rank 0 admits all arrivals into a new generation:
@@ -24,7 +24,7 @@ SLACK_S = 3.0
 
 
 class Generations:
-    """Assigns this process to a generation, which is one world of the job.
+    """The generation of this process: one world of the job.
 
     Args:
         assignment: This process's rank.

@@ -1,4 +1,4 @@
-"""Rendezvous: collects every rank's identity before the process group starts, so that start-up errors name ranks.
+"""Rendezvous: collect every rank's identity before the process group starts, so that start-up errors name ranks.
 
 torch's process group waits for a missing rank in silence until its timeout. Here each rank writes its `RankInfo` into
 the store, and rank 0 publishes the list once it is complete:

@@ -1,4 +1,4 @@
-"""Translates the variables of Slurm and MPI into torchrun's: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT.
+"""Translate the variables of Slurm and MPI into torchrun's: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT.
 
 Only this module and `env.py` read these variables. Nothing here imports torch.
 """

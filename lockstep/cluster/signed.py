@@ -1,4 +1,4 @@
-"""Signs the messages that processes exchange through a store, so that only holders of the run's key are trusted.
+"""Sign the messages that processes exchange through a store, so that only holders of the run's key are trusted.
 
 A store serves every program that reaches its port. Each value is therefore written as `MAC JSON`, where MAC is the
 HMAC-SHA256 of the purpose, the name of the key and the JSON. The purpose names the run and its world, so a value

@@ -1,4 +1,4 @@
-"""Dumps the Python stacks of a process that hangs, even inside native code, by signal and faulthandler."""
+"""Dump the Python stacks of a process that hangs, even inside native code, by signal and faulthandler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens the store through which ranks find each other: served by rank 0, by torchrun's agent, or a shared file.
+"""Open the store through which ranks find each other: served by rank 0, by torchrun's agent, or a shared file.
 
 torch's store clients block for minutes and then print stack traces. Plain sockets therefore detect the common faults
 first: an unknown host, a port in use, no listener.

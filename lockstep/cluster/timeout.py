@@ -1,4 +1,4 @@
-"""Runs blocking native calls under a deadline, and formats the time left for log lines."""
+"""Run blocking native calls under a deadline, and format the time left for log lines."""
 
 from __future__ import annotations
 

@@ -73,3 +73,15 @@ def parse_fraction(text: str) -> float:
     if not 0 < value <= 1:
         raise ValueError("must be more than 0 and at most 1")
     return value
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """Read a range of steps such as "10:13": steps 10, 11 and 12.
+
+    Raises:
+        ValueError: The text is no range, or an empty one.
+    """
+    match = re.fullmatch(r"(\d{1,12}):(\d{1,12})", text.strip())
+    if match is None or int(match[1]) >= int(match[2]):
+        raise ValueError("must be like 10:13, with a first step and the step after the last one")
+    return int(match[1]), int(match[2])

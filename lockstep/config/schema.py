@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from lockstep.config.interval import Interval, parse_interval
 from lockstep.config.sections import (
     CheckpointConfig,
     ClusterConfig,
@@ -20,6 +21,7 @@ from lockstep.config.sections import (
     RecordConfig,
     ReportConfig,
     Settings,
+    StopEarlyConfig,
     WatchConfig,
 )
 
@@ -39,6 +41,11 @@ class RunConfig(Settings):
     recipe: str = Field(description="What to train: the name of a recipe, or the path of a recipe file.")
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of all random numbers of the run.")
     epochs: int = Field(default=10, gt=0, le=10**9, description="Passes over the training set.")
+    max_steps: Annotated[int, Field(gt=0)] | None = Field(
+        default=None,
+        description="Number of optimizer steps after which training ends, if the epochs have more. The learning rate "
+        "schedule spans these steps. null: all epochs.",
+    )
     global_batch: int = Field(default=64, gt=0, description="Samples per optimizer step, over all processes.")
     micro_batch: int = Field(
         default=32,
@@ -46,8 +53,13 @@ class RunConfig(Settings):
         description="Samples per forward pass in training. It does not depend on the number of processes.",
     )
     eval_batch: int = Field(default=256, gt=0, description="Samples per forward pass in evaluation.")
-    eval_every: int = Field(
-        default=1, gt=0, description="Epochs between evaluations. The last epoch is always evaluated."
+    eval_every: Annotated[int, Field(gt=0)] | str = Field(
+        default=1,
+        description='Interval between evaluations: a number of epochs, or "500 steps". The last step is always '
+        "followed by one.",
+    )
+    stop_early: StopEarlyConfig = Field(
+        default=StopEarlyConfig(), description="End training when validations no longer improve."
     )
     mode: Literal["exact", "fast"] = Field(
         default="exact",
@@ -129,6 +141,18 @@ class RunConfig(Settings):
         Raises:
             DataError: A file or folder does not exist.
         """
+
+    @field_validator("eval_every")
+    @classmethod
+    def _is_an_interval(cls, value: int | str) -> int | str:
+        if isinstance(value, str) and parse_interval(value).seconds is not None:
+            raise ValueError('must be a number of epochs, or like "500 steps"')
+        return value
+
+    @property
+    def eval_interval(self) -> Interval:
+        """The interval between evaluations."""
+        return Interval(epochs=self.eval_every) if isinstance(self.eval_every, int) else parse_interval(self.eval_every)
 
     @property
     def peak_lr(self) -> float:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from lockstep.config.interval import INTERVAL_FORMS, parse_fraction, parse_interval
+from lockstep.config.interval import INTERVAL_FORMS, parse_fraction, parse_interval, parse_steps
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -71,6 +71,19 @@ class OptimConfig(Settings):
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError("milestones must increase; fix: Sort them, and name each epoch once.")
         return self
+
+
+class StopEarlyConfig(Settings):
+    """When training ends before its last step because validations no longer improve."""
+
+    patience: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Number of validations without an improvement after which training ends. null: never."
+    )
+    min_delta: float = Field(default=0.0, ge=0, description="Smallest change of the metric that is an improvement.")
+    metric: str | None = Field(default=None, description="Metric of the validation. null: the one the recipe monitors.")
+    better: Literal["max", "min"] = Field(
+        default="max", description="Whether larger or smaller values of metric are better."
+    )
 
 
 class CheckpointConfig(Settings):
@@ -193,6 +206,11 @@ class ReportConfig(Settings):
         default=None, description="Steps between training records; null: about 50 records per epoch."
     )
     tensorboard: bool = Field(default=True, description="Write TensorBoard files into the run folder.")
+    profile: str | None = Field(
+        default=None,
+        description="Steps of rank 0 to profile with torch.profiler, such as 10:13; a trace and a table are written "
+        "to profile/ in the run folder. null: none.",
+    )
     trackers: tuple[str, ...] = Field(
         default=(),
         description=f"Experiment trackers that receive the records: {', '.join(TRACKERS)}, or Python files with a "
@@ -201,6 +219,13 @@ class ReportConfig(Settings):
     project: str | None = Field(
         default=None, description="Project or experiment in the trackers. null: the name of the recipe."
     )
+
+    @field_validator("profile")
+    @classmethod
+    def _is_a_range_of_steps(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_steps(value)
+        return value
 
     @model_validator(mode="after")
     def _trackers_fit_together(self) -> ReportConfig:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import simplejpeg
 from PIL import Image, ImageFile, ImageOps
 
 from lockstep.data.image_file import (
@@ -237,6 +236,8 @@ def decode_plain_jpeg(content: bytes | bytearray, scale: int = 1) -> ByteArray:
     Raises:
         ValueError: The file is damaged.
     """
+    import simplejpeg  # an optional package
+
     least_height = least_width = 0
     if scale > 1:
         height, width, _, _ = simplejpeg.decode_jpeg_header(content)

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lockstep.data.keyed import IntArray, KeyArray, seeded
+from lockstep.data.keyed import IntArray, KeyArray
+from lockstep.data.sources.map_style import check_map_style, files_of, read_items
 from lockstep.errors import ConfigError
 
 
@@ -183,11 +184,15 @@ class DatasetSamples(Samples):
     Args:
         dataset: Has `__len__` and `__getitem__(index)` -> (input, target).
         collate: List of samples -> (inputs, targets). Default: torch's `default_collate`.
+
+    Raises:
+        ConfigError: The dataset is a stream.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Sequence[Any]], Any] | None = None) -> None:
         from torch.utils.data import default_collate
 
+        check_map_style(dataset)
         self.dataset = dataset
         self.collate = collate or default_collate
 
@@ -195,28 +200,20 @@ class DatasetSamples(Samples):
         return len(self.dataset)
 
     @property
-    def files(self) -> list[str] | None:  # type: ignore[override]  # a property, since the list may be long
-        """Paths of the dataset's files, if it lists them in `samples` as torchvision's `ImageFolder` does."""
-        listed = getattr(self.dataset, "samples", None)
-        if not isinstance(listed, list) or not listed:
-            return None
-        if not all(isinstance(item, tuple) and item and isinstance(item[0], str) for item in listed):
-            return None
-        return [item[0] for item in listed]
+    def files(self) -> list[str | PathLike[str]] | None:  # type: ignore[override]  # a property, since the list may be long
+        """Paths of the dataset's files, if it lists them in `files`, or in `samples` as torchvision's `ImageFolder`."""
+        return files_of(self.dataset)
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """Read samples one by one, each with its own seed; see `Samples.batch`."""
-        items = []
-        for index, key in zip(indices.tolist(), keys.tolist(), strict=True):
-            with seeded(key):
-                items.append(self.dataset[index])
-        collated = self.collate(items)
+        """Read samples, each with its own seed; see `Samples.batch`."""
+        collated = self.collate(read_items(self.dataset, indices, keys))
         if not isinstance(collated, list | tuple) or len(collated) != 2:
             size = f" of {len(collated)}" if isinstance(collated, list | tuple) else ""
             raise ConfigError(
                 f"a sample of {type(self.dataset).__name__} is not a pair (input, target)",
                 given=f"after collation: a {type(collated).__name__}{size}",
-                fix="Return (input, target) from __getitem__. Put several inputs into one dict or tuple.",
+                fix="Return (input, target) from __getitem__, or from collate=, a function of a list of samples. "
+                "Put several inputs into one dict or tuple.",
             )
         inputs, targets = collated
         return Batch(inputs, targets, torch.from_numpy(indices))

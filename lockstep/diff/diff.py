@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.diff.folders import Change, FolderDifference, compare_folders, read_run
-from lockstep.diff.search import Location, search
+from lockstep.diff.location import Location
+from lockstep.diff.search import search
 from lockstep.diff.side import Side
 from lockstep.errors import CheckpointError, LockstepError
 from lockstep.report.console import Console
@@ -54,7 +55,7 @@ class RunDifference:
 
     @property
     def is_equal(self) -> bool:
-        """Whether both runs did the same training."""
+        """Whether both runs did the same training, and no file of them was altered."""
         return self.folders.is_equal
 
     @property
@@ -154,6 +155,8 @@ def lines(found: RunDifference) -> list[str]:
         *(_block("metrics", folders.evaluations) if folders.evaluations else []),
         *([] if found.location is None else _place(found.location)),
         *([] if found.is_equal else _likely(found)),
+        *(f"altered    {text}" for text in folders.altered[:_SHOWN]),
+        *([f"altered    {len(folders.altered) - _SHOWN} more"] if len(folders.altered) > _SHOWN else []),
         *([f"note       the step was not replayed: {found.problem}"] if found.problem else []),
         *(f"note       {note}" for note in folders.notes),
         f"result     {'equal: both runs did the same training' if found.is_equal else 'different'}",

@@ -33,6 +33,7 @@ from lockstep.storage.manifest import read_state
 from lockstep.storage.recipe_copy import COPY, recipe_change
 from lockstep.storage.run_folder import RunFolder
 from lockstep.verify.compare import NAMES
+from lockstep.verify.files import open_run
 
 _MAX_RECIPE_BYTES = 16 * 1024 * 1024
 _SHOWN_CHARS = 60  # of a line of a recipe
@@ -81,6 +82,7 @@ class Recorded:
         checkpoints: Step -> SHA-256 of weights and optimizer state, by file.
         num_steps: Number of steps done.
         weights_sha256: Hash of the final weights; empty if the run is not complete.
+        contradictions: Files of the run that contradict each other, one line each.
         notes: What is missing, one line each.
     """
 
@@ -94,6 +96,7 @@ class Recorded:
     checkpoints: dict[int, dict[str, str]] = field(default_factory=dict)
     num_steps: int = 0
     weights_sha256: str = ""
+    contradictions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -121,6 +124,7 @@ def read_run(path: Path) -> Recorded:
     if (change := recipe_change(path, str(found.settings.get("recipe")))) is not None:
         found.notes.append(change.partition("\n")[0].removeprefix("warning: "))
     found.evaluations = {each.step: each.metrics for each in evaluations_of(folder)}
+    found.contradictions = open_run(path).mismatches
     present = kept_checkpoints(folder)
     found.checkpoints = {step: present[name_of(step)] for step in steps(folder.checkpoints) if name_of(step) in present}
     return found
@@ -173,6 +177,7 @@ class FolderDifference:
         evaluations: Metrics that differ.
         checkpoint: The first step at which both runs have a checkpoint, and these differ; None if there is none.
         weights: Whether the final weights differ; None if a run is not complete.
+        altered: Files that contradict the record of their own run, one line each.
         notes: What could not be compared, one line each.
     """
 
@@ -187,13 +192,14 @@ class FolderDifference:
     evaluations: list[Change]
     checkpoint: int | None
     weights: bool | None
+    altered: list[str]
     notes: list[str]
 
     @property
     def is_equal(self) -> bool:
-        """Whether both runs did the same training: steps, evaluations, checkpoints and final weights are equal."""
-        is_other_length = self.num_steps[0] != self.num_steps[1]
-        return not (self.step or self.evaluations or self.checkpoint is not None or self.weights or is_other_length)
+        """Whether both runs did the same training (steps, evaluations, states, weights) and no file was altered."""
+        is_other = self.num_steps[0] != self.num_steps[1] or self.checkpoint is not None or self.weights
+        return not (self.step or self.evaluations or is_other or self.altered)
 
 
 def compare_folders(a: Recorded, b: Recorded) -> FolderDifference:
@@ -204,17 +210,14 @@ def compare_folders(a: Recorded, b: Recorded) -> FolderDifference:
         b: The second run.
     """
     settings = _changes(a.settings, b.settings)
+    recipe = [each for each in settings if each.name == "recipe"]
     num_compared, step = first_difference(a.log, b.log)
     common = sorted(a.checkpoints.keys() & b.checkpoints.keys())
     is_complete = bool(a.weights_sha256 and b.weights_sha256) and a.num_steps == b.num_steps
     return FolderDifference(
         settings=[each for each in settings if not is_free(each.name) and each.name != "recipe"],
         free_settings=[each for each in settings if is_free(each.name)],
-        code=[
-            *_lines(a.path, b.path),
-            *_changes(a.code, b.code),
-            *(each for each in settings if each.name == "recipe"),
-        ],
+        code=[*_lines(a.path, b.path), *_changes(a.code, b.code), *recipe],
         data=_changes(a.data, b.data),
         versions=_changes(a.versions, b.versions),
         step=step,
@@ -227,6 +230,7 @@ def compare_folders(a: Recorded, b: Recorded) -> FolderDifference:
         ],
         checkpoint=next((step for step in common if a.checkpoints[step] != b.checkpoints[step]), None),
         weights=a.weights_sha256 != b.weights_sha256 if is_complete else None,
+        altered=[f"{name}: {text}" for name, run in (("a", a), ("b", b)) for text in run.contradictions],
         notes=[f"{name}: {note}" for name, run in (("a", a), ("b", b)) for note in run.notes],
     )
 

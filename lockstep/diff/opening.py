@@ -15,12 +15,11 @@ from lockstep.engine.assemble import make_job
 from lockstep.engine.dataset_info import build_from
 from lockstep.engine.job import Job
 from lockstep.engine.parts import Parts
-from lockstep.errors import ConfigError
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch.kernels import pin_kernels
 from lockstep.launch.start import join_world
 from lockstep.provenance.run_identity import SETTINGS, identity
-from lockstep.provenance.same_run import differing, settings_of
+from lockstep.provenance.same_run import check_replay, settings_of
 from lockstep.recipes.catalog import RecipeSpec, find
 from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.run_weights import identity_of
@@ -50,7 +49,7 @@ def open_job(
     folder = recorded.path.absolute()
     model = TrainedModel(folder, (*overrides, *_IN_PROCESS))
     spec, config = model.settings() if recipe is None else _settings_with(model, recipe)
-    _check(recorded.path, config)
+    check_replay(recorded.path, config, "locate differences within a step", is_other_recipe=True)
     pin_kernels(config.kernels)  # raises an error if the other run has others: they are those of the process
     world = stack.enter_context(join_world(ALONE, config))
     info = model.dataset_info(spec, config, world)
@@ -62,21 +61,6 @@ def open_job(
     job = make_job(config, lambda: build_from(spec, config, info, folder), world, is_restart=True)
     job.identity = identity(config, info)
     return job, lambda: spec.build(config, info)
-
-
-def _check(path: Path, config: RunConfig) -> None:
-    if config.mode != "exact":
-        raise ConfigError(
-            f"{path} was trained with mode={config.mode}, whose bits no replay has to repeat",
-            fix="Train with mode=exact to locate differences within a step.",
-        )
-    other = differing({**settings_of(RunFolder(path)), "recipe": config.recipe}, config)
-    if other:
-        raise ConfigError(
-            "a replay can't change settings that determine the result",
-            given="\n".join(other),
-            fix="Give settings such as data.root only.",
-        )
 
 
 def _settings_with(model: TrainedModel, recipe: Path) -> tuple[RecipeSpec, RunConfig]:

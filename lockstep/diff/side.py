@@ -30,9 +30,6 @@ from lockstep.storage.checkpoint import name_of
 from lockstep.storage.manifest import WEIGHTS
 from lockstep.storage.weights import file_limits, read
 
-# Requests are then read one by one, at any step.
-_IN_PROCESS = ("loader.num_workers=0",)
-
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -136,7 +133,7 @@ class Side:
         return record_of(step, result, samples, digest_content(job) if self._has_content else NO_DIGEST)
 
     def matches(self, record: StepRecord) -> bool:
-        """Whether a replayed step has the bits of the run's record; True if the run has none."""
+        """Return whether a replayed step has the bits of the run's record; True if the run has none."""
         recorded = self.recorded.log.get(record.step)
         return recorded is None or recorded.to_bytes() == record.to_bytes()
 

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.provenance.bits import Element, as_bytes, first_element, number_text
+
 MODEL = "(the model)"
 _STANDS_OUT = 4.0  # times as much as any other module
-
-
-@dataclass(frozen=True)
-class Element:
-    """The first element in which two tensors differ.
-
-    Attributes:
-        index: Its index, such as "[5, 17, 4, 4]".
-        a: Value in the first run.
-        b: Value in the second run.
-        is_value: Whether they are values; otherwise types and shapes.
-    """
-
-    index: str
-    a: str
-    b: str
-    is_value: bool = True
 
 
 def digest(tensors: Sequence[Tensor]) -> bytes:
@@ -41,61 +24,9 @@ def digest(tensors: Sequence[Tensor]) -> bytes:
     return found.digest()
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors, of any shape, in a value: in lists, tuples, dicts and data classes too."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for item in value.values() for tensor in tensors_in(item)]
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    if is_dataclass(value) and not isinstance(value, type):
-        return [tensor for part in fields(value) for tensor in tensors_in(getattr(value, part.name))]
-    return []
-
-
 def module_of(tensor: str) -> str:
     """Return the name of the module that a parameter or buffer belongs to."""
     return tensor.rpartition(".")[0] or MODEL
-
-
-def first_element(a: Sequence[Tensor], b: Sequence[Tensor]) -> Element | None:
-    """Return the first element whose bits differ, or else the first type or shape that differs.
-
-    Args:
-        a: Tensors of any shape.
-        b: The other run's tensors.
-    """
-    for number, (one, other) in enumerate(zip(a, b, strict=False)):
-        which = f"tensor {number}, " if len(a) > 1 else ""
-        if (kinds := (_kind(one), _kind(other)))[0] != kinds[1]:
-            return Element(f"{which}type and shape", *kinds, is_value=False)
-        unequal = (as_bytes(one) != as_bytes(other)).nonzero()
-        if len(unequal):
-            element = int(unequal[0]) // one.element_size()
-            index = tuple(int(axis) for axis in np.unravel_index(element, one.shape)) if one.dim() else ()
-            return Element(f"{which}{list(index)}", number_text(one[index]), number_text(other[index]))
-    return None
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor of any shape, (num_bytes,): NaN would differ from itself, and 0.0 equals -0.0."""
-    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    if flat.dim() and flat.stride(0) != 1:  # one value that was expanded counts as contiguous
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8)
-
-
-def number_text(value: Tensor) -> str:
-    """Return a 0-d tensor as the shortest number that has its bits."""
-    plain = value.detach().cpu()
-    if plain.dtype in (torch.bfloat16, torch.float16):
-        plain = plain.float()
-    return str(plain.numpy()[()])
 
 
 def first_tensor(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[str, Element] | None:

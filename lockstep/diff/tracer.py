@@ -29,7 +29,7 @@ from lockstep.data.digests import sample_digests
 from lockstep.data.order import MicroBatch
 from lockstep.data.samples import Batch
 from lockstep.diff.side import Side
-from lockstep.diff.tensors import digest, tensors_in
+from lockstep.diff.tensors import digest
 from lockstep.diff.trace import (
     APPLIED,
     BACKWARD,
@@ -46,6 +46,7 @@ from lockstep.diff.trace import (
     Operation,
     StepTrace,
 )
+from lockstep.provenance.bits import tensors_in
 
 _OWNER = "lockstep module"  # key in the metadata of a backward node
 _UNSET = ("aten.empty", "aten.new_empty")  # their values are whatever was in memory

@@ -17,6 +17,7 @@ import torch
 
 from lockstep.cores import describe_other_load, num_cores
 from lockstep.doctor.check_result import CheckResult
+from lockstep.extras import is_installed, pip_line
 from lockstep.version import __version__
 
 GB = 1024**3
@@ -60,6 +61,9 @@ def _torch() -> list[CheckResult]:
         oldest = ".".join(map(str, OLDEST_TORCH))
         return [CheckResult("torch", found, "problem", f"pip install 'torch>={oldest}'")]
     results = [CheckResult("torch", found)]
+    if not is_installed("torchvision"):
+        fix = f"{pip_line('classify')}, for recipe classify"
+        return [*results, CheckResult("torchvision", "not installed", "note", fix)]
     try:
         vision = importlib.import_module("torchvision")
         results.append(CheckResult("torchvision", str(vision.__version__)))

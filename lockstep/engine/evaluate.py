@@ -185,13 +185,19 @@ def _merge(
     return collectives.run_on_rank0(world, all_metrics), merged if world.is_main else counted
 
 
-def no_metric(name: str, metrics: Mapping[str, float]) -> ConfigError:
-    """Return the error for a monitored metric that the validation does not have."""
+def no_metric(name: str, metrics: Mapping[str, float], where: str = "Parts.monitor") -> ConfigError:
+    """Return the error for a metric that the validation does not have.
+
+    Args:
+        name: Name of the metric.
+        metrics: The metrics of the validation.
+        where: What names the metric.
+    """
     return ConfigError(
         f"the validation has no metric {name}",
-        where="Parts.monitor",
+        where=where,
         allowed=", ".join(metrics),
-        fix="Set Parts.monitor to one of these names.",
+        fix=f"Set {where} to one of these names.",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from itertools import tee
@@ -20,6 +20,7 @@ from lockstep.data.order import Order, Step
 from lockstep.data.samples import Samples
 from lockstep.engine.parts import Parts
 from lockstep.errors import CheckpointError
+from lockstep.metrics.early_stop import last_step
 from lockstep.module.ema import ModelEma
 from lockstep.parallel.reduce import Reducer
 from lockstep.parallel.replica import Replica
@@ -45,6 +46,9 @@ class Progress:
         evaluated_step: `step` at the last validation.
         metrics: The metrics of that validation.
         best: Step, metric and value of the best validation so far.
+        stop_best: Best value so far by the rule of `stop_early`.
+        num_stale: Number of validations since then.
+        has_stopped_early: Whether `stop_early` has ended the run.
         skipped: Steps that were not applied because their loss or gradient was not finite.
         num_overflows: Number of steps that were not applied because the scaled gradient overflowed fp16.
         loss_scale: Factor of the loss before the backward pass.
@@ -63,6 +67,9 @@ class Progress:
     evaluated_step: Count = 0
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, Any] | None = None
+    stop_best: float | None = None
+    num_stale: Count = 0
+    has_stopped_early: bool = False
     skipped: list[int] = field(default_factory=list)
     num_overflows: Count = 0
     loss_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
@@ -176,8 +183,19 @@ class Job:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of the whole run."""
-        return self.config.epochs * self.order.steps_per_epoch
+        """Number of steps of the whole run, unless it stops early."""
+        steps, limit = self.config.epochs * self.order.steps_per_epoch, self.config.max_steps
+        return steps if limit is None else min(steps, limit)
+
+    def last_step(self, evaluations: Iterable[tuple[int, Mapping[str, Any]]]) -> int:
+        """Return the number of steps of a whole run with these evaluations: step and metrics of each, in order."""
+        early = last_step(evaluations, self.config.stop_early, self.parts.monitor)
+        return self.num_steps if early is None else early
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no further step follows."""
+        return self.progress.step == self.num_steps or self.progress.has_stopped_early
 
     def open_loader(self, stop: int | None = None) -> tuple[Loader, Iterator[Step]]:
         """Open the loader of this process's batches, with the plans of its steps, from the current step on.
@@ -223,9 +241,11 @@ class Job:
         return self.replica.gather_all(state)
 
     def is_evaluation_due(self) -> bool:
-        """Return whether the last step ended an epoch that is followed by a validation."""
-        step, between = self.progress.step, self.config.eval_every * self.order.steps_per_epoch
-        return step > 0 and (step % between == 0 or step == self.num_steps)
+        """Return whether the last step is followed by a validation."""
+        step = self.progress.step
+        return step > 0 and (
+            self.config.eval_interval.is_due(step, self.order.steps_per_epoch, 0.0) or step == self.num_steps
+        )
 
     def is_evaluated(self) -> bool:
         """Return whether the current weights were validated."""

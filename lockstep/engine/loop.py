@@ -58,6 +58,8 @@ def train(
         if job.is_evaluation_due() and not job.is_evaluated():  # it stopped between its last step and the validation
             end_epoch(job, saver, reports, stop_now, is_due=True)
         for step in steps:
+            if job.is_complete:
+                break  # stop_early
             result = run_step(job, step, loader, STOP * stop_flag() + COMPARE * replica_check.is_due(job))
             if not result.is_finite and not result.is_overflow:
                 handle_nonfinite(job, step, saver, reports)
@@ -69,7 +71,7 @@ def train(
             if int(result.flag) & COMPARE:
                 replica_check.compare(job)  # before a checkpoint could store the difference
             is_stopping = bool(int(result.flag) & STOP)
-            is_due = is_stopping or job.progress.step == job.num_steps or saver.is_due(job)
+            is_due = is_stopping or job.is_complete or saver.is_due(job)
             if is_due:
                 saver.save(job)  # before the validation, which may take long or fail
             if is_stopping:
@@ -85,7 +87,7 @@ def train(
         loader.close()
         saver.close()
     saver.wait()  # an error of the last checkpoint is raised here
-    return job.progress.step == job.num_steps and job.is_evaluated()
+    return job.is_complete and job.is_evaluated()
 
 
 def end_epoch(job: Job, saver: CheckpointManager, reports: Reports, stop_now: StopNow, *, is_due: bool) -> None:
@@ -104,5 +106,5 @@ def end_epoch(job: Job, saver: CheckpointManager, reports: Reports, stop_now: St
     """
     metrics, metric, is_best = validate(job, stop_now)
     reports.evaluation(job, metrics, metric)
-    if is_due or is_best:
+    if is_due or is_best or job.progress.has_stopped_early:
         saver.save(job)

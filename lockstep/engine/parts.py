@@ -46,7 +46,7 @@ class Parts:
             None: the shape of the first validation sample (`export`) or training sample (`plan`).
         metadata: What users of an exported model need: classes, alphabet, skeleton, mean and standard deviation, as
             plain JSON. `export` writes it into the file.
-        describe: Rows for the header of the run: `{"data": "UCI digits (scikit-learn)", "model": "cnn"}`.
+        describe: Rows for the header of the run: `{"data": "UCI digits", "model": "cnn"}`.
     """
 
     model: nn.Module

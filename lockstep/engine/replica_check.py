@@ -1,4 +1,4 @@
-"""Detects ranks whose weights, buffers or optimizer state differ, before a checkpoint stores the difference.
+"""Detect ranks whose weights, buffers or optimizer state differ, before a checkpoint stores the difference.
 
 Ranks never send their weights to each other: each one computes the same update. A difference on one of them (code,
 rounding of another CPU, a memory fault) would persist and grow, and no loss would show it.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 from lockstep.cluster import collectives
 from lockstep.engine.job import Job, Progress
@@ -22,7 +23,7 @@ from lockstep.provenance.fingerprint import Fingerprint
 from lockstep.provenance.run_identity import check_settings
 from lockstep.storage import checkpoint
 from lockstep.storage.checkpoint import Checkpoint
-from lockstep.storage.checkpoint_reader import open_checkpoint
+from lockstep.storage.checkpoint_reader import Opened, Shape, open_checkpoint
 from lockstep.storage.manifest import run_of
 from lockstep.storage.weights import check_fits, file_limits, load_into
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from lockstep.parallel.sharded import Shards
 
 T = TypeVar("T")
+# All state but the tensors, and their shapes and types by name; (None, {}) if there is no checkpoint.
+Described = tuple[dict[str, Any] | None, dict[str, Shape]]
 
 
 def restore_job(job: Job, folder: Path, resume: str, notify: Callable[[CheckpointError], None]) -> bool:
@@ -46,7 +49,8 @@ def restore_job(job: Job, folder: Path, resume: str, notify: Callable[[Checkpoin
 
     Raises:
         CheckpointError: No checkpoint of the run is whole, the requested one is not, or it belongs to another
-            model.
+            model. Raised on every rank.
+        ConfigError: It was written with other settings.
         DataError: The size of the training set changed.
     """
     restored = (_read_parts if job.replica.is_sharded else _read)(job, folder, resume, notify)
@@ -77,12 +81,18 @@ def restore_step(job: Job, folder: Path, step: int) -> None:
 
 
 def _read(job: Job, folder: Path, resume: str, notify: Callable[[CheckpointError], None]) -> Checkpoint | None:
-    load, limits = checkpoint.load_checkpoint, file_limits(job.model)
-    found = _find(folder, resume, notify, lambda path: load(path, limits)) if job.world.is_main else None
-    tensors, plain = checkpoint.pack(found) if found is not None else ({}, None)
+    limits, tensors = file_limits(job.model), dict[str, Tensor]()
+
+    def describe() -> Described:
+        found = _find(folder, resume, notify, lambda path: checkpoint.load_checkpoint(path, limits))
+        if found is None:
+            return None, {}
+        packed, plain = checkpoint.pack(found)
+        tensors.update(packed)
+        return plain, {name: (tensor.shape, tensor.dtype) for name, tensor in packed.items()}
+
     # Shapes first: the other ranks must allocate before the tensors are broadcast.
-    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-    plain, shapes = collectives.broadcast_object(job.world, (plain, shapes))
+    plain, shapes = collectives.run_on_rank0(job.world, describe)
     if plain is None:
         return None
     _check_same(folder, job, plain, resume)  # before the tensors, which may take minutes to send
@@ -101,10 +111,16 @@ def _read(job: Job, folder: Path, resume: str, notify: Callable[[CheckpointError
 
 
 def _read_parts(job: Job, folder: Path, resume: str, notify: Callable[[CheckpointError], None]) -> Checkpoint | None:
-    limits = file_limits(job.model)
-    opened = _find(folder, resume, notify, lambda path: open_checkpoint(path, limits)) if job.world.is_main else None
-    mine = (opened.plain, opened.shapes) if opened is not None else (None, {})
-    plain, shapes = collectives.broadcast_object(job.world, mine)
+    limits, opened = file_limits(job.model), list[Opened]()
+
+    def describe() -> Described:
+        found = _find(folder, resume, notify, lambda path: open_checkpoint(path, limits))
+        if found is None:
+            return None, {}
+        opened.append(found)
+        return found.plain, found.shapes
+
+    plain, shapes = collectives.run_on_rank0(job.world, describe)
     if plain is None:
         return None
     _check_same(folder, job, plain, resume)
@@ -116,7 +132,8 @@ def _read_parts(job: Job, folder: Path, resume: str, notify: Callable[[Checkpoin
     if described.average:
         check_fits(job.model, described.average, path)
     check_state(job.optimizer, described.optimizer)
-    return checkpoint.unpack(read_parts(cast("Shards", job.replica), job.optimizer, job.world, shapes, opened), plain)
+    parts = read_parts(cast("Shards", job.replica), job.optimizer, job.world, shapes, opened[0] if opened else None)
+    return checkpoint.unpack(parts, plain)
 
 
 def _path(folder: Path, resume: str, step: int) -> Path:

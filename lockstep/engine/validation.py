@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lockstep.engine.evaluate import evaluate, no_metric
 from lockstep.engine.job import Job
+from lockstep.metrics.early_stop import Patience, metric_of
 
 
 def validate(job: Job, stop_now: Callable[[], bool] = lambda: False) -> tuple[dict[str, float], Any, bool]:
@@ -50,4 +51,16 @@ def validate(job: Job, stop_now: Callable[[], bool] = lambda: False) -> tuple[di
     is_best = not math.isnan(value) and (progress.best is None or sign * value > sign * progress.best["value"])
     if is_best:
         progress.best = {"step": progress.step, "metric": name, "value": value}
+    if config.stop_early.patience is not None:
+        _note_for_early_stop(job, metrics)
     return metrics, metric, is_best
+
+
+def _note_for_early_stop(job: Job, metrics: Mapping[str, float]) -> None:
+    config, progress = job.config.stop_early, job.progress
+    name, sign = metric_of(config, job.parts.monitor)
+    if name not in metrics:
+        raise no_metric(name, metrics, "stop_early.metric")
+    patience = Patience(progress.stop_best, progress.num_stale).after(metrics[name], sign, config)
+    progress.stop_best, progress.num_stale = patience.best, patience.num_stale
+    progress.has_stopped_early = patience.is_over(config) and progress.step < job.num_steps

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import CheckpointError, ConfigError, cannot_write_result
+from lockstep.extras import require
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.scratch import partial_path, sweep_partials
 from lockstep.version import __version__
@@ -257,11 +258,7 @@ def _cannot_export(tool: str, other: str, error: Exception) -> ConfigError:
 
 
 def _check_onnx() -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"--to onnx needs {', '.join(missing)}", fix='pip install "lockstep[onnx]"')
+    require("onnx", "--to onnx")
 
 
 def _flat(outputs: Any) -> list[Tensor]:

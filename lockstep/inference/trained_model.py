@@ -139,15 +139,24 @@ class TrainedModel:
             LockstepError: Settings or dataset info were altered.
         """
         from lockstep.engine.dataset_info import dataset_info_for
-        from lockstep.provenance.run_identity import check_settings
         from lockstep.storage.recipe_copy import recipe_change
-        from lockstep.storage.run_weights import identity_of
 
         if world.is_main and (changed := recipe_change(self.path, config.recipe)):
             Console(sys.stderr).say(changed)
+        self.check_settings(found)
+        return dataset_info_for(found, config, world, self.path)
+
+    def check_settings(self, found: RecipeSpec) -> None:
+        """Compare the run's settings with those in its checkpoint.
+
+        Raises:
+            ConfigError: A setting that determines the result was altered.
+        """
+        from lockstep.provenance.run_identity import check_settings
+        from lockstep.storage.run_weights import identity_of
+
         checkpoint, kept = identity_of(self.path, self.checkpoint)
         check_settings(kept, load(found.config_class, found.layers).config, checkpoint, is_resume=False)
-        return dataset_info_for(found, config, world, self.path)
 
 
 def _lines(*texts: str | None) -> str:

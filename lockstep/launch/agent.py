@@ -77,7 +77,7 @@ class LocalRendezvous(RendezvousHandler):
 
 
 class Agent(LocalElasticAgent):
-    """Starts this node's workers, and restarts them.
+    """An elastic agent, which starts and restarts this node's workers.
 
     Args:
         spec: What to run; `local_world_size` shrinks when processes are lost for good.

@@ -12,10 +12,15 @@ LOCKSTEP = (sys.executable, "-P", "-m", "lockstep")
 
 
 def import_path() -> dict[str, str]:
-    """Return a PYTHONPATH that lets a recipe import modules beside the script that called `train`."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    """Return a PYTHONPATH that lets a recipe import modules beside the script or notebook that called `train`."""
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
     folder = os.path.dirname(os.path.abspath(script)) if script else ""
-    if not folder or folder not in sys.path:
+    if hasattr(main, "get_ipython"):  # a notebook's kernel imports from the current folder
+        folder = os.getcwd() if "" in sys.path else next((path for path in sys.path if path == os.getcwd()), "")
+    elif folder not in sys.path:
+        folder = ""
+    if not folder:
         return {}
     before = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{before}{os.pathsep}{folder}" if before else folder}

@@ -1,4 +1,4 @@
-"""Pins the CPU kernels of a run (`kernels`): the variables by which ATen, oneDNN and MKL choose among instruction sets.
+"""Pin the CPU kernels of a run (`kernels`): the variables by which ATen, oneDNN and MKL choose among instruction sets.
 
 The libraries read them at their first computation, so they are set before it. Importing torch computes nothing, so a
 recipe file that imports torch may be loaded before. Nothing here imports torch.

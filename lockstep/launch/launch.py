@@ -1,4 +1,4 @@
-"""Starts the processes of this node through torch's elastic agent, and supervises them.
+"""Start the processes of this node through torch's elastic agent, and supervise them.
 
     launcher ── fork server ── rank 0, rank 1, ...
 

@@ -1,4 +1,4 @@
-"""Generates a Slurm batch script that is warned before its time limit, saves, requeues itself and resumes."""
+"""Generate a Slurm batch script that is warned before its time limit, saves, requeues itself and resumes."""
 
 from __future__ import annotations
 

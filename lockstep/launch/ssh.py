@@ -1,4 +1,4 @@
-"""Runs one command on several machines through ssh, forwards their output, and stops all of them on Ctrl-C.
+"""Run one command on several machines through ssh, forward their output, and stop all of them on Ctrl-C.
 
     this terminal ── ssh a ── lockstep train … --nodes 2 --rdzv-endpoint a:29400
                   └─ ssh b ── lockstep train … --nodes 2 --rdzv-endpoint a:29400

@@ -1,4 +1,4 @@
-"""Supervises the worker processes: forwards stop signals to them, and determines the root cause of a failure.
+"""Supervise the worker processes: forward stop signals to them, and determine the root cause of a failure.
 
 Two things end a round of workers, and both may come at once:
 

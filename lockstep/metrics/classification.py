@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from lockstep.data.samples import Batch
+from lockstep.metrics import confusion
+from lockstep.metrics.confusion import ConfusionMatrix, SparseConfusion
 
 # With more classes than this, per-class accuracies are left out of the result: they would hide the other values.
 MAX_NAMED_CLASSES = 50
@@ -35,22 +37,21 @@ class Accuracy:
         self._num_top = num_top if num_top < num_classes else 1
         self._classes = classes if classes is not None and num_classes <= MAX_NAMED_CLASSES else ()
         self._num_in_top = 0
-        self._confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+        is_dense = num_classes <= confusion.MAX_DENSE_CLASSES
+        self._confusion = (ConfusionMatrix if is_dense else SparseConfusion)(num_classes)
         self._worst: list[tuple[float, int, int, int]] = []
 
     @property
     def num_samples(self) -> int:
         """Number of samples added, merged ones included."""
-        return int(self._confusion.sum())
+        return int(self._confusion.totals()[0].sum())
 
     def add(self, outputs: Any, batch: Batch) -> None:
         """Add (N, num_classes) logits. The batch's targets are (N,) labels."""
         logits = outputs.detach().to("cpu", torch.float32)
         labels = batch.targets.to("cpu")
         chosen = logits.argmax(dim=1)
-        cells = labels * self._num_classes + chosen
-        # In place: with many classes, the confusion matrix of a single batch would take as much memory again.
-        self._confusion.view(-1).index_add_(0, cells, torch.ones_like(cells))
+        self._confusion.add(labels, chosen)
         if self._num_top > 1:
             # A class ranks higher if its logit is larger, or equal with a smaller index: consistent with argmax.
             own = logits.gather(1, labels[:, None])
@@ -66,17 +67,20 @@ class Accuracy:
     def state(self) -> dict[str, Any]:
         """Return the counts: `confusion[label][prediction]`, `in_top`, and the worst samples.
 
+        With more than 2,000 classes, `samples` and `correct` by class and `pairs` of confused classes, as in
+        `SparseConfusion.state`, take the place of `confusion`.
+
         A worst sample is `[loss, index, label, prediction]`; its loss is infinite if it was not finite.
         """
         return {
-            "confusion": self._confusion.tolist(),
+            **self._confusion.state(),
             "in_top": self._num_in_top,
             "worst": [list(row) for row in self._worst],
         }
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add the counts of another rank, from its `state`."""
-        self._confusion += torch.tensor(state["confusion"], dtype=torch.int64)
+        self._confusion.merge(state)
         self._num_in_top += state["in_top"]
         self._keep_worst([(loss, index, label, prediction) for loss, index, label, prediction in state["worst"]])
 
@@ -86,12 +90,14 @@ class Accuracy:
         Raises:
             ValueError: No sample was added.
         """
-        if self.num_samples == 0:
+        samples, correct = self._confusion.totals()
+        num_samples = int(samples.sum())
+        if num_samples == 0:
             raise ValueError("no samples were added, so there is no accuracy")
-        values = {"top1": int(self._confusion.diagonal().sum()) / self.num_samples}
+        values = {"top1": int(correct.sum()) / num_samples}
         if self._num_top > 1:
-            values[f"top{self._num_top}"] = self._num_in_top / self.num_samples
-        totals, rights = self._confusion.sum(dim=1).tolist(), self._confusion.diagonal().tolist()
+            values[f"top{self._num_top}"] = self._num_in_top / num_samples
+        totals, rights = samples.tolist(), correct.tolist()
         for name, total, right in zip(self._classes, totals, rights, strict=bool(self._classes)):
             if total:
                 values[f"top1/{name}"] = right / total

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rapidfuzz.distance import Levenshtein
-
 from lockstep.data.samples import Batch
+from lockstep.extras import require
 
 
 class TextMetric:
@@ -30,6 +29,7 @@ class TextMetric:
         group: Callable[[Batch], list[str]] | None = None,
         num_worst: int = 24,
     ) -> None:
+        require("text", "TextMetric")
         self._read, self._truth, self._group = read, truth, group
         self._num_worst = num_worst
         self._num_edits = self._num_characters = 0
@@ -43,6 +43,8 @@ class TextMetric:
 
     def add(self, outputs: Any, batch: Batch) -> None:
         """Add the model's outputs for one batch."""
+        from rapidfuzz.distance import Levenshtein  # an optional package
+
         texts, truths = self._read(outputs), self._truth(batch)
         groups = [""] * len(truths) if self._group is None else self._group(batch)
         rows = []

@@ -5,17 +5,22 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import weakref
 from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from lockstep.cluster import collectives
 from lockstep.cluster.env import ALONE, read_assignment
+from lockstep.cluster.signed import Seal, SignedStore
 from lockstep.cluster.world import World, alone, join
 
+JOIN_TIMEOUT_S = 300.0
 _JOINED: list[World] = []
+_OF_GROUP: list[tuple[weakref.ref[dist.ProcessGroup], World]] = []  # of the default process group; at most one
 
 
 def current_world(device: torch.device) -> World:
@@ -44,8 +49,18 @@ def current_world(device: torch.device) -> World:
 
 
 def _of_default_group(device: torch.device) -> World:
+    group = dist.distributed_c10d._get_default_group()
+    if _OF_GROUP and _OF_GROUP[0][0]() is group:
+        return replace(_OF_GROUP[0][1], device=device)  # with the activity that the hang detector reads
     rank, size = dist.get_rank(), dist.get_world_size()
     assignment = replace(ALONE, rank=rank, world_size=size, local_rank=None, local_world_size=None)
-    world = World(rank, size, 0, device, dist.get_backend(), socket.gethostname(), None, assignment)
-    hosts = collectives.all_gather_object(world, world.host)
-    return replace(world, local_rank=hosts[:rank].count(world.host), num_hosts=len(set(hosts)))
+    # Not the script's own keys. The store of torchrun's agent outlives rank 0.
+    store = PrefixStore("lockstep", dist.distributed_c10d._get_default_store()) if size > 1 else None
+    signed = SignedStore(PrefixStore("signed", store), Seal()) if store is not None else None
+    name = socket.gethostname()
+    world = World(rank, size, 0, device, dist.get_backend(), name, store, assignment, signed=signed)
+    collectives.barrier(world, JOIN_TIMEOUT_S)  # names the ranks that do not come here
+    hosts = collectives.all_gather_object(world, name)
+    world = replace(world, local_rank=hosts[:rank].count(name), num_hosts=len(set(hosts)))
+    _OF_GROUP[:] = [(weakref.ref(group), world)]
+    return world

@@ -23,7 +23,7 @@ class EvalLoader:
     """Iterates over this rank's share of a dataset, and merges what the loop counts.
 
     The dataset is cut into batches in its own order, regardless of the world; rank r has every W-th batch. Sums are
-    formed from each batch's numbers, in the order of the batches.
+    formed from each batch's numbers, in the order of the batches::
 
         for x, y in loader:
             loader.add(loss=F.cross_entropy(model(x), y, reduction="sum"), correct=(model(x).argmax(1) == y).sum())
@@ -44,7 +44,8 @@ class EvalLoader:
         self._batches = Batches(len(source.samples), source.batch_size, None)
         self._current = -1
         self._numbers: dict[int, dict[str, list[float]]] = {}
-        self._states: dict[int, dict[str, Any]] = {}
+        self._metrics: list[Any] = []
+        self._states: list[dict[int, dict[str, Any]]] = []  # of each metric, by batch
         self.dataset, self.batch_size = source.samples.dataset, source.batch_size
 
     def __len__(self) -> int:
@@ -52,7 +53,7 @@ class EvalLoader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        self._numbers, self._states = {}, {}
+        self._numbers, self._metrics, self._states = {}, [], []
         mine = range(self.world.rank, len(self._batches), self.world.size)
 
         def requests() -> Iterator[Request]:
@@ -114,9 +115,17 @@ class EvalLoader:
                 allowed="a torchmetrics.Metric, 1.5 or later",
                 fix="Count with loader.add(...), or update torchmetrics.",
             )
+        if getattr(metric, "full_state_update", False) is not False or getattr(metric, "dist_sync_on_step", False):
+            raise ConfigError(
+                f"the states of the metric {type(metric).__name__} do not merge: it has full_state_update",
+                fix="Count with loader.add(...), or choose another metric.",
+            )
+        if not any(metric is known for known in self._metrics):
+            self._metrics.append(metric)
+            self._states.append({})
         metric.reset()
         metric.update(*args, **kwargs)
-        self._states[self._batch()] = {name: _plain(value) for name, value in metric.metric_state.items()}
+        self._states[self._number(metric)][self._batch()] = _copied(metric.metric_state)
 
     def compute(self, metric: Any) -> Any:
         """Return a metric's value over all batches, equal on all ranks. Called on all of them after the loop.
@@ -124,13 +133,26 @@ class EvalLoader:
         Args:
             metric: The metric that `update` was called with; it then has the state of all batches.
         """
+        # A rank without batches has not met the metric.
+        is_known = any(metric is known for known in self._metrics)
+        mine = self._states[self._number(metric)] if is_known else {}
         by_batch: dict[int, dict[str, Any]] = {}
-        for own in collectives.all_gather_object(self.world, self._states):
+        for own in collectives.all_gather_object(self.world, mine):
             by_batch.update(own)
         metric.reset()
-        for index in sorted(by_batch):
-            metric.merge_state(by_batch[index])
+        merged: dict[str, Any] | None = None
+        for count, index in enumerate(sorted(by_batch), start=1):
+            # As in torchmetrics' own forward: the metric has the batch's state, and merges what is there so far.
+            for name, value in by_batch[index].items():
+                setattr(metric, name, value)
+            metric._update_count = count
+            if merged is not None:
+                metric.merge_state(merged)
+            merged = _copied(metric.metric_state)
         return metric.compute()
+
+    def _number(self, metric: Any) -> int:
+        return next(number for number, known in enumerate(self._metrics) if known is metric)
 
     def _batch(self) -> int:
         if self._current < 0:
@@ -141,5 +163,8 @@ class EvalLoader:
         return self._current
 
 
-def _plain(value: Any) -> Any:
-    return [item.clone() for item in value] if isinstance(value, list) else value.clone()
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: [item.clone() for item in value] if isinstance(value, list) else value.clone()
+        for name, value in state.items()
+    }

@@ -13,10 +13,12 @@ from lockstep.errors import ConfigError
 from lockstep.own_loop.agreement import check_same_script
 from lockstep.own_loop.current import current_world
 from lockstep.own_loop.loader import ExactLoader
-from lockstep.own_loop.optimizer import attach, follow, plain_step
+from lockstep.own_loop.optimizer import attach, attach_module, follow, plain_step
 from lockstep.own_loop.refusals import check_modules
+from lockstep.own_loop.same_data import check_same_data
 from lockstep.own_loop.samples import LoopOrder, source_of
 from lockstep.own_loop.session import ExactLoop
+from lockstep.own_loop.watching import watch
 
 ModelT = TypeVar("ModelT", bound=nn.Module | Sequence[nn.Module])
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer | Sequence[Optimizer])
@@ -32,6 +34,7 @@ def exact(
     seed: int = 0,
     per_step: Sequence[Any] = (),
     num_threads: int = 1,
+    hang_timeout_s: float | None = 300.0,
 ) -> tuple[ModelT, OptimizerT, ExactLoader]:
     """Make a training loop exact: equal weights at any number of processes, and after a resume on another number.
 
@@ -50,6 +53,8 @@ def exact(
         per_step: What acts once a step beside the optimizer: schedulers that the loop steps after each batch, an
             AveragedModel, a GradScaler. A scheduler that is stepped after each epoch may be among them.
         num_threads: CPU threads of each process. Kernels split their sums by it, so it belongs to the result.
+        hang_timeout_s: Name the stalled rank, and end, when no rank makes progress in the loop for this long, seconds.
+            None: never.
 
     Returns:
         The model and the optimizer, the same objects, and the loader to iterate over.
@@ -63,20 +68,30 @@ def exact(
     optimizers: list[Optimizer] = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     check_modules(modules)
     source = source_of(data)
-    size = micro_batch or source.batch_size
-    order = _order(len(source.samples), global_batch, size, seed, source.is_shuffled, source.drop_last)
-    scalers = [follower for follower in per_step if isinstance(follower, torch.amp.GradScaler)]
+    size = source.batch_size if micro_batch is None else micro_batch
+    order = order_of(len(source.samples), global_batch, size, seed, source.is_shuffled, source.drop_last)
     steps = [(each, plain_step(each)) for each in optimizers]
     device = next(parameter.device for module in modules for parameter in module.parameters())
     use_equal_kernels(num_threads, device)
     world = current_world(device)
-    check_same_script(world, {"global_batch": global_batch, "micro_batch": size, "seed": seed})
-    loop = ExactLoop(modules, steps, world, seed=seed, check_finite=not scalers)
+    settings = {"global_batch": global_batch, "micro_batch": size, "seed": seed, "num_threads": num_threads}
+    check_same_script(world, settings)
+    check_same_data(world, source, seed)
+    loop = ExactLoop(modules, steps, world, seed=seed)
+    _attach(loop, modules, optimizers, per_step)
+    watch(world, hang_timeout_s)
+    return model, optimizer, ExactLoader(source, order, loop, world, source.num_workers)
+
+
+def _attach(
+    loop: ExactLoop, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer], per_step: Sequence[Any]
+) -> None:
     for number, each in enumerate(optimizers):
         attach(each, loop, number)
+    for module in modules:
+        attach_module(module, loop)
     for follower in per_step:
         follow(follower, loop)
-    return model, optimizer, ExactLoader(source, order, loop, world, source.num_workers)
 
 
 def use_equal_kernels(num_threads: int, device: torch.device) -> None:
@@ -93,9 +108,22 @@ def use_equal_kernels(num_threads: int, device: torch.device) -> None:
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
 
 
-def _order(
+def order_of(
     num_samples: int, global_batch: int, micro_batch: int | None, seed: int, is_shuffled: bool, drop_last: bool
 ) -> LoopOrder:
+    """Return the order of the samples of an exact loop.
+
+    Args:
+        num_samples: Size of the dataset.
+        global_batch: Samples of a step.
+        micro_batch: Samples of one forward pass.
+        seed: Seed of the order.
+        is_shuffled: Permute the samples of each epoch.
+        drop_last: Leave out a last step with fewer samples.
+
+    Raises:
+        ConfigError: A batch size is missing or out of range.
+    """
     if micro_batch is None:
         raise ConfigError("the DataLoader has no batch_size", fix="Set it, or give exact(micro_batch=...).")
     for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):

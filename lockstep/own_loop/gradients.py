@@ -108,21 +108,24 @@ class GradientSum:
         self._leaves = [bucket.start_leaf(micro_batch.index, count) for bucket in self._buckets]
 
     def take(self, parameter: Tensor, *, is_last: bool) -> None:
-        """Move a parameter's gradient of this backward pass into the micro-batch's leaf, and set its `grad` to None.
+        """Add a parameter's gradient of this backward pass to the micro-batch's leaf.
 
         Args:
-            parameter: The parameter, of any shape.
+            parameter: The parameter, of any shape. In the last micro-batch its `grad` becomes None.
             is_last: Whether buckets that are complete can be sent, because all ranks run their last micro-batch.
         """
         number, index = self._place[parameter]
         bucket, leaf = self._buckets[number], self._leaves[number]
+        gradient = parameter.grad
+        assert gradient is not None
         if leaf.is_joining and self._weight != 1.0:
             # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
-            assert parameter.grad is not None
-            parameter.grad.mul_(self._weight)
+            parameter.grad = gradient * self._weight
             bucket.take(leaf, index)
         else:
             bucket.take(leaf, index, self._weight)
+        if not is_last:
+            parameter.grad = gradient  # for loops that clip or log it in each micro-batch
         # The last bucket waits for its tail; the others can be sent while backward continues.
         if not leaf.missing and number + 1 < len(self._buckets):
             self._end(bucket, leaf, is_last=is_last)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import tee
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.cluster.world import World
 from lockstep.data.loader import Loader, requests_of
 from lockstep.errors import CheckpointError
 from lockstep.own_loop.agreement import check_equal_state
+from lockstep.own_loop.optimizer import follow
 from lockstep.own_loop.samples import LoaderSource, LoopOrder
 from lockstep.own_loop.session import ExactLoop
 
 POSITION = "step"
+FollowerT = TypeVar("FollowerT")
 
 
 class ExactLoader:
@@ -27,11 +29,16 @@ class ExactLoader:
         loop: The engine.
         world: The ranks.
         num_workers: DataLoader workers of each rank.
+
+    Attributes:
+        loop: The engine.
+        is_padding: Whether the current micro-batch is a repeated one, whose results do not count.
     """
 
     def __init__(self, source: LoaderSource, order: LoopOrder, loop: ExactLoop, world: World, num_workers: int) -> None:
-        self._source, self._order, self._loop, self._world = source, order, loop, world
+        self._source, self._order, self.loop, self._world = source, order, loop, world
         self._num_workers = num_workers
+        self.is_padding = False
         self._epoch = 0
         self._set_epoch = 0 if source.sampler is None else source.sampler.epoch
         self.dataset, self.batch_size = source.samples.dataset, order.micro_batch
@@ -46,7 +53,7 @@ class ExactLoader:
     @property
     def step(self) -> int:
         """Number of steps done, over all epochs."""
-        return self._loop.step
+        return self.loop.step
 
     @property
     def epoch(self) -> int:
@@ -56,7 +63,19 @@ class ExactLoader:
     @property
     def sync_gradients(self) -> bool:
         """Whether the current micro-batch is the last one of its step: the one in which the optimizer acts."""
-        return self._loop.is_last
+        return self.loop.is_last
+
+    def per_step(self, follower: FollowerT) -> FollowerT:
+        """Let an object act once a step, as in `exact(per_step=[...])`: a scheduler that is made from `len(loader)`.
+
+        Args:
+            follower: The scheduler, AveragedModel or GradScaler.
+
+        Returns:
+            The same object.
+        """
+        follow(follower, self.loop)
+        return follower
 
     @property
     def micro_batches_per_epoch(self) -> int:
@@ -67,13 +86,13 @@ class ExactLoader:
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the begin of an epoch, from 0."""
         self._epoch = epoch
-        self._loop.step = epoch * self._order.steps_per_epoch
+        self.loop.step = epoch * self._order.steps_per_epoch
 
     def state_dict(self) -> dict[str, int]:
         """Return the position, for a checkpoint: the number of steps done, and what decides their content."""
         order = self._order
         return {
-            POSITION: self._loop.step,
+            POSITION: self.loop.step,
             "seed": order.seed,
             "global_batch": order.global_batch,
             "micro_batch": order.micro_batch,
@@ -105,8 +124,8 @@ class ExactLoader:
                 given="\n".join(other) or f"{POSITION}: {state[POSITION]}",
                 fix="Call exact() with the same data, global_batch, micro_batch and seed.",
             )
-        self._loop.step = int(state[POSITION])
-        self._epoch = self._loop.step // self._order.steps_per_epoch
+        self.loop.step = int(state[POSITION])
+        self._epoch = self.loop.step // self._order.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
         sampler = self._source.sampler
@@ -116,10 +135,11 @@ class ExactLoader:
                 self.set_epoch(sampler.epoch)
         per_epoch = self._order.steps_per_epoch
         # A loop that was left early continues with the next epoch, like a DataLoader.
-        start = max(self._loop.step, self._epoch * per_epoch)
+        start = max(self.loop.step, self._epoch * per_epoch)
         stop = (self._epoch + 1) * per_epoch
-        self._loop.finish()
-        check_equal_state(self._loop, self._world)
+        self.loop.finish()
+        self._world.activity.is_paused = False
+        check_equal_state(self.loop, self._world)
         steps, ahead = tee(self._order.steps(self._world, start=start, stop=stop))
         loader = Loader(
             self._source.samples,
@@ -133,10 +153,11 @@ class ExactLoader:
             for step in steps:
                 for micro_batch in step.micro_batches:
                     batch = loader.batch(micro_batch.indices, micro_batch.keys)
-                    self._loop.begin(step, micro_batch)
+                    self.loop.begin(step, micro_batch, batch.inputs)
+                    self.is_padding = micro_batch.weight == 0.0
                     yield batch.inputs
-            self._loop.finish()
+            self.loop.finish()
         finally:
-            self._loop.leave()
+            self.loop.leave()
             loader.close()
             self._epoch += 1

@@ -6,10 +6,15 @@ others hold still work.
 
 from __future__ import annotations
 
+import copyreg
+import inspect
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
@@ -22,7 +27,7 @@ ONCE: tuple[tuple[type, tuple[str, ...]], ...] = (
     (LRScheduler, ("step",)),
     (AveragedModel, ("update_parameters",)),
 )
-SCALER = ("unscale_", "step", "update")
+SCALER_FILE = inspect.getfile(torch.amp.GradScaler)
 
 
 def plain_step(optimizer: Optimizer) -> Callable[[], Any]:
@@ -57,10 +62,15 @@ def attach(optimizer: Optimizer, loop: ExactLoop, number: int) -> None:
                 loss = closure()
         self._opt_called = True  # type: ignore[attr-defined]  # schedulers warn if it is missing
         if loop.is_inside:
+            if loop.check_finite:
+                _check_caller()
             loop.on_step(number)
         else:
             base.step(self)
         return loss
+
+    # Otherwise load_state_dict() wraps it with the optimizer's hooks, which `base.step` calls already.
+    step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self: Optimizer, set_to_none: bool = True) -> None:
         if loop.is_inside:
@@ -69,7 +79,7 @@ def attach(optimizer: Optimizer, loop: ExactLoop, number: int) -> None:
 
     # A scheduler that exists already has put a function of its own onto the optimizer.
     is_scheduled = optimizer.__dict__.pop("step", None) is not None
-    optimizer.__class__ = type(f"Exact{base.__name__}", (base,), {"step": step, "zero_grad": zero_grad})
+    _subclass(optimizer, {"step": step, "zero_grad": zero_grad})
     if is_scheduled:
         bound = step.__get__(optimizer)
 
@@ -114,8 +124,22 @@ def follow(follower: Any, loop: ExactLoop) -> None:
     _subclass(follower, members)
 
 
+def _check_caller() -> None:
+    """Refuse a GradScaler that is not in `per_step`: it would adapt its scale after each micro-batch."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(3):  # a scheduler's wrapper may be between them
+        if frame is not None and frame.f_code.co_filename == SCALER_FILE:
+            raise ConfigError(
+                "a GradScaler is not in per_step",
+                cause="It would adapt its scale after each micro-batch, whose number depends on the ranks.",
+                fix="Call exact(..., per_step=[scaler]).",
+            )
+        frame = frame.f_back if frame is not None else None
+
+
 def _follow_scaler(scaler: torch.amp.GradScaler, loop: ExactLoop) -> None:
     base = type(scaler)
+    loop.check_finite = False
 
     def is_waiting() -> bool:
         return loop.is_inside and not loop.is_last
@@ -140,8 +164,33 @@ def _follow_scaler(scaler: torch.amp.GradScaler, loop: ExactLoop) -> None:
     _subclass(scaler, {"unscale_": unscale, "step": step, "update": update})
 
 
-def _subclass(follower: Any, members: dict[str, Any]) -> None:
-    base = type(follower)
+def attach_module(module: nn.Module, loop: ExactLoop) -> None:
+    """Let a module's `zero_grad` do in a loop what the optimizer's does.
+
+    Args:
+        module: Its class becomes a subclass of the one that it has.
+        loop: The loop.
+    """
+    base = type(module)
+
+    def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
+        if loop.is_inside:
+            loop.on_module_zero_grad(self)
+        base.zero_grad(self, set_to_none)
+
+    _subclass(module, {"zero_grad": zero_grad})
+
+
+def _subclass(instance: Any, members: dict[str, Any]) -> None:
+    base: Any = type(instance)
+
+    def reduce_ex(self: Any, protocol: Any) -> Any:
+        result = base.__reduce_ex__(self, protocol)
+        if result[:2] == (copyreg.__newobj__, (type(self),)):  # type: ignore[attr-defined]  # not in its types
+            return copyreg._reconstructor, (base, object, None), *result[2:]  # type: ignore[attr-defined]
+        return result
+
     for name in members:
-        follower.__dict__.pop(name, None)
-    follower.__class__ = type(base.__name__, (base,), members)
+        instance.__dict__.pop(name, None)
+    # A copy or a pickle has the class of before.
+    instance.__class__ = type(base.__name__, (base,), {**members, "__reduce_ex__": reduce_ex})

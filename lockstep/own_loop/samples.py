@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
 )
@@ -20,6 +20,7 @@ from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.order import Order, Place, Step
 from lockstep.data.padded_order import PaddedOrder
 from lockstep.data.samples import Batch, Samples
+from lockstep.data.sources.map_style import check_map_style, files_of
 from lockstep.errors import ConfigError
 
 
@@ -68,6 +69,11 @@ class CollatedSamples(Samples):
     def __len__(self) -> int:
         return len(self.dataset)
 
+    @property
+    def files(self) -> list[str | PathLike[str]] | None:  # type: ignore[override]  # a property, since the list may be long
+        """Paths of the dataset's files, if it lists them."""
+        return files_of(self.dataset)
+
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Read samples; see `Samples.batch`. Random numbers follow from the first sample's key (`data/loader.py`)."""
         numbers = indices.tolist()
@@ -108,7 +114,7 @@ def source_of(data: Any) -> LoaderSource:
         data: A DataLoader over a map-style dataset, in order or shuffled.
 
     Raises:
-        ConfigError: It is no DataLoader, or its order can't be repeated at another world size.
+        ConfigError: It is no DataLoader, its dataset is a stream, or its order can't be repeated at another world size.
     """
     if not isinstance(data, DataLoader):
         raise ConfigError(
@@ -116,20 +122,16 @@ def source_of(data: Any) -> LoaderSource:
             allowed="a torch.utils.data.DataLoader",
             fix="Give DataLoader(dataset, batch_size=..., shuffle=True).",
         )
-    if isinstance(data.dataset, IterableDataset):
-        raise ConfigError(
-            f"the dataset {type(data.dataset).__name__} is iterable: it has no index",
-            cause="An exact order, resume and split over ranks need the sample at any position.",
-            fix="Use a map-style dataset with __len__ and __getitem__.",
-        )
+    check_map_style(data.dataset)
     if len(data.dataset) == 0:  # type: ignore[arg-type]  # map-style
         raise ConfigError("the dataset is empty", fix="Give it at least one sample.")
     is_shuffled, sampler = _order_of(data)
+    batches = data.batch_sampler if isinstance(data.batch_sampler, BatchSampler) else data
     return LoaderSource(
         CollatedSamples(data.dataset, data.collate_fn),
         is_shuffled,
-        data.drop_last,
-        data.batch_size,
+        batches.drop_last,
+        batches.batch_size,
         data.num_workers,
         data.prefetch_factor or 2,
         sampler,
@@ -140,7 +142,8 @@ def _order_of(data: DataLoader[Any]) -> tuple[bool, DistributedSampler[Any] | No
     """Return whether a DataLoader shuffles, and its DistributedSampler."""
     if data.batch_sampler is not None and type(data.batch_sampler) is not BatchSampler:
         raise _unknown(data.batch_sampler)
-    sampler = data.sampler
+    # With a batch sampler of its own, a DataLoader's `sampler` is a default that it does not use.
+    sampler = data.sampler if data.batch_sampler is None else data.batch_sampler.sampler
     if type(sampler) is DistributedSampler:
         return sampler.shuffle, sampler
     if type(sampler) is SequentialSampler:

@@ -18,7 +18,6 @@ last of them was called: otherwise the last micro-batch would see weights that t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,10 +30,12 @@ from lockstep.cluster.activity import COMPUTING, READING
 from lockstep.cluster.world import World
 from lockstep.data.keyed import FORWARD, key, seed_forward
 from lockstep.data.order import MicroBatch, Step
-from lockstep.errors import ConfigError, TrainError
+from lockstep.errors import ConfigError
+from lockstep.own_loop import mistakes
 from lockstep.own_loop.gradients import StepNodes
 from lockstep.own_loop.state_sum import BufferSum
 from lockstep.own_loop.trained import Trained
+from lockstep.own_loop.trial import trial_of
 
 
 class ExactLoop:
@@ -45,9 +46,10 @@ class ExactLoop:
         optimizers: Each optimizer with the function that applies its gradients.
         world: The ranks.
         seed: Seed of the random numbers.
-        check_finite: Raise an error if a step's gradient is not finite. A GradScaler does its own check.
+        check_finite: Raise an error if a step's gradient is not finite.
 
     Attributes:
+        check_finite: As above; False with a GradScaler, which does its own check.
         step: Number of steps done.
         is_last: Whether the current micro-batch is the last one of its step on this rank.
         has_acted: Whether the optimizers have acted in the current micro-batch.
@@ -62,7 +64,7 @@ class ExactLoop:
         seed: int,
         check_finite: bool = True,
     ) -> None:
-        self._world, self._seed, self._check_finite = world, seed, check_finite
+        self._world, self._seed, self.check_finite = world, seed, check_finite
         self._modules = list(modules)
         self._trained = [
             Trained(optimizer, act, number, len(optimizers), world)
@@ -70,7 +72,7 @@ class ExactLoop:
         ]
         tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
         # An optimizer may also train parameters outside of the modules, such as a learned temperature.
-        tensors += [parameter for trained in self._trained for parameter in trained.trainable()]
+        tensors += [parameter for trained in self._trained for parameter in trained.all_parameters()]
         collectives.broadcast_tensors(world, list({id(tensor): tensor for tensor in tensors}.values()))
         self._buffers = BufferSum(modules, world)
         self._owners: dict[nn.Parameter, Trained] = {}
@@ -78,6 +80,7 @@ class ExactLoop:
         self._nodes: StepNodes | None = None
         self._current: MicroBatch | None = None
         self._after: list[Callable[[], Any]] = []
+        self._trial = trial_of(world)
         self.step = 0
         self.is_last = self.has_acted = False
         self._refresh()
@@ -87,27 +90,33 @@ class ExactLoop:
         """Whether a micro-batch is running."""
         return self._current is not None
 
-    def begin(self, step: Step, micro_batch: MicroBatch) -> None:
+    def begin(self, step: Step, micro_batch: MicroBatch, inputs: Any = None) -> None:
         """Start a micro-batch, after the end of the one before.
 
         Args:
             step: The step, with all micro-batches of this rank, padded.
             micro_batch: One of them, in order.
+            inputs: What the loop gets, for `lockstep check`.
 
         Raises:
-            TrainError: The loop called `optimizer.step()` in some micro-batches of the step before, not in its last.
+            TrainError: The loop changed a learning rate within a step, or called `optimizer.step()` in some
+                micro-batches of the step before, not in its last.
         """
         self.finish()
         if self._nodes is None or self._nodes.step is not step:
             self._begin_step(step)
         else:
             self._buffers.reset()
+            mistakes.check_settings(self._trained, step)
         for trained in self._trained:
             trained.begin()
         self._round, self._current = 0, micro_batch
         self.is_last = micro_batch is step.micro_batches[-1]
         self.has_acted = False
         seed_forward(micro_batch.forward_key, self._world.device)
+        if self._trial is not None:
+            self._trial.batch(micro_batch, inputs)
+        self._world.activity.is_paused = False
         self._world.activity.enter(COMPUTING)
 
     def finish(self) -> None:
@@ -117,7 +126,8 @@ class ExactLoop:
         if not all(trained.is_closed for trained in self._trained):
             self._close()
         if self.is_last and not self.has_acted:
-            self._check_calls()
+            assert self._nodes is not None
+            mistakes.check_calls(self._trained, self._nodes.step)
             for trained in self._trained:
                 trained.complete(self._current)
             self._act()
@@ -130,6 +140,7 @@ class ExactLoop:
     def leave(self) -> None:
         """Leave the loop, also in the middle of a step, which is then dropped."""
         self._current = self._nodes = None
+        self._world.activity.is_paused = True
         self._world.activity.enter("between epochs")
 
     def state(self) -> dict[str, Tensor]:
@@ -140,7 +151,7 @@ class ExactLoop:
             for name, tensor in (*module.named_parameters(), *module.named_buffers())
         }
         for number, trained in enumerate(self._trained):
-            for index, parameter in enumerate(trained.trainable()):
+            for index, parameter in enumerate(trained.all_parameters()):
                 for name, value in trained.optimizer.state.get(parameter, {}).items():
                     if isinstance(value, Tensor):
                         named[f"optimizer {number}, parameter {index}: {name}"] = value
@@ -190,8 +201,17 @@ class ExactLoop:
 
     def on_zero_grad(self, number: int) -> None:
         """Note that the loop has called `zero_grad()` of an optimizer: gradients before it do not count."""
-        if not self._trained[number].is_closed:  # otherwise it is the usual call after step()
-            self._trained[number].drop_gradients()
+        trained = self._trained[number]
+        if not trained.is_closed:  # otherwise it is the usual call after step()
+            trained.drop_gradients()
+
+    def on_module_zero_grad(self, module: nn.Module) -> None:
+        """Note that the loop has called `zero_grad()` of a module, as `on_zero_grad`."""
+        named = set(module.parameters())
+        for number, trained in enumerate(self._trained):
+            if trained.has_gradients and not named.isdisjoint(trained.parameters):
+                mistakes.check_whole(trained, named)
+                self.on_zero_grad(number)
 
     def _begin_step(self, step: Step) -> None:
         self._nodes = StepNodes.of(step, self._world)
@@ -248,44 +268,22 @@ class ExactLoop:
         self._world.activity.end_work(sum(each.weight > 0.0 for each in step.micro_batches))
         self._buffers.reduce()
         self._world.activity.end_wait()
-        if self._check_finite:
-            self._check_norms(step)
+        if self.check_finite:
+            mistakes.check_finite(self._trained, step)
         for trained in self._trained:
             if trained.is_pending:
                 if len(self._trained) > 1:
                     trained.restore_gradients()
+                mistakes.check_strays(trained, step)
                 trained.act()
             trained.end_step()
         self.has_acted, self.step = True, step.number + 1
         for work in self._after:
             work()
         self._after = []
-
-    def _check_calls(self) -> None:
-        assert self._nodes is not None
-        step = self._nodes.step
-        for trained in self._trained:
-            if trained.num_calls and not trained.is_closed:
-                raise TrainError(
-                    "the loop called optimizer.step() within a step, but not in its last micro-batch",
-                    given=f"step {step.number:,}: {trained.num_calls} calls in {len(step.micro_batches)} micro-batches",
-                    cause="The loop accumulates gradients by a counter of its own, or skips micro-batches.",
-                    fix="Call optimizer.step() in every pass; global_batch already accumulates. "
-                    "For several steps use loader.step.",
-                )
-
-    def _check_norms(self, step: Step) -> None:
-        norms = [norm for trained in self._trained for norm in trained.norms()]
-        if not norms or all(map(math.isfinite, torch.stack(norms).tolist())):
-            return
-        raise TrainError(
-            "the gradient is not finite",
-            given=f"step {step.number:,}, epoch {step.epoch + 1}",
-            where="weights are those before this step, on all ranks",
-            cause="The loss of a micro-batch is not finite, or its gradient overflowed.",
-            fix="Lower the learning rate, clip gradients, or look for NaN in the inputs. "
-            "With a GradScaler, give it to exact(per_step=[scaler]).",
-        )
+        if self._trial is not None:
+            self._trial.step(self.state())
+        self._world.activity.enter("the loop's code after the update")
 
 
 def _forget(parameter: nn.Parameter) -> Callable[[Tensor], None]:

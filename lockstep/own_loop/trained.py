@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from lockstep.cluster.world import World
 from lockstep.data.order import MicroBatch
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, TrainError
 from lockstep.own_loop.gradients import GradientSum, StepNodes
 from lockstep.parallel.bucket import is_dense
 
@@ -31,6 +31,7 @@ class Trained:
     Attributes:
         is_closed: Whether the loop has called `step()` in the current micro-batch.
         num_calls: Number of calls of `step()` in the current step.
+        settings: Settings of each parameter group at the begin of the step.
         is_pending: Whether `step()` was called in the last micro-batch, and the optimizer has not acted yet.
     """
 
@@ -42,19 +43,32 @@ class Trained:
         self.parameters: list[nn.Parameter] = []
         self.is_closed = self.is_pending = False
         self.num_calls = 0
+        self.settings: list[dict[str, Any]] = []
         self._sums: dict[int, GradientSum] = {}  # by round
         self._active: dict[int, bool] = {}  # rounds of this step -> whether they are reduced
         self._touched: set[int] = set()  # rounds with a gradient in the current micro-batch
-        self._void: set[int] = set()  # rounds whose gradients the loop drops by zero_grad()
+        self._void: set[int] = set()  # rounds of this step whose gradients the loop drops by zero_grad()
+        self._dropped: set[int] = set()  # those that it has dropped in the current micro-batch
         self._totals: dict[nn.Parameter, Tensor] = {}  # gradients over all ranks, of the rounds reduced so far
         self._carried: dict[nn.Parameter, Tensor] = {}  # those of earlier steps that were not applied
         self._nodes: StepNodes | None = None
         self._done: list[MicroBatch] = []
 
-    def trainable(self) -> list[nn.Parameter]:
-        """Return the parameters that require a gradient now."""
-        groups = self.optimizer.param_groups
-        return [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward pass of the current micro-batch has reached the parameters."""
+        return bool(self._touched)
+
+    def all_parameters(self) -> list[nn.Parameter]:
+        """Return the optimizer's parameters, also those that do not require a gradient now."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def read_settings(self) -> list[dict[str, Any]]:
+        """Return each group's settings that are plain values, such as the learning rate."""
+        return [
+            {name: value for name, value in group.items() if isinstance(value, int | float | tuple)}
+            for group in self.optimizer.param_groups
+        ]
 
     def refresh(self) -> list[nn.Parameter]:
         """Follow parameters that were frozen, unfrozen or added since the last step.
@@ -65,7 +79,9 @@ class Trained:
         Raises:
             ConfigError: A parameter is not float32, or not dense in memory.
         """
-        parameters = self.trainable()
+        # A loop may freeze and unfreeze in each micro-batch, so what was trained once stays: GANs do.
+        known = set(self.parameters)
+        parameters = [each for each in self.all_parameters() if each.requires_grad or each in known]
         if list(map(id, parameters)) == list(map(id, self.parameters)):
             return []
         for parameter in parameters:
@@ -77,15 +93,16 @@ class Trained:
         """Start a step."""
         self._nodes, self._done, self._active, self._totals = nodes, [], {}, {}
         self.num_calls, self.is_pending = 0, False
+        self._void, self.settings = set(), self.read_settings()
 
     def begin(self) -> None:
         """Start a micro-batch."""
-        self.is_closed, self._touched = False, set()
+        self.is_closed, self._touched, self._dropped = False, set(), set()
         for parameter in self.parameters:
             parameter.grad = None
 
     def take(self, parameter: Tensor, turn: int, micro_batch: MicroBatch, *, is_last: bool) -> None:
-        """Take a parameter's gradient of the current backward pass, and set its `grad` to None.
+        """Take a parameter's gradient of the current backward pass.
 
         Args:
             parameter: The parameter, of any shape.
@@ -93,14 +110,14 @@ class Trained:
             micro_batch: The micro-batch; the gradient of one with weight 0 is dropped.
             is_last: Whether it is the last one of its step.
         """
-        if self.is_closed or turn in self._void:
-            parameter.grad = None
+        if self.is_closed:
             return
         self._touched.add(turn)
+        if turn in self._void:
+            return
         if turn not in self._active:
             self._activate(turn)
         if micro_batch.weight == 0.0:
-            parameter.grad = None
             return
         total = self._sums[turn]
         if not total.is_open:
@@ -128,7 +145,13 @@ class Trained:
                 self._reduce(turn)
 
     def close(self, micro_batch: MicroBatch) -> None:
-        """End the micro-batch: rounds that it did not have count as zero."""
+        """End the micro-batch: rounds that it did not have count as zero.
+
+        Raises:
+            TrainError: The loop has dropped gradients of a backward pass in an earlier micro-batch, and not here.
+        """
+        if self._void & self._touched - self._dropped:
+            raise _unequal_drops()
         for turn in self._active:
             self._end_leaf(turn, micro_batch)
         if micro_batch.weight > 0.0:
@@ -146,12 +169,19 @@ class Trained:
             parameter.grad = self._totals.get(parameter)
 
     def drop_gradients(self) -> None:
-        """Drop what the current micro-batch has given so far, now and in each micro-batch to come."""
+        """Drop what the current micro-batch has given so far.
+
+        Raises:
+            TrainError: The loop has not done so in an earlier micro-batch of the step.
+        """
         self._carried = {}
         for turn in self._touched:
-            self._void.add(turn)
-            del self._active[turn], self._sums[turn]
+            if turn in self._active and self._done:
+                raise _unequal_drops()
+            self._active.pop(turn, None)
             self._totals = {}
+        self._void |= self._touched
+        self._dropped |= self._touched
 
     def end_step(self) -> None:
         """Keep the gradients of a step in which `step()` was not called: the next step's are added to them."""
@@ -193,6 +223,14 @@ class Trained:
             self._totals[parameter] = gradient if total is None else gradient.add_(total)
         for parameter in self.parameters:
             parameter.grad = self._totals.get(parameter, self._carried.get(parameter))
+
+
+def _unequal_drops() -> TrainError:
+    return TrainError(
+        "zero_grad() after backward() drops gradients in some micro-batches of a step only",
+        cause="The loop skips a micro-batch after its backward pass, or calls zero_grad() by a counter.",
+        fix="Decide before backward(), or call zero_grad() in every pass.",
+    )
 
 
 def _check(parameter: nn.Parameter) -> None:

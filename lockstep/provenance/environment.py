@@ -22,7 +22,7 @@ from lockstep.version import __version__
 COMPUTING = (
     "torch", "torchvision", "numpy", "opencv-python-headless", "opencv-python", "pillow", "simplejpeg", "scikit-learn",
 )  # fmt: skip
-PACKAGES = ("lockstep", *COMPUTING, "safetensors")
+PACKAGES = (*COMPUTING, "safetensors")
 # Environment variables by which libraries select their kernels.
 VARIABLES = (
     "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
@@ -38,7 +38,7 @@ def environment(world: World) -> dict[str, Any]:
     """Describe the environment for which equal weights are promised: versions, hardware, commit and world."""
     return {
         "python": platform.python_version(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "packages": {"lockstep": __version__} | {name: found for name in PACKAGES if (found := _version(name))},
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "num_cores": os.cpu_count(),

@@ -126,7 +126,7 @@ def take_fingerprint(
                 check_same_samples(name, first, _digests(loader, singles))
             tried = loader.batch(*more[0]) if more else tried
         found |= {f"{name} sample {index}": digest for index, digest in first.items()}
-        if sizes := _sizes(samples):
+        if sizes := digest_of_sizes(samples):
             found[f"sizes of the {name} files"] = sizes
     trial: Named = {}
     if micro_batch is not None and tried is not None:
@@ -217,7 +217,7 @@ def _reader(
         loader.close()
 
 
-def _sizes(samples: Samples) -> str | None:
+def digest_of_sizes(samples: Samples) -> str | None:
     """Return a digest of the names and sizes of a dataset's `files`, if it has any; of very many files, of a subset."""
     files = as_samples(samples).files
     if files is None or not len(files):

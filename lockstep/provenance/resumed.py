@@ -1,4 +1,4 @@
-"""Checks at a resume that code, data, versions and processor are those of the run so far (ADR 27)."""
+"""Check at a resume that code, data, versions and processor are those of the run so far (ADR 27)."""
 
 from __future__ import annotations
 

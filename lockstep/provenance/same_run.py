@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Settings that change how a run is executed, but not its result.
 FREE = {"loader", "cluster", "report", "checkpoint", "record", "watch", "device", "eval_batch", "eval_every"}
 FREE |= {"parallel", "activation_checkpointing"}
+EVALUATION = {"eval_batch", "eval_every"}  # free unless the validations decide when the run ends
 FREE |= {"data.root", "data.cache", "data.cache_gb"}
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
@@ -78,6 +79,32 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
         )
 
 
+def check_replay(run: Path, config: RunConfig, purpose: str, *, is_other_recipe: bool = False) -> None:
+    """Check that the steps of a run can be repeated bit for bit with these settings.
+
+    Args:
+        run: The run folder.
+        config: The settings of the replay.
+        purpose: What the run is to be trained for, such as "verify a run".
+        is_other_recipe: Whether the recipe may be another file than the run's.
+
+    Raises:
+        ConfigError: The run is not exact, or a setting that determines the result differs.
+    """
+    if config.mode != "exact":
+        raise ConfigError(
+            f"{run} was trained with mode={config.mode}, whose bits no replay has to repeat",
+            fix=f"Train with mode=exact to {purpose}.",
+        )
+    settings = settings_of(RunFolder(run))
+    if other := differing(settings | {"recipe": config.recipe} if is_other_recipe else settings, config):
+        raise ConfigError(
+            "a replay can't change settings that determine the result",
+            given="\n".join(other),
+            fix="Give settings such as data.root only.",
+        )
+
+
 def _differing(folder: RunFolder, config: RunConfig) -> list[str]:
     """Return the settings of a run folder that differ and change the result."""
     return differing(settings_of(folder), config)
@@ -109,18 +136,25 @@ def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
     return [
         f"{name}: {old.get(name, 'not set')} in the run, {new.get(name, 'not set')} now"
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and not is_free(name)
+        if old.get(name) != new.get(name) and not is_free(name, config)
     ]
 
 
-def is_free(name: str) -> bool:
-    """Whether a setting, by its dotted name, does not change the result."""
+def is_free(name: str, config: RunConfig | None = None) -> bool:
+    """Return whether a setting, by its dotted name, does not change the result.
+
+    Args:
+        name: Its dotted name.
+        config: All settings; None: those of a run that does not stop early.
+    """
+    if config is not None and config.stop_early.patience is not None and name in EVALUATION:
+        return False
     return name in FREE or name.split(".")[0] in FREE
 
 
 def result_settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings that determine the result, by dotted name. A recipe file counts by its name alone."""
-    settings = {name: value for name, value in flat(plain_settings(config)).items() if not is_free(name)}
+    settings = {name: value for name, value in flat(plain_settings(config)).items() if not is_free(name, config)}
     return settings | {"recipe": Path(config.recipe).name}
 
 

@@ -1,4 +1,4 @@
-"""Checks before training that a second reading of samples and a second pass of a micro-batch have the same bits.
+"""Check before training that a second reading of samples and a second pass of a micro-batch have the same bits.
 
 Exact mode promises equal bits, and the engine alone cannot ensure them: a call counter in a module or a random
 generator of its own makes a result depend on earlier calls, hence on the number of processes and on restarts.

@@ -1,4 +1,4 @@
-"""Finds a recipe and its settings by the name of a recipe, a preset, a YAML file or a Python file.
+"""Find a recipe and its settings by the name of a recipe, a preset, a YAML file or a Python file.
 
 A recipe is a folder beside this file with `config.py` (class `Config`, no torch), `recipe.py` (`build(config)` returns
 its `Parts`; if it also defines `dataset_info(config)`, `build(config, dataset_info)`) and `presets/*.yaml`. The default
@@ -26,6 +26,7 @@ from lockstep.config.load import Layer, leaves, mapping_layer, read_layer, short
 from lockstep.config.renamed import with_present_names
 from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError
+from lockstep.extras import require_recipe
 from lockstep.recipes.recipe_file import check_file, expand_user, load_file
 from lockstep.recipes.trust import check_trusted, read_recipe
 
@@ -80,7 +81,7 @@ class RecipeSpec:
         """Import the recipe, and torch with it.
 
         Raises:
-            ConfigError: The file cannot be imported, or has the form of an earlier version.
+            ConfigError: The file cannot be imported or has the form of an earlier version, or a package is missing.
         """
         if self.recipe.endswith(".py"):
             module = load_file(Path(self.recipe), None)
@@ -90,6 +91,7 @@ class RecipeSpec:
                     fix="Rename the function facts to dataset_info.",
                 )
             return module
+        require_recipe(self.recipe)
         return importlib.import_module(f"lockstep.recipes.{self.recipe}.recipe")
 
 
@@ -185,9 +187,8 @@ def _from_package(name: str) -> RecipeSpec:
 
 def _package_source(recipe: str, preset: Preset | None) -> RecipeSpec:
     module = importlib.import_module(f"lockstep.recipes.{recipe}.config")
-    layers = [_recipe_layer(recipe)]
-    if preset is not None:
-        layers.append(_without_recipe(read_layer(preset.path, is_preset=True)))
+    preset_layers = [] if preset is None else [_without_recipe(read_layer(preset.path, is_preset=True))]
+    layers = [_recipe_layer(recipe), *preset_layers]
     name = recipe if preset is None else preset.name
     return RecipeSpec(name, recipe, None if preset is None else preset.name, tuple(layers), module.Config)
 
@@ -211,12 +212,11 @@ def _from_yaml(path: Path) -> RecipeSpec:
             fix="Set recipe to the name of a recipe or to a Python file.",
         )
     try:
-        # The path of a recipe file is relative to the YAML file, so that the two can be moved together.
-        base = (
-            _from_file(path.parent / expand_user(named), named_in=where)
-            if named.endswith(".py")
-            else _from_package(named)
-        )
+        if named.endswith(".py"):
+            # The path of a recipe file is relative to the YAML file, so that the two can be moved together.
+            base = _from_file(path.parent / expand_user(named), named_in=where)
+        else:
+            base = _from_package(named)
     except ConfigError as error:
         raise error.with_slots(where=error.slots.get("where", where)) from error
     if _is_run_config(path):

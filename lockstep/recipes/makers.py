@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.config.sections import Settings
 from lockstep.errors import ConfigError
+from lockstep.extras import require_recipe
 from lockstep.recipes.catalog import list_recipes
 
 
@@ -30,7 +31,11 @@ class Maker:
 
         Returns:
             A summary for the user.
+
+        Raises:
+            ConfigError: A package that the recipe needs is not installed.
         """
+        require_recipe(self.recipe)
         summary: str = importlib.import_module(f"lockstep.recipes.{self.recipe}.make").make(config, out)
         return summary
 

@@ -1,4 +1,4 @@
-"""Checks files with settings and recipes, and imports recipe files."""
+"""Check files with settings and recipes, and import recipe files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from types import ModuleType
 
 from lockstep.config.load import short_path
 from lockstep.errors import ConfigError
+from lockstep.extras import extra_with, pip_line
 from lockstep.recipes.trust import MAX_RECIPE_BYTES, read_recipe
 
 
@@ -98,9 +99,14 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
             f"{short_path(path)} can't be imported: {type(error).__name__}",
             where=_line_of(error, path),
             cause=error.msg if isinstance(error, SyntaxError) else error,
-            fix="Correct the file. Set LOCKSTEP_DEBUG=1 to see the traceback.",
+            fix=_fix_of(error),
         ) from error
     return module
+
+
+def _fix_of(error: BaseException) -> str:
+    extra = extra_with((error.name or "").partition(".")[0]) if isinstance(error, ModuleNotFoundError) else None
+    return f"Run {pip_line(extra)}." if extra else "Correct the file. Set LOCKSTEP_DEBUG=1 to see the traceback."
 
 
 def _line_of(error: BaseException, path: Path) -> str | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TextIO
 
 from rich.console import Console as RichConsole
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -43,6 +43,7 @@ class Console:
         interactive: Whether the stream is a terminal; detected if None.
         now: Returns the time in seconds; only differences count.
         strict: Raise errors of the stream, for commands whose only result is their output.
+        columns: Width for tables that use more than 80 columns; None: that of the terminal, 80 in a file.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Console:
         now: Callable[[], float] = time.monotonic,
         *,
         strict: bool = False,
+        columns: int | None = None,
     ) -> None:
         self._interactive = is_terminal(stream) if interactive is None else interactive
         is_coloured = self._interactive and not os.environ.get("NO_COLOR")
@@ -62,7 +64,7 @@ class Console:
             force_interactive=self._interactive,
             force_jupyter=False,
             color_system="auto" if is_coloured else None,
-            width=None if self._interactive else COLUMNS,
+            width=columns or (None if self._interactive else COLUMNS),
             markup=False,
             highlight=False,
             emoji=False,
@@ -101,6 +103,28 @@ class Console:
         """Write a table, no wider than the terminal."""
         self._print(table, wraps=True)
 
+    def draw(self, renderable: RenderableType, *, wraps: bool = True) -> None:
+        """Write a table or a text with styles. The caller has replaced control characters in it."""
+        self._print(renderable, wraps=wraps)
+
+    def redraw(self, rows: Sequence[Text]) -> None:
+        """Draw a view of several lines in place of the last one; on a terminal only."""
+        with self._lock:
+            if self._live is None:
+                self._live = Live(
+                    console=self._rich, auto_refresh=False, vertical_overflow="crop", redirect_stdout=False,
+                    redirect_stderr=False,
+                )  # fmt: skip
+                self._live.start()
+            self._live.update(Group(*rows), refresh=True)
+
+    def keep(self) -> None:
+        """End the view of `redraw`, and leave it on the terminal."""
+        with self._lock:
+            if self._live is not None:
+                self._live.stop()
+            self._live = None
+
     def error(self, error: LockstepError) -> None:
         """Write an error with its kind and its slots highlighted."""
         text = Text(wrap_error(str(error), self.width) if self._interactive else str(error))
@@ -113,26 +137,30 @@ class Console:
         *,
         epoch: int,
         num_epochs: int,
+        steps_per_epoch: int,
         step: int,
         num_steps: int,
         loss: float,
         samples_per_s: float,
         left_s: float | None,
+        data_wait: float | None = None,
     ) -> None:
         """Show that a step is done.
 
         Args:
             epoch: Epoch of the step, from 1.
-            num_epochs: Epochs of the whole run.
+            num_epochs: Epochs of the whole run, with one that is cut short.
+            steps_per_epoch: Steps of one epoch.
             step: Steps done in the whole run.
             num_steps: Steps of the whole run.
             loss: Training loss.
             samples_per_s: Samples per second over all ranks.
             left_s: Seconds until the run is complete; None if not known yet.
+            data_wait: Share of training time that waits for data, 0 to 1; shown from 110 columns on.
         """
         with self._lock:
             now = self._now()
-            waited_s, epochs = now - self._drawn_at, (step - self._drawn_step) * num_epochs / num_steps
+            waited_s, epochs = now - self._drawn_at, (step - self._drawn_step) / steps_per_epoch
             if self._interactive:
                 is_due = waited_s >= _REDRAW_S or step == num_steps
             else:
@@ -147,9 +175,12 @@ class Console:
                 loss_text = f"{loss_text:<{metric_width('loss')}}"
                 self._print(Text(f"{head}  step {step:,}/{num_steps:,}  loss {loss_text}  {rate}  {left}"))
                 return
+            waits = ""
             if self.width >= _WIDE:
-                head += f" {step * num_epochs / num_steps - (epoch - 1):.0%}"
-            parts = [(1, f"{step:,}/{num_steps:,}"), (2, f"loss {loss_text}"), (0, rate), (3, left)]
+                head += f" {step / steps_per_epoch - (epoch - 1):.0%}"
+                has_room = self.width >= _MAX_COLUMNS and data_wait is not None
+                waits = f"  data wait {data_wait:.0%}" if has_room else ""
+            parts = [(1, f"{step:,}/{num_steps:,}"), (2, f"loss {loss_text}"), (0, f"{rate}{waits}"), (3, left)]
             self._draw(head, parts, step / num_steps)
 
     def share_done(self, activity: str, done: int, total: int) -> None:

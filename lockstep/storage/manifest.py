@@ -100,6 +100,17 @@ def check_limit(path: Path, num_bytes: object, max_bytes: int | None) -> None:
         )
 
 
+def check_size(path: Path, expected: dict[str, Any]) -> None:
+    """Check a file's size against its entry in the manifest, without reading it; a missing file is left to its reader.
+
+    Raises:
+        CheckpointError: The file has another size.
+    """
+    with suppress(OSError):
+        if (size := path.stat().st_size) != expected.get("bytes") and path.is_file():
+            check_file(path, expected, size, "")
+
+
 def verified(path: Path, expected: dict[str, Any], max_bytes: int | None = None) -> bytes:
     """Read a file and verify it against the manifest. At most the manifest's size is read.
 
@@ -113,9 +124,7 @@ def verified(path: Path, expected: dict[str, Any], max_bytes: int | None = None)
     """
     num_bytes = expected.get("bytes")
     check_limit(path, num_bytes, max_bytes)
-    with suppress(OSError):
-        if (size := path.stat().st_size) != num_bytes and path.is_file():
-            check_file(path, expected, size, "")
+    check_size(path, expected)
     content = _read(path, num_bytes if isinstance(num_bytes, int) else 0)
     check_file(path, expected, len(content), sha256_of(content))
     return content

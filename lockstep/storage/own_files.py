@@ -1,4 +1,4 @@
-"""Recognizes files that `lockstep export` has written, the only existing files that it may overwrite."""
+"""Recognize files that `lockstep export` has written, the only existing files that it may overwrite."""
 
 from __future__ import annotations
 

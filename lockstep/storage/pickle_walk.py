@@ -1,4 +1,4 @@
-"""Walks a pickle before torch reads it: only tensors and plain values, and bounded work.
+"""Walk a pickle before torch reads it: only tensors and plain values, and bounded work.
 
 `torch.load(weights_only=True)` runs no code of a file. But some functions that it allows can take any amount of memory
 (`bytearray(8_000_000_000)`), and a few hundred bytes can expand to more values than fit into memory: nested tuples, or

@@ -1,4 +1,4 @@
-"""Refuses a run folder in which a write would leave the folder or block forever.
+"""Refuse a run folder in which a write would leave the folder or block forever.
 
 A run folder may come from another user. In it, `logs` can be a link to a folder of this user, a log file a link to any
 file, and `metrics.part` a FIFO, on which a write waits for a reader.

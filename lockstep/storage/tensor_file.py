@@ -1,4 +1,4 @@
-"""Writes tensors in the safetensors format directly from their memory.
+"""Write tensors in the safetensors format directly from their memory.
 
 The library's own `save` first builds the whole file in memory and holds the GIL for much of that, which would stop
 training. Here the slow parts (hashing, writing, flushing) release the GIL. Files are read with the library.

@@ -1,4 +1,4 @@
-"""Reads files of torch.save, after checks of their unpacked size and of their pickles.
+"""Read files of torch.save, after checks of their unpacked size and of their pickles.
 
 A zip file can show different contents to two readers: with two directories, or with names that differ in case only.
 Therefore the sizes come from the directory that torch reads too, and the pickle comes from torch's own reader.

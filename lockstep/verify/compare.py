@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
+from lockstep.provenance.bits import first_element
 from lockstep.provenance.step_log import StepRecord
 
 # What is compared, and the attribute of `StepRecord`. What a step reads comes before what follows from it.
@@ -87,15 +86,9 @@ def compare_tensors(step: int, recorded: Mapping[str, Tensor], replayed: Mapping
             return Difference(
                 step, f"tensor {name}", "none" if before is None else "present", "none" if now is None else "present"
             )
-        now = now.detach().cpu()
-        if before.dtype != now.dtype or before.shape != now.shape:
-            return Difference(step, f"tensor {name}", _kind(before), _kind(now))
-        # In bytes: NaN would differ from itself, and 0.0 equals -0.0.
-        unequal = _bytes(before) != _bytes(now)
-        if bool(unequal.any()):
-            element = int(unequal.nonzero()[0]) // now.element_size()
-            index = tuple(int(axis) for axis in np.unravel_index(element, now.shape)) if now.dim() else ()
-            return Difference(step, f"tensor {name}{list(index)}", repr(before[index].item()), repr(now[index].item()))
+        if (element := first_element([before], [now])) is not None:
+            where = element.index if element.is_value else ""
+            return Difference(step, f"tensor {name}{where}", element.a, element.b)
     return None
 
 
@@ -115,11 +108,3 @@ def compare_plain(
         if before != now:
             return Difference(step, name.replace("_", " "), repr(before), repr(now))
     return None
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)}"
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

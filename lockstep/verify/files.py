@@ -12,12 +12,13 @@ from typing import Any
 
 from lockstep.config.schema import RunConfig
 from lockstep.engine.output.publish import evaluations_of, kept_checkpoints
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, LockstepError
 from lockstep.provenance import statement, step_log
 from lockstep.provenance.same_run import result_settings
 from lockstep.provenance.statement import RunRecord
 from lockstep.report.records import FILE_NAME as METRICS
-from lockstep.storage.manifest import WEIGHTS, sha256_of_file
+from lockstep.storage.checkpoint import name_of, steps
+from lockstep.storage.manifest import WEIGHTS, check_size, manifest_of, sha256_of_file
 from lockstep.storage.run_folder import RunFolder
 
 
@@ -55,12 +56,12 @@ class RunFiles:
         return {each.step: each.metrics for each in every}
 
 
-def open_run(path: Path, config: RunConfig) -> RunFiles:
+def open_run(path: Path, config: RunConfig | None = None) -> RunFiles:
     """Read a run folder and compare its files.
 
     Args:
         path: The run folder.
-        config: Its settings.
+        config: Its settings, to compare them with the recorded ones; None: they are not compared.
     """
     files = RunFiles(path)
     if os.path.lexists(path / statement.FILE_NAME):
@@ -69,7 +70,7 @@ def open_run(path: Path, config: RunConfig) -> RunFiles:
         except CheckpointError as error:
             files.mismatches.append(error.line)
     else:
-        files.notes.append("the run is not complete: it has no provenance.json, hence no root")
+        _note_no_statement(files)
     try:
         files.log = step_log.read_steps(path / step_log.FILE_NAME)
     except CheckpointError as error:
@@ -79,6 +80,20 @@ def open_run(path: Path, config: RunConfig) -> RunFiles:
     if files.record is not None:
         _compare_record(files, files.record, config)
     return files
+
+
+def _note_no_statement(files: RunFiles) -> None:
+    try:
+        root = RunFolder(files.path).read_json("result.json").get("root")
+    except CheckpointError:
+        root = None
+    if root is not None:
+        # Without this, who removes the statement could publish any weights.
+        files.mismatches.append(f"provenance.json is missing, and result.json states root {str(root)[:16]}")
+        return
+    files.notes.append("the run is not complete: it has no provenance.json, hence no root")
+    if os.path.lexists(files.path / WEIGHTS):
+        files.notes.append(f"{WEIGHTS} was not compared, since no provenance.json states its hash")
 
 
 def _compare_log(files: RunFiles) -> None:
@@ -100,23 +115,56 @@ def _compare_log(files: RunFiles) -> None:
 
 
 def _compare_checkpoints(files: RunFiles) -> None:
-    """Find the checkpoints that a replay can start from: those in the record, with the files that it names."""
-    present = kept_checkpoints(RunFolder(files.path))
+    """Find the checkpoints that a replay can start from: those in the record, with the files that it names.
+
+    Only manifests and sizes are read. A replay compares the checkpoints that it needs with their manifests.
+    """
+    folder = RunFolder(files.path)
+    present = kept_checkpoints(folder)
+    damaged = [name for name in map(name_of, steps(folder.checkpoints)) if name not in present]
     stated = present if files.record is None else files.record.checkpoints
+    for name in damaged:
+        if files.record is None or name in stated:
+            files.mismatches.append(f"checkpoints/{name}: its manifest.json is missing or damaged")
     for name, parts in stated.items():
+        if name in damaged:
+            continue
         if name not in present:
             files.notes.append(f"checkpoints/{name} is not published, so no replay can start there")
         elif present[name] != parts:
-            files.mismatches.append(f"checkpoints/{name}: its manifest has other hashes than the recorded ones")
+            for file in (file for file in parts if present[name].get(file) != parts[file]):
+                files.mismatches.append(_hashes(f"checkpoints/{name}/{file}", present[name].get(file, ""), parts[file]))
         else:
             files.checkpoints.append(int(name.removeprefix("step-")))
+            _check_sizes(files, name)
 
 
-def _compare_record(files: RunFiles, record: RunRecord, config: RunConfig) -> None:
+def _check_sizes(files: RunFiles, name: str) -> None:
+    folder = files.path / "checkpoints" / name
+    for file, expected in manifest_of(folder).items():
+        try:
+            check_size(folder / file, expected)
+        except CheckpointError as error:
+            files.mismatches.append(finding(error, files.path))
+        if not os.path.lexists(folder / file):
+            files.mismatches.append(f"checkpoints/{name}/{file} does not exist")
+
+
+def finding(error: LockstepError, run: Path) -> str:
+    """Return an error about a file of a run as one line, with the file's path in the run folder."""
+    text = "; ".join([error.what, *(error.slots[slot] for slot in ("given", "cause") if slot in error.slots)])
+    return " ".join(text.replace(f"checkpoint {run}/", "").replace(f"{run}/", "").split())
+
+
+def _hashes(name: str, found: str, recorded: str) -> str:
+    return f"{name} has sha256 {found[:16]}, recorded {recorded[:16]}"
+
+
+def _compare_record(files: RunFiles, record: RunRecord, config: RunConfig | None) -> None:
     """Compare the other files of a complete run with its record."""
     folder = RunFolder(files.path)
-    now = result_settings(config)
-    for name in sorted(record.settings.keys() | now.keys()):
+    now = {} if config is None else result_settings(config)
+    for name in sorted(record.settings.keys() | now.keys() if now else ()):
         before, value = record.settings.get(name), _plain(now.get(name))
         if before != value:
             files.mismatches.append(f"config.yaml: {name} is {value}, recorded {before}")
@@ -129,8 +177,8 @@ def _compare_record(files: RunFiles, record: RunRecord, config: RunConfig) -> No
         files.notes.append(error.what)
     if not os.path.lexists(files.path / METRICS):
         files.notes.append(f"{METRICS} is not published")
-    elif any(each not in record.evaluations for each in evaluations_of(folder)):
-        files.mismatches.append(f"{METRICS}: its evaluations are not the recorded ones")
+    else:
+        _compare_evaluations(files, record)
     for name, sha256 in files.subjects.items():
         checkpoint, _, file = name.removeprefix("checkpoints/").partition("/")
         if name in (WEIGHTS, step_log.FILE_NAME):
@@ -138,7 +186,24 @@ def _compare_record(files: RunFiles, record: RunRecord, config: RunConfig) -> No
         else:
             found = record.checkpoints.get(checkpoint, {}).get(file, "none")
         if found != sha256:
-            files.mismatches.append(f"provenance.json: its subject {name} has sha256 {sha256[:16]}, not {found[:16]}")
+            files.mismatches.append(_hashes(name, found, sha256))
+
+
+def _compare_evaluations(files: RunFiles, record: RunRecord) -> None:
+    """Compare `metrics.jsonl` with the recorded evaluations, up to the first one that differs."""
+    recorded = {each.step: each.metrics for each in record.evaluations}
+    for each in evaluations_of(RunFolder(files.path)):
+        before = recorded.get(each.step)
+        if each in record.evaluations:
+            continue
+        if before is None:
+            files.mismatches.append(f"{METRICS}: it has an evaluation after step {each.step:,}, which is not recorded")
+            return
+        names = [name for name in sorted({**each.metrics, **before}) if each.metrics.get(name) != before.get(name)]
+        for name in names[:1]:
+            values = f"{each.metrics.get(name)}, recorded {before.get(name)}"
+            files.mismatches.append(f"{METRICS}: {name} after step {each.step:,} is {values}")
+        return
 
 
 def _compare_result(files: RunFiles, record: RunRecord, result: Mapping[str, Any]) -> None:

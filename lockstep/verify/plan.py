@@ -45,6 +45,8 @@ class Replay:
     Attributes:
         replayed: (start, stop) of each segment that was replayed without a difference.
         differences: The first difference of each other segment, and what the run states wrongly as a whole.
+        mismatches: Files of the run that cannot be read or used, one line each.
+        notes: What could not be replayed for that reason, one line each.
         environment: The replay's environment: versions, processor and kernels.
         code: Digests of the replay's code.
         data: Digests of the replay's samples.
@@ -53,6 +55,8 @@ class Replay:
 
     replayed: list[tuple[int, int]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from lockstep.engine.assemble import init_weights, make_job
 from lockstep.engine.dataset_info import build_from
 from lockstep.engine.job import Job
 from lockstep.engine.restoring import restore_step
+from lockstep.errors import CheckpointError, ConfigError
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch.start import join_world
 from lockstep.provenance.run_identity import FACTS, identity
@@ -32,9 +33,10 @@ from lockstep.recipes.catalog import RecipeSpec
 from lockstep.storage.manifest import WEIGHTS
 from lockstep.storage.weights import read, weights_sha256
 from lockstep.verify.compare import Difference
+from lockstep.verify.files import finding
 from lockstep.verify.plan import Plan, Replay
 from lockstep.verify.replayer import Replayer
-from lockstep.verify.segments import Segment
+from lockstep.verify.segments import Segment, describe
 
 
 def replay(plan: Plan, answer: Path, here: RankAssignment | None = None) -> int:
@@ -70,7 +72,13 @@ def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunCo
     Returns:
         The verdict; complete on rank 0.
     """
-    dataset_info = model.dataset_info(recipe, config, world)
+    try:
+        dataset_info = model.dataset_info(recipe, config, world)
+    except CheckpointError as error:
+        return Replay(
+            mismatches=[finding(error, plan.run)],
+            notes=["no step was replayed, since the dataset info is not the run's"],
+        )
     job = make_job(config, lambda: build_from(recipe, config, dataset_info, plan.run), world)
     job.identity = identity(config, dataset_info)
     log = read_steps(plan.run / STEPS) if plan.uses_log and world.is_main else StepLog()
@@ -78,7 +86,7 @@ def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunCo
     fingerprint = job.fingerprint
     verdict = Replay(environment=fingerprint.environment, code=fingerprint.code, data=fingerprint.data)
     if world.is_main:
-        verdict.differences += _compare_whole(plan, job)
+        verdict.differences += _compare_whole(plan, job, replayer)
     started = time.perf_counter()
     for start, stop in ((start, min(stop, job.num_steps)) for start, stop in plan.segments):
         if start >= stop:
@@ -86,30 +94,53 @@ def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunCo
         if start == 0:
             # Only possible on a fresh job: step 0 is the first of the sorted segments.
             init_weights(job, lambda: recipe.build(config, dataset_info))
-        else:
-            restore_step(job, plan.run / "checkpoints", start)
+        elif start in replayer.damaged and (verdict.replayed or [(0, 0)])[-1][1] == start:
+            pass  # the replay has just come here, and so needs no checkpoint
+        elif not _restore(job, plan.run, start, replayer):
+            steps = describe([Segment(start, stop)])
+            verdict.notes.append(
+                f"{steps} were not replayed, for want of their start; --from-scratch needs no checkpoint"
+            )
+            continue
         difference = replayer.replay(Segment(start, stop))
         if difference is None:
             verdict.replayed.append((start, stop))
         else:
             verdict.differences.append(difference)
+    verdict.mismatches += replayer.mismatches
     verdict.seconds = time.perf_counter() - started
     replayer.console.close()
     return verdict
 
 
-def _compare_whole(plan: Plan, job: Job) -> list[Difference]:
+def _restore(job: Job, run: Path, step: int, replayer: Replayer) -> bool:
+    """Restore the checkpoint of a step, and return whether it can be used. If not, that is a finding of every rank."""
+    try:
+        restore_step(job, run / "checkpoints", step)
+    except (CheckpointError, ConfigError) as error:
+        replayer.note_damage(step, error)
+        return False
+    return True
+
+
+def _compare_whole(plan: Plan, job: Job, replayer: Replayer) -> list[Difference]:
     """Compare what the run states about itself as a whole: its length, its dataset info and its final weights."""
     found = []
     is_complete = bool(plan.weights_sha256)
-    if plan.num_steps > job.num_steps or (is_complete and plan.num_steps < job.num_steps):
+    last = job.last_step(sorted(plan.evaluations.items()))
+    if plan.num_steps > last or (is_complete and plan.num_steps < last):
         # Fewer steps than the settings have, stated as a complete run, would be another run.
-        found.append(Difference(plan.num_steps, "number of steps", str(plan.num_steps), str(job.num_steps)))
+        found.append(Difference(plan.num_steps, "number of steps", str(plan.num_steps), str(last)))
     stated, now = plan.dataset_info_sha256, str(job.identity[FACTS])
     if stated and stated != now:
         found.append(Difference(0, "dataset info", stated, now))
     if is_complete:
-        final = weights_sha256(read(plan.run / WEIGHTS, job.model))
+        try:
+            final = weights_sha256(read(plan.run / WEIGHTS, job.model))
+        except CheckpointError as error:
+            replayer.note_mismatch(error)
+            return found
         if final != plan.weights_sha256:
-            found.append(Difference(plan.num_steps, WEIGHTS, plan.weights_sha256, final))
+            stated = plan.weights_sha256[:16]
+            replayer.mismatches.append(f"{WEIGHTS}: its tensors have sha256 {final[:16]}, recorded {stated}")
     return found

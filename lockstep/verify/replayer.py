@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from lockstep.cluster import collectives
 from lockstep.engine.job import Job
@@ -11,12 +13,14 @@ from lockstep.engine.output.recorder import digest_content, record_of, sample_id
 from lockstep.engine.saving import pack_job
 from lockstep.engine.step import run_step
 from lockstep.engine.validation import validate
+from lockstep.errors import CheckpointError, LockstepError
 from lockstep.provenance.step_log import NO_DIGEST, StepLog
 from lockstep.report.console import Console
 from lockstep.storage import checkpoint
 from lockstep.storage.manifest import WEIGHTS
 from lockstep.storage.weights import file_limits, read
 from lockstep.verify.compare import Difference, compare_metrics, compare_plain, compare_step, compare_tensors
+from lockstep.verify.files import finding
 from lockstep.verify.plan import Plan
 from lockstep.verify.segments import Segment
 
@@ -30,11 +34,18 @@ class Replayer:
         plan: The plan.
         job: The run, with the state before the first segment.
         log: The run's record of steps, on rank 0.
+
+    Attributes:
+        damaged: Steps whose checkpoint cannot be used.
+        mismatches: Files of the run that cannot be read or used, one line each.
+        console: Shows the progress.
     """
 
     def __init__(self, plan: Plan, job: Job, log: StepLog) -> None:
         self._plan, self._job, self._log = plan, job, log
         self._done, self._total = 0, sum(stop - start for start, stop in plan.segments)
+        self.damaged: set[int] = set()
+        self.mismatches: list[str] = []
         self.console = Console(sys.stderr)
 
     def replay(self, segment: Segment) -> Difference | None:
@@ -68,20 +79,56 @@ class Replayer:
         return self._compare_state(segment.stop) if plain is None else Difference(**plain)
 
     def _compare_state(self, step: int) -> Difference | None:
-        """Compare weights and optimizer state after a segment with the checkpoint or the final weights there."""
+        """Compare weights and optimizer state after a segment with the checkpoint and the final weights there."""
         job = self._job
         mine, replayed = pack_job(job)
-        final = job.final_weights() if self._plan.weights_sha256 and step == self._plan.num_steps else None
-        difference: Difference | None = None
-        if job.world.is_main:
+
+        def checkpoint_differs() -> Difference | None:
             path = self._plan.run / "checkpoints" / checkpoint.name_of(step)
-            if path.is_dir():
-                found = checkpoint.load_checkpoint(path, file_limits(job.model))
-                difference = compare_tensors(step, checkpoint.pack(found)[0], mine)
-                # Nothing else in `state.json` has an influence on the following steps.
-                difference = difference or compare_plain(step, found.state, replayed["state"], SCALE)
-            if final is not None and difference is None:
-                weights = self._plan.run / WEIGHTS
-                difference = compare_tensors(step, read(weights, job.model), final)
-        plain = collectives.broadcast_object(job.world, None if difference is None else asdict(difference))
+            if not path.is_dir():
+                return None
+            found = checkpoint.load_checkpoint(path, file_limits(job.model))
+            difference = compare_tensors(step, checkpoint.pack(found)[0], mine)
+            # Nothing else in `state.json` has an influence on the following steps.
+            return difference or compare_plain(step, found.state, replayed["state"], SCALE)
+
+        try:
+            difference = self._on_rank0(checkpoint_differs)
+        except CheckpointError as error:
+            self.note_damage(step, error)
+            difference = None
+        if difference is not None or not self._plan.weights_sha256 or step != self._plan.num_steps:
+            return difference
+        final = job.final_weights()
+        try:
+            return self._on_rank0(lambda: compare_tensors(step, read(self._plan.run / WEIGHTS, job.model), final))
+        except CheckpointError as error:
+            self.note_mismatch(error)
+            return None
+
+    def _on_rank0(self, compare: Callable[[], Difference | None]) -> Difference | None:
+        """Compare on rank 0, and return or raise the result on every rank."""
+
+        def compared() -> dict[str, Any] | None:
+            difference = compare()
+            return None if difference is None else asdict(difference)
+
+        plain = collectives.run_on_rank0(self._job.world, compared)
         return None if plain is None else Difference(**plain)
+
+    def note_damage(self, step: int, error: LockstepError) -> None:
+        """Note that the checkpoint of a step cannot be used."""
+        self.damaged.add(step)
+        self.note_mismatch(error, f"checkpoints/{checkpoint.name_of(step)}")
+
+    def note_mismatch(self, error: LockstepError, name: str = "") -> None:
+        """Note that a file of the run cannot be read or used.
+
+        Args:
+            error: The reason.
+            name: The file or folder, in case the reason does not begin with it.
+        """
+        text = finding(error, self._plan.run)
+        text = text if name in text else f"{name}: {text}"
+        if text not in self.mismatches:
+            self.mismatches.append(text)

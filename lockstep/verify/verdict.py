@@ -36,6 +36,7 @@ class Verdict:
         changes: Code, data or versions that differ from the run's.
         notes: What could not be checked.
         seconds: Time of the replayed steps, seconds.
+        is_sample: Whether the root determined which segments to replay; otherwise the verifier named the steps.
     """
 
     root: str
@@ -49,6 +50,7 @@ class Verdict:
     changes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    is_sample: bool = True
 
     @property
     def is_verified(self) -> bool:
@@ -129,6 +131,7 @@ def merge(verdicts: Sequence[Verdict]) -> Verdict:
         changes=joined("changes"),
         notes=joined("notes"),
         seconds=sum(verdict.seconds for verdict in verdicts),
+        is_sample=all(verdict.is_sample for verdict in verdicts),
     )
 
 
@@ -182,7 +185,7 @@ def _conclusion(verdict: Verdict) -> list[str]:
         ]
     if verdict.share >= 1:
         return ["verified   every step of the run"]
-    if not set(verdict.replayed) <= set(verdict.segments):  # --steps: nothing was chosen at random
+    if not (verdict.is_sample and set(verdict.replayed) <= set(verdict.segments)):  # nothing was chosen at random
         return [f"verified   {describe(verdict.replayed)}: {verdict.share:.1%} of the steps"]
     few = max(2, len(verdict.segments) // 10)
     return [

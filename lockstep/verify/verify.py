@@ -16,9 +16,9 @@ from lockstep.launch import forkserver
 from lockstep.launch.kernels import has_effect, pin_kernels
 from lockstep.launch.start import PRELOAD, launch_here
 from lockstep.launch.stopped import raise_if_stopped
-from lockstep.provenance.same_run import differing, settings_of
+from lockstep.provenance.same_run import check_replay
+from lockstep.recipes.catalog import RecipeSpec
 from lockstep.report.console import Console
-from lockstep.storage.run_folder import RunFolder
 from lockstep.verify.files import RunFiles, open_run
 from lockstep.verify.plan import Plan, Replay
 from lockstep.verify.replay import replay
@@ -71,8 +71,8 @@ def verify(
         LockstepError: The run cannot be opened or replayed.
     """
     model = TrainedModel(request.run, request.overrides)
-    _, config = model.settings()
-    _check(request, config)
+    recipe, config = model.settings()
+    check_replay(request.run, config, "verify a run")
     files = open_run(request.run, config)
     if files.num_steps == 0:
         raise ConfigError(
@@ -85,9 +85,15 @@ def verify(
     chosen = _choose(request, segments, files)
     mine = share_of(chosen, *request.part)
     if console is not None:
-        root = files.record.root[:8] + "…" if files.record is not None else "none: not complete"
+        root = files.record.root[:8] + "…" if files.record is not None else "none"
         count = f"{len(segments)} segment{'s' if len(segments) > 1 else ''}"
         console.say(f"run        {request.run}, {files.num_steps:,} steps in {count}, root {root}")
+    if altered := _altered_settings(model, recipe):
+        if not any(text.startswith("config.yaml:") for text in files.mismatches):
+            files.mismatches += [f"config.yaml: {text}" for text in altered]
+        done = Replay(notes=["no step was replayed, since config.yaml does not have the run's settings"])
+        return _judge(request, files, segments, chosen, mine, done)
+    if console is not None:
         console.say(f"replaying  {describe(mine)} on {request.procs} process{'es' if request.procs > 1 else ''}")
     plan = Plan(
         run=request.run.absolute(),
@@ -101,21 +107,7 @@ def verify(
         dataset_info_sha256="" if files.record is None else files.record.dataset_info_sha256,
     )
     done = (run_replay or _replay)(plan, config, request.procs)
-    return _judge(files, segments, chosen, mine, done)
-
-
-def _check(request: Request, config: RunConfig) -> None:
-    if config.mode != "exact":
-        raise ConfigError(
-            f"{request.run} was trained with mode={config.mode}, whose bits no replay has to repeat",
-            fix="Train with mode=exact to verify a run.",
-        )
-    if other := differing(settings_of(RunFolder(request.run)), config):
-        raise ConfigError(
-            "a verification can't change settings that determine the result",
-            given="\n".join(other),
-            fix="Give settings such as data.root only.",
-        )
+    return _judge(request, files, segments, chosen, mine, done)
 
 
 def _choose(request: Request, segments: list[Segment], files: RunFiles) -> list[Segment]:
@@ -160,8 +152,22 @@ def _replay(plan: Plan, config: RunConfig, procs: int) -> Replay:
         return Replay.from_json(answer.read_text(encoding="utf-8"))
 
 
+def _altered_settings(model: TrainedModel, recipe: RecipeSpec) -> list[str]:
+    """Return the settings in `config.yaml` that are not those in the run's checkpoint, one line each."""
+    try:
+        model.check_settings(recipe)
+    except ConfigError as error:
+        return error.slots.get("given", error.what).split("\n")
+    return []
+
+
 def _judge(
-    files: RunFiles, segments: list[Segment], chosen: list[Segment], mine: list[Segment], done: Replay
+    request: Request,
+    files: RunFiles,
+    segments: list[Segment],
+    chosen: list[Segment],
+    mine: list[Segment],
+    done: Replay,
 ) -> Verdict:
     changes = []
     if files.record is not None:
@@ -169,7 +175,7 @@ def _judge(
         changes += _changes(before.environment[-1] if before.environment else {}, done.environment)
         changes += _changes(before.code[-1] if before.code else {}, done.code)
         changes += _changes(before.data, done.data)
-    notes = list(files.notes)
+    notes = [*files.notes, *done.notes]
     if files.log.first_step:
         notes.append(f"steps before {files.log.first_step:,} were replayed without a record to compare with")
     return Verdict(
@@ -180,10 +186,11 @@ def _judge(
         assigned=mine,
         replayed=[Segment(start, stop) for start, stop in done.replayed],
         differences=done.differences,
-        mismatches=files.mismatches,
+        mismatches=list(dict.fromkeys([*files.mismatches, *done.mismatches])),
         changes=changes,
         notes=notes,
         seconds=done.seconds,
+        is_sample=request.steps is None,
     )
 
 

@@ -29,7 +29,7 @@ from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.cluster.rendezvous import ranks_text
 from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.world import World
-from lockstep.watchdog.hang import RankStatus, explain, find_stalled_ranks, is_silent
+from lockstep.watchdog.hang import TIMEOUT_SETTING, RankStatus, explain, find_stalled_ranks, is_silent
 
 LOGGER = logging.getLogger("lockstep")
 VERDICT = "watch/verdict"
@@ -57,10 +57,11 @@ class HangDetector:
         world: The ranks.
         timeout_s: How long all ranks may make no progress, seconds; None: forever.
         log_dir: Folder for the stacks.
+        setting: How the user sets the timeout, for the error's fix, without its value.
     """
 
-    def __init__(self, world: World, timeout_s: float | None, log_dir: Path) -> None:
-        self._world, self._timeout_s, self._log_dir = world, timeout_s, log_dir
+    def __init__(self, world: World, timeout_s: float | None, log_dir: Path, setting: str = TIMEOUT_SETTING) -> None:
+        self._world, self._timeout_s, self._log_dir, self._setting = world, timeout_s, log_dir, setting
         self._period_s = max(min(1.0, (timeout_s or 10.0) / 8), world.size / 256)
         self._stalled_s = 0.0
         self._last_reported: list[dict[str, Any]] = []
@@ -155,7 +156,8 @@ class HangDetector:
             # A longer pause is not counted: this process was stopped, or its machine asleep.
             passed_s, looked_at = min(now - looked_at, 2 * self._period_s), now
             beats = self._world.activity.num_beats
-            self._stalled_s = self._stalled_s + passed_s if beats == seen else 0.0
+            is_still = beats == seen and not self._world.activity.is_paused
+            self._stalled_s = self._stalled_s + passed_s if is_still else 0.0
             seen = beats
             self._silent_s = [silent_s + passed_s for silent_s in self._silent_s]
             if self._timeout_s is None:
@@ -200,7 +202,7 @@ class HangDetector:
         time.sleep(self._ending_s)
         assert self._verdict is not None
         culprits = [RankStatus(**status) for status in self._verdict["culprits"]]
-        error = explain(culprits, self._world.size, self._timeout_s, self._stacks_text(culprits))
+        error = explain(culprits, self._world.size, self._timeout_s, self._stacks_text(culprits), self._setting)
         if LOGGER.hasHandlers():  # else logging would print what is printed below
             LOGGER.error("%s", error)
         for handler in LOGGER.handlers:

@@ -1,4 +1,4 @@
-"""Determines which ranks keep a stalled world waiting, from the ranks' last heartbeats. Plain arithmetic."""
+"""Determine which ranks keep a stalled world waiting, from the ranks' last heartbeats. Plain arithmetic."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from lockstep.cluster.activity import COMPUTING, READING
 from lockstep.cluster.rendezvous import ranks_text
 from lockstep.errors import HangError
 
+TIMEOUT_SETTING = "watch.hang_timeout_s"
 SILENT_S = 10.0  # a heartbeat arrives about once a second
 
 
@@ -80,7 +81,9 @@ def is_silent(status: RankStatus, timeout_s: float) -> bool:
     return status.silent_s >= min(SILENT_S, timeout_s / 2)
 
 
-def explain(culprits: Sequence[RankStatus], size: int, timeout_s: float, stacks: str) -> HangError:
+def explain(
+    culprits: Sequence[RankStatus], size: int, timeout_s: float, stacks: str, setting: str = TIMEOUT_SETTING
+) -> HangError:
     """Build the error for the user.
 
     Args:
@@ -88,6 +91,7 @@ def explain(culprits: Sequence[RankStatus], size: int, timeout_s: float, stacks:
         size: Number of ranks.
         timeout_s: The setting `watch.hang_timeout_s`.
         stacks: Where the stacks are.
+        setting: How the user sets the timeout. A script has no launcher of Lockstep that could restart it.
     """
     first = culprits[0]
     names = ranks_text([status.rank for status in culprits]) if size > 1 else "the run"
@@ -114,8 +118,8 @@ def explain(culprits: Sequence[RankStatus], size: int, timeout_s: float, stacks:
             ]
         ),
         cause=_likely_cause(first, silent),
-        fix=f"If it is only slow, set watch.hang_timeout_s={3 * timeout_s:.0f}. To restart after a hang, set "
-        "--max-restarts.",
+        fix=f"If it is only slow, set {setting}={3 * timeout_s:.0f}."
+        + (" To restart after a hang, set --max-restarts." if setting == TIMEOUT_SETTING else ""),
     )
     error.ranks = tuple(status.rank for status in culprits)
     return error

@@ -51,6 +51,16 @@ def test_the_packages_recipe_and_the_example_are_exact(recipe: object, tmp_path:
 
 
 @pytest.mark.full
+def test_recipes_with_synchronized_batch_norm_are_exact(tmp_path: Path) -> None:
+    lockstep("data", "make", "classify", "--out", "shapes", "num_per_class=20", "size_px=40", cwd=tmp_path)
+    shapes = ("shapes", "data.root=shapes", "data.size_px=32")
+    for recipe in ((ROOT / "examples" / "own_recipe.py",), shapes):
+        report = json.loads(lockstep("check", *recipe, "batch_norm=sync", "--json", cwd=tmp_path).stdout)
+        assert report["findings"] == []
+        assert len(report["ok"]) == 8
+
+
+@pytest.mark.full
 def test_a_recipe_that_fails_is_answered_with_its_line(tmp_path: Path) -> None:
     fault = Fault("an error", ("error",), {"FORWARD": f"raise KeyError('height')  {MARK}"})
     source = source_of(fault)

@@ -30,8 +30,13 @@ def test_a_run_of_one_process_is_verified_by_two_and_a_changed_bit_is_found(tiny
     content[-1] ^= 1
     weights.write_bytes(content)
     output = lockstep("verify", run, "--steps", "0:2", cwd=tmp_path, code=1).stdout
-    assert "FAIL     step 10: weights.safetensors recorded" in output
+    assert "FAIL     weights.safetensors: its tensors have sha256 " in output
     assert "result     NOT verified" in output
+    (run / "checkpoints" / "step-000004" / "optimizer.safetensors").write_bytes(b"")
+    damaged = json.loads(lockstep("verify", run, "--steps", "4:6", "--json", cwd=tmp_path, code=1).stdout)
+    assert [
+        text for text in damaged["mismatches"] if "checkpoints/step-000004/optimizer.safetensors is truncated" in text
+    ]
 
 
 @pytest.mark.full

@@ -15,6 +15,13 @@ Found = tuple[str, FunctionNode, ast.ClassDef | None]  # the file, the function,
 PARAMETERS_WITHOUT_ARGS = 2
 SECTION = re.compile(r"^Args:\n(?P<body>(?:    .*\n|\n)+)", re.MULTILINE)
 ENTRY = re.compile(r"^    (?P<names>\*{0,2}\w+(?:, \*{0,2}\w+)*): ", re.MULTILINE)
+# Verbs alone: "Records", "Checks" or "Names" may be nouns.
+THIRD_PERSON = re.compile(
+    r"(Add|Appl(ie)?|Assign|Build|Close|Collect|Compare|Compute|Connect|Create|Decide|Decode|Detect|Determine|Draw|"
+    r"Encode|End|Explain|Find|Gather|Generate|Give|Hold|Join|Keep|Load|Make|Measure|Merge|Open|Paint|Parse|Print|Raise|"
+    r"Read|Recognize|Refuse|Remove|Replay|Reserve|Restore|Return|Run|Select|Send|Separate|Serve|Set|Share|Sign|Start|"
+    r"Supervise|Take|Trace|Translate|Wait|Walk|Write|Yield)s "
+)
 ARRAYS = {"Tensor", "ndarray", "NDArray"}
 _SIZE = r"(?:\.\.\.|\d+|[\dA-Za-z]{1,2}|[A-Z_]+|\w+_\w+|count|height|length|more|rows|side|width)"
 _AXIS = rf"{_SIZE}(?:(?: ?[-+*/] ?| or | ){_SIZE})*"
@@ -59,6 +66,19 @@ def missing_shapes(root: Path) -> list[str]:
         words = {word for each in annotations if each is not None for word in re.findall(r"\w+", ast.unparse(each))}
         if words & (ARRAYS | aliases[name]) and not SHAPE.search(_docstring(node, owner)):
             problems.append(f"{name}:{node.lineno}: {_title(node, owner)} names no shape")
+    return problems
+
+
+def third_person(root: Path) -> list[str]:
+    """Docstrings of modules and functions of the package whose first word is a verb in the third person."""
+    problems = []
+    for name, path in sources(root, "lockstep"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, FunctionNode | ast.Module):
+                verb = THIRD_PERSON.match(ast.get_docstring(node) or "")
+                if verb:
+                    line = getattr(node, "lineno", 1)
+                    problems.append(f"{name}:{line}: the docstring starts with {verb[0].strip()}: use the imperative")
     return problems
 
 
@@ -125,12 +145,19 @@ def _commands(root: Path) -> set[tuple[str, str]]:
     """File and function of each typer command: its docstring is the text of --help, and its options have their own."""
     commands = set()
     for name, path in sources(root, "lockstep/cli"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        folders = {
+            alias.name: str(node.module).replace(".", "/")
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
             if isinstance(node, FunctionNode) and any(_registers(mark) for mark in node.decorator_list):
                 commands.add((name, node.name))
             if isinstance(node, ast.Call) and _registers(node.func) and isinstance(node.args[0], ast.Attribute):
                 module, _, function = ast.unparse(node.args[0]).rpartition(".")  # app.command("train")(train.train)
-                commands.add((f"lockstep/cli/{module}.py", function))
+                commands.add((f"{folders.get(module, 'lockstep/cli')}/{module}.py", function))
     return commands
 
 
@@ -166,4 +193,4 @@ def _explained(node: FunctionNode, owner: ast.ClassDef | None) -> set[str]:
     return {name.lstrip("*") for entry in entries for name in entry["names"].split(", ")}
 
 
-ALL = (missing_args, stale_args, missing_shapes)
+ALL = (missing_args, stale_args, missing_shapes, third_person)

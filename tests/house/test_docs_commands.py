@@ -29,6 +29,7 @@ ENDINGS = {
     "onnx",
     "pth",
     "gz",
+    "html",
     "zip",
 }
 

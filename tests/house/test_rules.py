@@ -150,6 +150,10 @@ BROKEN |= {
         ("lockstep/x.py", NO_ARGS.replace("a:", "aa:"), "x.py:2: f has no aa"),
         ("lockstep/x.py", STALE_CLASS, "x.py:8: A has no b"),
     ],
+    docstring_rules.third_person: [
+        ("lockstep/x.py", '"""Reads x."""\n', "x.py:1: the docstring starts with Reads"),
+        ("lockstep/x.py", '"""X."""\ndef _f():\n    """Returns x."""\n', "x.py:2: the docstring starts with Returns"),
+    ],
     docstring_rules.missing_shapes: [
         ("lockstep/x.py", NO_SHAPE, "x.py:2: f names no shape"),
         ("lockstep/x.py", NO_SHAPE_RETURNED, "x.py:2: f names no shape"),

@@ -54,6 +54,15 @@ def test_the_pytorchjob_has_only_fields_that_the_operator_knows() -> None:
         )
 
 
+def test_the_trainjob_has_only_fields_that_kubeflows_trainer_knows() -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs kubeflow-trainer-api: make test-cluster")
+    (job,) = _documents("trainjob.yaml")
+    assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job  # unknown fields are left out
+    broken = copy.deepcopy(job)
+    broken["spec"]["trainer"]["nodes"] = 2
+    assert models.TrainerV1alpha1TrainJob.from_dict(broken).to_dict() != broken
+
+
 def _known(document: dict[str, Any], model: Any) -> None:
     assert set(document) <= set(model.attribute_map.values())
 

@@ -99,7 +99,7 @@ def test_one_process_alone_says_that_it_repeats_nothing(pool: RankPool) -> None:
 
 
 def warnings_of_a_job(world: World) -> list[str]:
-    return benchmark.job_of("tiny", world, 2, 2, "1/50").warnings
+    return benchmark.job_with("tiny", world, 2, 2, "1/50").warnings
 
 
 def test_a_rank_that_flips_a_bit_in_one_of_20_micro_batches_is_named(pool: RankPool) -> None:

@@ -22,6 +22,7 @@ from lockstep.engine.job import Job
 from lockstep.engine.output.recorder import digest_of_step, sample_ids
 from lockstep.engine.step import StepResult, run_step
 from lockstep.provenance.step_log import OVERFLOW, StepLog, read_steps
+from lockstep.verify.segments import Segment
 from lockstep.verify.verdict import Verdict, lines, read_verdict
 from tests.ranks.rank_pool import RankPool
 from tests.runs import chain, result
@@ -94,6 +95,17 @@ def test_lost_records_are_noted_and_the_weights_are_still_verified(pool: RankPoo
     verdict = verified_by(pool, 1, run)
     assert verdict.is_verified
     assert "the record of steps starts at step 8: earlier steps can't be compared" in verdict.notes
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_all_ranks_go_on_without_a_damaged_checkpoint(pool: RankPool, tmp_path: Path, size: int) -> None:
+    run = trained(pool, 1, tmp_path / "run")
+    weights = run / "checkpoints" / "step-000008" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    verdict = verified_by(pool, size, run, steps=(8, 20))
+    assert ["checkpoints/step-000008/weights.safetensors is truncated" in text for text in verdict.mismatches] == [True]
+    assert verdict.replayed == [Segment(12, 16), Segment(16, 20)]
+    assert verified_by(pool, size, run).share == 1.0
 
 
 def nan_once(world: World, folder: Path, options: tuple[str, ...]) -> int:

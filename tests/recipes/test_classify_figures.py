@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
-from lockstep.data.samples import Batch
+from lockstep.data.samples import Batch, DatasetSamples
+from lockstep.metrics import confusion
 from lockstep.metrics.classification import Accuracy
+from lockstep.metrics.confusion import Counts
+from lockstep.recipes.classify.drawing import draw_evaluation
 from lockstep.recipes.classify.recipe import to_prediction
 
 
@@ -57,12 +61,35 @@ def test_a_matrix_of_many_classes_is_drawn_small(tmp_path: Path) -> None:
 
     counts = np.diag(np.full(100, 9)).tolist()
     counts[7][70], counts[70][7] = 5, 4
-    small, names = _most_confused(counts, [f"class {place}" for place in range(100)])
+    small, names = _most_confused(Counts.of({"confusion": counts}), [f"class {place}" for place in range(100)])
     assert len(small) == len(names) == 40
     assert names[-1] == "61 others"
     assert {"class 7", "class 70"} <= set(names)
     assert sum(map(sum, small)) == 909
     assert small[names.index("class 7")][names.index("class 70")] == 5
+
+
+@pytest.mark.parametrize("max_pairs", [100, 1])
+def test_with_too_many_classes_for_a_matrix_their_mistakes_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_pairs: int
+) -> None:
+    monkeypatch.setattr(confusion, "MAX_DENSE_CLASSES", 50)
+    monkeypatch.setattr(confusion, "MAX_PAIRS", max_pairs)
+    classes = [f"class {place}" for place in range(60)]
+    labels, predictions = torch.tensor([3, 3, 3, 3, 3, 8]), torch.tensor([3, 9, 9, 5, 5, 8])
+    metric = Accuracy(60, num_worst=4)
+    metric.add(torch.eye(60)[predictions], Batch(None, labels, torch.arange(6)))
+    samples = DatasetSamples([(torch.zeros(8, 8, 3, dtype=torch.uint8), int(label)) for label in labels])
+    (tmp_path / "confusion.png").touch()  # of an earlier evaluation
+    draw_evaluation(metric, samples, tmp_path, classes=classes)
+    rows = (tmp_path / "confusion.csv").read_text().splitlines()
+    has_pairs = max_pairs > 1
+    assert rows[0] == "ground truth,samples,correct,most frequent mistakes"
+    assert rows[4] == "class 3,5,1," + "class 5 (2); class 9 (2)" * has_pairs
+    assert rows[9] == "class 8,1,1,"
+    assert len(rows) == 61
+    assert (tmp_path / "confusion.png").exists() == has_pairs
+    assert (tmp_path / "worst.png").stat().st_size > 0
 
 
 def test_an_answer_names_the_five_likeliest() -> None:

@@ -273,4 +273,4 @@ def test_without_the_package_lmdb_the_fix_names_it(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(__import__("sys").modules, "lmdb", None)
     with pytest.raises(DataError) as error:
         find_alphabet(DataConfig(train=str(tmp_path), eval=str(tmp_path)))
-    assert error.value.slots["fix"] == "Run pip install lmdb."
+    assert error.value.slots["fix"] == 'Run pip install "lockstep-train[lmdb]".'

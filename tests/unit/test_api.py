@@ -41,7 +41,7 @@ def test_a_new_folder_of_a_run_that_never_started_is_removed(monkeypatch: pytest
         commands.append(command)
         return 3, DataError("there are none")
 
-    monkeypatch.setattr(api, "_run_command", failing)
+    monkeypatch.setattr(api, "run_subcommand", failing)
     with pytest.raises(DataError, match="there are none"):
         api.train("digits", {"epochs": np.int64(2)}, procs=2)
     assert "epochs=2" in commands[0]

@@ -41,7 +41,7 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
     record = RunRecord(
         settings=json.loads(json.dumps(result_settings(job.config))),  # lists for tuples, as they are read again
         chain=progress.chain,
-        num_steps=job.num_steps,
+        num_steps=progress.step,
         code=distinct(world.get("code", {}) for world in progress.worlds),
         environment=distinct(world.get("environment", {}) for world in progress.worlds),
         data=job.fingerprint.data,

@@ -14,9 +14,11 @@ from lockstep.data.samples import Batch
 from lockstep.engine.job import Job
 from lockstep.engine.output.recorder import StepRecorder
 from lockstep.engine.step import StepResult
+from lockstep.extras import is_installed
 from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.report.bottleneck import DataWait, advice
 from lockstep.report.console import Console
+from lockstep.report.profile import StepProfile
 from lockstep.report.rate import Rate
 from lockstep.report.records import Records, read_records
 from lockstep.report.stragglers import Stragglers, Work
@@ -50,13 +52,17 @@ class Reports:
         self._rate = Rate()
         self._step_started = self._drawn_at = time.perf_counter()
         self._console = Console(sys.stdout) if job.world.is_main else None
-        self._records = Records(folder.path, tensorboard=job.config.report.tensorboard) if job.world.is_main else None
+        has_tensorboard = job.config.report.tensorboard and is_installed("tensorboard")
+        self._records = Records(folder.path, tensorboard=has_tensorboard) if job.world.is_main else None
         self._recorder = StepRecorder(job, folder.path / STEPS)
         self.trackers = Trackers(job.config.report.trackers if job.world.is_main else (), folder.path, self.notify)
         self._stragglers, self._data_wait = Stragglers(), DataWait()
         self._waited_s = 0.0
+        self._last_wait: float | None = None  # share of the time since the record before the last one
         self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
         self._background = Background()
+        steps = job.config.report.profile if job.world.is_main else None
+        self._profile = StepProfile(steps, folder.path / "profile")
         self.settings: Mapping[str, Any] = {}
         self.work_of_ranks: Callable[[], Work] = list
         self.first_step_at: float | None = None
@@ -82,6 +88,9 @@ class Reports:
         """Start or resume training at the job's step: records of later steps, which will be repeated, are removed."""
         if self._records is not None:
             self._records.truncate_after(job.progress.step, last_eval=job.progress.evaluated_step)
+        # For the events in `lockstep report`.
+        place = (job.world.rank, job.world.size)
+        LOGGER.info("training from step %d of %d, rank %d of %d", job.progress.step, job.num_steps, *place)
         self.trackers.start(is_new=not job.progress.step)  # they read the records, without those that are repeated
         if text := self._recorder.start(job):
             self.notify(text)
@@ -95,6 +104,7 @@ class Reports:
     def resume(self, job: Job) -> None:
         """Continue training after a validation or a checkpoint, whose time is not training time."""
         self._rate.resume()
+        self._profile.at(job.progress.step)
         self._step_started = time.perf_counter()
 
     def step(self, job: Job, step: Step, result: StepResult) -> None:
@@ -121,29 +131,34 @@ class Reports:
         if self._console is None or self._records is None:
             return
         done, total = job.progress.step, job.num_steps
+        if written := self._profile.at(done):
+            self.notify(f"profile of steps {job.config.report.profile} written to {written}")
         if job.loader is not None and job.loader.kept and (not job.loader.num_to_keep or done == total):
             self._draw_samples(job, job.loader.kept)
             job.loader.num_to_keep, job.loader.kept = 0, []
-        left = job.config.epochs * len(job.train_data) - self._samples_done(job)
+        left = self._samples_until(job, total) - self._samples_until(job, done)
         if done % self._every == 0:
             terms = result.terms if len(result.terms) > 1 else {}
             values = {"loss": result.loss, **terms, "lr": result.lr, "grad_norm": result.norm}
             if job.config.precision == "fp16":
                 values |= {"loss_scale": job.progress.loss_scale, "overflow_steps": job.progress.num_overflows}
             values |= {"samples_per_s": self._rate.samples_per_s, "seconds": job.progress.seconds}
-            values["data_wait"] = self._data_wait.share(job.progress.seconds, job.progress.data_s)
+            self._last_wait = self._data_wait.share(job.progress.seconds, job.progress.data_s)
+            values["data_wait"] = self._last_wait
             self._records.write("train", done, done / job.order.steps_per_epoch, values)
             self._compare_ranks(job, self._records)
             if text := self._data_wait.notice(job.progress.seconds, job.progress.data_s, _advice(job)):
                 self.notify(text)
         self._console.progress(
             epoch=step.epoch + 1,
-            num_epochs=job.config.epochs,
+            steps_per_epoch=job.order.steps_per_epoch,
+            num_epochs=-(-total // job.order.steps_per_epoch),
             step=done,
             num_steps=total,
             loss=result.loss,
             samples_per_s=self._rate.samples_per_s,
             left_s=self._rate.seconds_for(left),
+            data_wait=self._last_wait,
         )
 
     def _compare_ranks(self, job: Job, records: Records) -> None:
@@ -170,13 +185,18 @@ class Reports:
             is_best = best is not None and best["step"] == job.progress.step
             self._console.evaluation(epoch, metrics, metric.num_samples, train_loss, is_best=is_best)
             self._loss_sum, self._num_samples = 0.0, 0
-            is_last = job.progress.step == job.num_steps
+            if job.progress.has_stopped_early:
+                stale = job.progress.num_stale
+                of = f"{stale} validation{'s' if stale > 1 else ''}"
+                self.notify(f"training ends: no improvement in {of} (stop_early)")
+            is_last = job.is_complete
             if is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S:
                 self._draw(job, metric, self._records)
 
     def close(self) -> None:
         """Flush and close the records, and remove the progress line."""
         self._background.join()
+        self._profile.close()
         self._recorder.close()
         self.trackers.close()
         if self._console is not None:
@@ -202,7 +222,8 @@ class Reports:
         try:
             self._background.join()
             train, evaluations = (read_records(self._folder.path, kind) for kind in ("train", "eval"))
-            if len(evaluations) > 1:  # one point is no curve, and short runs need not wait for matplotlib
+            # One point is no curve, and short runs need not wait for matplotlib.
+            if len(evaluations) > 1 and is_installed("matplotlib"):
                 from lockstep.report.chart import draw_curves
 
                 name = self._folder.path.name
@@ -216,8 +237,8 @@ class Reports:
             self.notify(f"pictures could not be drawn: {type(error).__name__}: {error}")
         self._drawn_at = time.perf_counter()
 
-    def _samples_done(self, job: Job) -> int:
-        epochs, steps = divmod(job.progress.step, job.order.steps_per_epoch)
+    def _samples_until(self, job: Job, step: int) -> int:
+        epochs, steps = divmod(step, job.order.steps_per_epoch)
         return epochs * len(job.train_data) + steps * job.order.global_batch
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from lockstep.engine.job import Job
 from lockstep.engine.output.publish import write_provenance
 from lockstep.engine.output.reports import Reports
 from lockstep.engine.run_spec import RunSpec
+from lockstep.extras import is_installed, pip_line
 from lockstep.module.precision import describe_precision
 from lockstep.parallel.reduce import Reducer
 from lockstep.provenance.statement import FILE_NAME as PROVENANCE
@@ -23,6 +25,8 @@ from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.run_weights import is_as_recorded
 from lockstep.storage.weights import weights_sha256, write_weights
 from lockstep.version import __version__
+
+LOGGER = logging.getLogger("lockstep")
 
 
 def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -48,8 +52,7 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
         "data": f"{order.num_samples:,} training, {len(job.eval_data):,} validation: "
         f"{described.pop('data', spec.name)}",
         "model": f"{described.pop('model', type(job.model).__name__)}, {num_parameters:,} parameters",
-        "steps": f"{job.num_steps:,}: {config.epochs:,} epoch{'s' if config.epochs > 1 else ''} of "
-        f"{order.steps_per_epoch:,}",
+        "steps": _steps(job),
         **described,
         **started,
     }
@@ -68,6 +71,17 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
     return f"lockstep {__version__}  {spec.name}  run {spec.run_folder}", {
         name: text for name, text in rows.items() if text
     }
+
+
+def _steps(job: Job) -> str:
+    epochs, of_epoch = job.config.epochs, job.order.steps_per_epoch
+    text = f"{job.num_steps:,}: {epochs:,} epoch{'s' if epochs > 1 else ''} of {of_epoch:,}"
+    if job.num_steps < epochs * of_epoch:
+        text += ", cut by max_steps"
+    patience = job.config.stop_early.patience
+    if patience is not None:
+        text += f"; at most, by stop_early.patience={patience}"
+    return text
 
 
 def finish(
@@ -114,6 +128,7 @@ def finish(
         "seconds": {"first_step": first_step, **_seconds(job, waits), "all": seconds},
     }
     folder.write_json("result.json", result)
+    LOGGER.info("complete after step %d", progress.step)  # for the events in `lockstep report`
     share = min(progress.data_s / progress.seconds, 1.0) if progress.seconds else None
     name = job.parts.monitor[0]
     quoted = shlex.quote(str(folder.path))
@@ -132,7 +147,7 @@ def finish(
                     f"lockstep eval {quoted}",
                     *([f"lockstep verify {quoted}"] if job.config.mode == "exact" else []),
                     *([f"lockstep predict {quoted} FILE"] if job.parts.preprocess is not None else []),
-                    *([f"tensorboard --logdir {quoted}"] if job.config.report.tensorboard else []),
+                    *([_tensorboard(quoted)] if job.config.report.tensorboard else []),
                 ]
             ),
         },
@@ -154,6 +169,13 @@ def _best(job: Job) -> str:
     name, epoch = best["metric"], best["step"] / job.order.steps_per_epoch
     value = metric_value(name, best["value"])
     return f"{metric_name(name)} {value} after epoch {epoch:.4g} (lockstep eval --checkpoint best)"
+
+
+def _tensorboard(quoted: str) -> str:
+    """Return the command that shows the run's TensorBoard files, or the one that installs what writes them."""
+    if is_installed("tensorboard"):
+        return f"tensorboard --logdir {quoted}"
+    return f"{pip_line('trackers')}  (TensorBoard files and loss curves of later runs)"
 
 
 def _compute(job: Job) -> str:

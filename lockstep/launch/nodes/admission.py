@@ -1,4 +1,4 @@
-"""Decides which launchers may join the run at a rendezvous address.
+"""Decide which launchers may join the run at a rendezvous address.
 
 The launcher that serves the rendezvous publishes a record of its run: run id, run folder and all settings that the
 launchers must share. Another launcher compares itself with that record before it writes anything. A launcher of

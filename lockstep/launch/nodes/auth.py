@@ -1,4 +1,4 @@
-"""Shares one secret key among the launchers of several machines, so that no other program can take part in their run.
+"""Share one secret key among the launchers of several machines, so that no other program can take part in their run.
 
 The key is LOCKSTEP_KEY where it is set (`lockstep train --hosts` sends one through ssh's standard input). Otherwise
 the launcher that serves the rendezvous writes a new key into the run folder, readable only for its user, and the

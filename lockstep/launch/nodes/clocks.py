@@ -1,4 +1,4 @@
-"""Compares the clocks of a run's machines before they train together.
+"""Compare the clocks of a run's machines before they train together.
 
 torch's rendezvous stores the time of each machine's last heartbeat by that machine's own clock. If clocks differ by
 more than the heartbeat timeout, each machine considers the others lost and trains alone.

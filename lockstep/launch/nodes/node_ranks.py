@@ -1,4 +1,4 @@
-"""Assigns node ranks in a round of the rendezvous, and publishes where rank 0 will serve the workers' store."""
+"""Assign node ranks in a round of the rendezvous, and publish where rank 0 will serve the workers' store."""
 
 from __future__ import annotations
 

@@ -13,15 +13,20 @@ from PIL import Image, ImageDraw
 from lockstep.data.images import read_rgb
 from lockstep.data.samples import Batch, Samples
 from lockstep.metrics.classification import Accuracy
+from lockstep.metrics.confusion import Counts
 from lockstep.report.fonts import font_for
 from lockstep.report.pictures import draw_confusion, draw_sheet
 
 # A larger confusion matrix is not readable as an image.
 _MAX_CLASSES = 40
+_NUM_MISTAKES = 5  # of a class, where a matrix would be too large
 
 
 def draw_evaluation(metric: Accuracy, samples: Samples, folder: Path, *, classes: Sequence[str]) -> None:
-    """Draw the confusion matrix and the images with the largest loss, and write all counts to confusion.csv.
+    """Draw the confusion matrix and the images with the largest loss, and write the counts to confusion.csv.
+
+    With too many classes for a matrix, the file has the most frequent mistakes of each class. With too many different
+    mistakes, it has none, and no matrix is drawn.
 
     Args:
         metric: The merged metric of the evaluation.
@@ -30,10 +35,16 @@ def draw_evaluation(metric: Accuracy, samples: Samples, folder: Path, *, classes
         classes: Names of the classes.
     """
     state = metric.state()
-    counts, rows = state["confusion"], state["worst"]
+    counts, rows = Counts.of(state), state["worst"]
     folder.mkdir(parents=True, exist_ok=True)
-    _write_counts(counts, classes, folder / "confusion.csv")
-    draw_confusion(*_most_confused(counts, classes), folder / "confusion.png")
+    if "confusion" in state:
+        _write_matrix(state["confusion"], classes, folder / "confusion.csv")
+    else:
+        _write_mistakes(counts, classes, folder / "confusion.csv")
+    if counts.has_pairs:
+        draw_confusion(*_most_confused(counts, classes), folder / "confusion.png")
+    else:
+        (folder / "confusion.png").unlink(missing_ok=True)  # of an earlier evaluation
     indices = np.array([index for _, index, _, _ in rows], dtype=np.int64)
     tiles = samples.batch(indices, np.zeros(len(indices), dtype=np.uint64)).inputs.numpy()
     captions = [
@@ -58,7 +69,7 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, classes: Sequence[str]
     draw_sheet("Training samples after augmentation, with their labels", tiles, captions, path)
 
 
-def _write_counts(counts: Sequence[Sequence[int]], classes: Sequence[str], path: Path) -> None:
+def _write_matrix(counts: Sequence[Sequence[int]], classes: Sequence[str], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["ground truth", "samples", "correct", *(f"predicted {name}" for name in classes)])
@@ -66,20 +77,34 @@ def _write_counts(counts: Sequence[Sequence[int]], classes: Sequence[str], path:
             table.writerow([name, sum(row), row[label], *row])
 
 
-def _most_confused(
-    counts: Sequence[Sequence[int]], classes: Sequence[str]
-) -> tuple[Sequence[Sequence[int]], Sequence[str]]:
-    """Return the matrix, or if it is too large, the classes with the most mistakes and all others as one class."""
-    if len(classes) <= _MAX_CLASSES:
-        return counts, classes
-    matrix = np.array(counts)
-    mistakes = matrix.sum(0) + matrix.sum(1) - 2 * matrix.diagonal()
-    shown = np.sort(np.argsort(-mistakes, kind="stable")[: _MAX_CLASSES - 1])
-    row = np.full(len(classes), len(shown))
-    row[shown] = np.arange(len(shown))
-    small = np.zeros((_MAX_CLASSES, _MAX_CLASSES), dtype=np.int64)
-    np.add.at(small, (row[:, None], row[None, :]), matrix)
-    return small.tolist(), [*(classes[label] for label in shown), f"{len(classes) - len(shown)} others"]
+def _write_mistakes(counts: Counts, classes: Sequence[str], path: Path) -> None:
+    bounds = np.searchsorted(counts.labels, np.arange(len(classes) + 1))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["ground truth", "samples", "correct", "most frequent mistakes"])
+        for label, name in enumerate(classes):
+            pairs = slice(bounds[label], bounds[label + 1])
+            numbers, predictions = counts.counts[pairs], counts.predictions[pairs]
+            order = np.argsort(-numbers, kind="stable")[:_NUM_MISTAKES]
+            mistakes = "; ".join(f"{classes[predictions[at]]} ({numbers[at]})" for at in order)
+            table.writerow([name, counts.samples[label], counts.correct[label], mistakes])
+
+
+def _most_confused(counts: Counts, classes: Sequence[str]) -> tuple[Sequence[Sequence[int]], Sequence[str]]:
+    """Return the matrix; of many classes those with the most mistakes, and all others as one class."""
+    num_classes = len(classes)
+    row, names = np.arange(num_classes), list(classes)
+    if num_classes > _MAX_CLASSES:
+        mistakes = counts.samples - counts.correct
+        np.add.at(mistakes, counts.predictions, counts.counts)
+        shown = np.sort(np.argsort(-mistakes, kind="stable")[: _MAX_CLASSES - 1])
+        row = np.full(num_classes, len(shown))
+        row[shown] = np.arange(len(shown))
+        names = [*(classes[label] for label in shown), f"{num_classes - len(shown)} others"]
+    matrix = np.zeros((len(names), len(names)), dtype=np.int64)
+    np.add.at(matrix, (row, row), counts.correct)
+    np.add.at(matrix, (row[counts.labels], row[counts.predictions]), counts.counts)
+    return matrix.tolist(), names
 
 
 def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:

@@ -13,6 +13,7 @@ import torchvision.models as zoo
 from torch import nn
 
 from lockstep.errors import ConfigError
+from lockstep.extras import pip_line
 from lockstep.module.freeze import freeze
 from lockstep.recipes.classify.config import ModelConfig
 
@@ -63,7 +64,7 @@ def _from_timm(name: str, num_classes: int) -> nn.Module:
     except ImportError:
         raise ConfigError(
             f"model.name=timm/{name} requires timm, which is not installed",
-            fix="Run pip install timm, or set model.name=resnet34.",
+            fix=f"Run {pip_line('timm')}, or set model.name=resnet34.",
         ) from None
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=1)

@@ -18,8 +18,8 @@ class DataConfig(Settings):
 
     name: Literal["mnist", "digits"] = Field(
         default="mnist",
-        description="Dataset. mnist: 60,000 + 10,000 images of 28x28; digits: 1,437 + 360 images of 8x8, included in "
-        "scikit-learn.",
+        description="Dataset. mnist: 60,000 + 10,000 images of 28x28; digits: 1,437 + 360 images of 8x8, which "
+        "come with Lockstep.",
     )
     root: Path = Field(
         default=Path("~/.cache/lockstep/mnist"),

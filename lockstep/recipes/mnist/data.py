@@ -1,4 +1,4 @@
-"""Images of digits, held in memory: MNIST, and the UCI digits that come with scikit-learn.
+"""Images of digits, held in memory: MNIST, and the UCI digits, which come with Lockstep.
 
 Legend: N images, H and W their height and width.
 """
@@ -48,7 +48,8 @@ SCALES = {
     "mnist": Scale(size_px=28, box_px=20, white=255, mean=0.1307, std=0.3081),
     "digits": Scale(size_px=8, box_px=8, white=16, mean=0.3053, std=0.3760),
 }
-TITLES = {"mnist": "MNIST", "digits": "UCI digits (scikit-learn)"}
+DIGITS = Path(__file__).parent / "digits"  # its README.txt has source and licence
+TITLES = {"mnist": "MNIST", "digits": "UCI digits"}
 
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 MD5 = {
@@ -112,7 +113,7 @@ def open_images(config: DataConfig, *, train: bool) -> DigitImages:
 
 
 def read_digits(*, train: bool) -> tuple[ByteArray, ByteArray]:
-    """Read the UCI digits that come with scikit-learn.
+    """Read the UCI digits, in the order of scikit-learn's `load_digits`.
 
     The validation split is every fifth image of the dataset sorted by class, so it has a fifth of each class, to
     within one image. Both splits keep the order of the dataset.
@@ -120,13 +121,12 @@ def read_digits(*, train: bool) -> tuple[ByteArray, ByteArray]:
     Returns:
         Images (1437, 8, 8) and labels (1437,) for training, or (360, 8, 8) and (360,) for validation.
     """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    is_validation = np.zeros(len(bunch.target), dtype=bool)
-    is_validation[np.argsort(bunch.target, kind="stable")[::5]] = True
+    images = read_idx(DIGITS / "digits-images-idx3-ubyte.gz", num_dims=3)
+    labels = read_idx(DIGITS / "digits-labels-idx1-ubyte.gz", num_dims=1)
+    is_validation = np.zeros(len(labels), dtype=bool)
+    is_validation[np.argsort(labels, kind="stable")[::5]] = True
     selected = ~is_validation if train else is_validation
-    return bunch.images[selected].astype(np.uint8), bunch.target[selected].astype(np.uint8)
+    return images[selected], labels[selected]
 
 
 def read_mnist(config: DataConfig, *, train: bool) -> tuple[ByteArray, ByteArray]:

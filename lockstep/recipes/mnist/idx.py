@@ -1,4 +1,4 @@
-"""Reads IDX files, the format of MNIST: plain, .gz or .xz.
+"""Read IDX files, the format of MNIST: plain, .gz or .xz.
 
 A file starts with two zero bytes, one byte for the type of number (8: unsigned bytes, the only one here), one for the
 number of dimensions, and the size of each dimension as 4 bytes, most significant first. Source: the format's

@@ -1,4 +1,4 @@
-"""Reads an image file of a digit in the format of the training images, and makes a prediction from the logits."""
+"""Read an image file of a digit in the format of the training images, and make a prediction from the logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws people on images: one colour per person, with dark outlines that are visible on every background."""
+"""Draw people on images: one colour per person, with dark outlines that are visible on every background."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paints synthetic people: skin, shirt, trousers, and a face."""
+"""Paint synthetic people: skin, shirt, trousers, and a face."""
 
 from __future__ import annotations
 

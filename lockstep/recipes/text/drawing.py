@@ -1,4 +1,4 @@
-"""Draws training lines, and the validation lines with the most errors, for the run folder."""
+"""Draw training lines, and the validation lines with the most errors, for the run folder."""
 
 from __future__ import annotations
 

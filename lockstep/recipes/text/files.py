@@ -1,4 +1,4 @@
-"""Selects the lines of label files by the settings: the file, its lines, and the folder of their images."""
+"""Select the lines of label files by the settings: the file, its lines, and the folder of their images."""
 
 from __future__ import annotations
 

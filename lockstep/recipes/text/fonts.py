@@ -1,4 +1,4 @@
-"""Finds the fonts of synthetic lines, and draws text with them."""
+"""Find the fonts of synthetic lines, and draw text with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads label files of any format and LMDB labels.
+"""Read label files of any format and LMDB labels.
 
 Millions of lines are stored as a few arrays, which DataLoader workers share, instead of millions of strings.
 """

@@ -1,4 +1,4 @@
-"""Checks the pages of an untrusted LMDB file before the library reads it.
+"""Check the pages of an untrusted LMDB file before the library reads it.
 
 LMDB trusts its file. A page number outside of the file or a node beyond the end of its page crashes the process, and a
 tree with a cycle is an endless loop. So each page of the tree is checked once, many pages at a time. Layout from

@@ -1,4 +1,4 @@
-"""Reads LMDB datasets in the common layout: `num-samples`, `image-000000001`, `label-000000001` and so on."""
+"""Read LMDB datasets in the common layout: `num-samples`, `image-000000001`, `label-000000001` and so on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.data.image_file import MAX_FILE_BYTES, too_large
 from lockstep.errors import DataError
+from lockstep.extras import pip_line
 from lockstep.recipes.text.lmdb_pages import check_pages
 
 _MAX_DIGITS = 9  # digits in the names of entries
@@ -98,7 +99,7 @@ def _reading(folder: Path) -> Iterator[None]:
         import lmdb
     except ImportError:
         raise DataError(
-            f"{folder} is a folder, and reading LMDB requires the package lmdb", fix="Run pip install lmdb."
+            f"{folder} is a folder, and reading LMDB requires the package lmdb", fix=f"Run {pip_line('lmdb')}."
         ) from None
     try:
         yield

@@ -1,4 +1,4 @@
-"""Reads an image file of one line of text, and makes a prediction from the logits."""
+"""Read an image file of one line of text, and make a prediction from the logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps a tracker's process from disturbing the training next to it, and ends it when nothing else does.
+"""Keep a tracker's process from disturbing the training next to it, and ends it when nothing else does.
 
 | resource | limit |
 |---|---|

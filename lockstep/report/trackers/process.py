@@ -26,7 +26,7 @@ from lockstep.config.plain_file import parse_json, read_plain
 from lockstep.errors import LockstepError
 from lockstep.report.trackers.guard import Guard, end_all, find_way_out, limit_resources
 from lockstep.report.trackers.known import label, make_tracker
-from lockstep.report.trackers.tail import Position, Tail, values_of
+from lockstep.report.trackers.tail import ReadPosition, Tail, values_of
 from lockstep.report.trackers.tracker import TrackedRun, Tracker
 
 FOLDER = "trackers"  # of all trackers, in the run folder
@@ -57,7 +57,7 @@ def main(name: str, run: Path, *, is_new: bool) -> int:
         if (link := find_way_out(folder)) is not None:
             raise ValueError(f"{link} is a link to a place outside of the run folder")
         _lock(folder.with_name(f"{folder.name}.lock"), lambda: send(ALIVE))
-        position = Position(folder.with_name(f"{folder.name}.json"), is_new=is_new)
+        position = ReadPosition(folder.with_name(f"{folder.name}.json"), is_new=is_new)
         tracker = make_tracker(name)
         tracker.start(_describe(run, folder, position))
         position.save()
@@ -71,7 +71,7 @@ def main(name: str, run: Path, *, is_new: bool) -> int:
     return 0
 
 
-def _follow(run: Path, tracker: Tracker, position: Position, guard: Guard, beat: Callable[[], None]) -> None:
+def _follow(run: Path, tracker: Tracker, position: ReadPosition, guard: Guard, beat: Callable[[], None]) -> None:
     """Send records until the training has ended.
 
     Args:
@@ -106,7 +106,7 @@ def _follow(run: Path, tracker: Tracker, position: Position, guard: Guard, beat:
     tracker.finish(outcome, _result(run) if outcome == "done" else {})  # type: ignore[arg-type]  # one of the three
 
 
-def _describe(run: Path, folder: Path, position: Position) -> TrackedRun:
+def _describe(run: Path, folder: Path, position: ReadPosition) -> TrackedRun:
     config = run / "config.yaml"
     settings = document.parse(read_plain(config).decode(), str(config)).values
     report: Any = settings.get("report")

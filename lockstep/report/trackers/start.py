@@ -1,4 +1,4 @@
-"""Starts the trackers of a run on rank 0, one process each, and ends them with the run.
+"""Start the trackers of a run on rank 0, one process each, and ends them with the run.
 
 The training process hands nothing over: a tracker reads the records from the run folder. So a tracker that is slow,
 hangs or fails costs no step, and loses no record. `lockstep track RUN` sends later what it missed.

@@ -1,4 +1,4 @@
-"""Reads the records of a run folder as they are written, and remembers which of them a tracker has received."""
+"""Read the records of a run folder as they are written, and remembers which of them a tracker has received."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def values_of(record: Mapping[str, Any]) -> dict[str, float]:
     return values | {"epoch": float(record.get("epoch") or 0.0)}
 
 
-class Position:
+class ReadPosition:
     """Which records a tracker has received, in a file of the run folder.
 
     Attributes:

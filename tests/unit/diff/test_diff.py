@@ -126,6 +126,19 @@ def test_a_record_with_more_steps_than_the_settings_is_reported(trials: Trials, 
     assert f"records step {NUM_STEPS}, and its settings lead to {NUM_STEPS} steps" in found.problem
 
 
+def test_runs_with_altered_files_are_not_equal(trials: Trials, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(trials.folder / "a", tmp_path / name)
+    assert diff_runs(tmp_path / "a", tmp_path / "b").is_equal
+    weights = bytearray((tmp_path / "b" / "weights.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (tmp_path / "b" / "weights.safetensors").write_bytes(weights)
+    found = diff_runs(tmp_path / "a", tmp_path / "b")
+    assert not found.is_equal
+    assert [text.partition(" has sha256 ")[0] for text in found.folders.altered] == ["b: weights.safetensors"]
+    assert any(line.startswith("altered    b: weights.safetensors") for line in lines(found))
+
+
 def test_the_common_part_of_two_logs_is_compared() -> None:
     def log(losses: list[float], first: int = 0) -> StepLog:
         records = [StepRecord(first + step, loss, 1.0, 0.1, bytes(16)) for step, loss in enumerate(losses)]

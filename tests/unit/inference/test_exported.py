@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,11 +180,10 @@ def test_what_onnx_can_not_hold_is_refused_in_one_line() -> None:
 
 
 def test_without_onnx_the_fix_is_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else real(name))
+    monkeypatch.setitem(sys.modules, "onnxscript", None)  # as Python has it for what can't be imported
     with pytest.raises(ConfigError, match="needs onnxscript") as caught:
         export("w.safetensors", "onnx", preset="digits")
-    assert caught.value.slots["fix"] == 'pip install "lockstep[onnx]"'
+    assert caught.value.slots["fix"] == 'Run pip install "lockstep-train[onnx]".'
 
 
 def test_another_format_is_refused() -> None:

@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.cluster import codec
 from lockstep.data.samples import Batch
+from lockstep.metrics import confusion
 from lockstep.metrics.classification import Accuracy
+from lockstep.metrics.confusion import Counts
 
 
 def _batch(labels: list[int], start: int = 0) -> Batch:
@@ -81,3 +85,79 @@ def test_outputs_that_are_not_finite_count_as_worst() -> None:
 def test_no_samples_have_no_accuracy() -> None:
     with pytest.raises(ValueError, match="no samples"):
         Accuracy(3).result()
+
+
+def _states(num_classes: int, labels: torch.Tensor, logits: torch.Tensor, num_parts: int) -> list[dict[str, Any]]:
+    """Count samples on several ranks, and return each rank's state as it is sent."""
+    states = []
+    for part in range(num_parts):
+        metric = Accuracy(num_classes, num_top=5)
+        mine = torch.arange(part, len(labels), num_parts)
+        for few in mine.split(7):
+            metric.add(logits[few], Batch(None, labels[few], few))
+        states.append(codec.decode(codec.encode(metric.state())))
+    return states
+
+
+def _merged(num_classes: int, states: list[dict[str, Any]]) -> Accuracy:
+    metric = Accuracy(num_classes, num_top=5)
+    for state in states:
+        metric.merge(state)
+    return metric
+
+
+@pytest.fixture
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat 9 classes as too many for a matrix."""
+    monkeypatch.setattr(confusion, "MAX_DENSE_CLASSES", 8)
+    monkeypatch.setattr(confusion, "_NUM_PENDING", 10)
+
+
+def _samples(num_samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 9, (num_samples,), generator=generator), torch.randn(num_samples, 9, generator=generator)
+
+
+@pytest.mark.usefixtures("few_are_many")
+@pytest.mark.parametrize("seed", range(5))
+def test_without_a_matrix_all_figures_are_those_of_the_matrix(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, logits = _samples(100, seed)
+    sparse = [_merged(9, _states(9, labels, logits, num_parts)) for num_parts in (1, 2, 3)]
+    assert "confusion" not in sparse[0].state()
+    assert all(each.state() == sparse[0].state() for each in sparse)
+    monkeypatch.setattr(confusion, "MAX_DENSE_CLASSES", 9)
+    dense = _merged(9, _states(9, labels, logits, 2))
+    assert sparse[0].result() == dense.result()
+    counts, expected = (Counts.of(each.state()) for each in (sparse[0], dense))
+    for name in ("samples", "correct", "labels", "predictions", "counts"):
+        assert getattr(counts, name).tolist() == getattr(expected, name).tolist()
+
+
+@pytest.mark.usefixtures("few_are_many")
+@pytest.mark.parametrize("limit", [0, 20, 45, 72])
+def test_too_many_different_mistakes_are_left_out_in_any_distribution_alike(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels, logits = _samples(200, 0)
+    num_pairs = len(_merged(9, _states(9, labels, logits, 1)).state()["pairs"]["counts"])
+    assert 45 < num_pairs < 72
+    monkeypatch.setattr(confusion, "MAX_PAIRS", limit)
+    states = [_merged(9, _states(9, labels, logits, num_parts)).state() for num_parts in (1, 2, 5)]
+    assert all(state == states[0] for state in states)
+    assert (states[0]["pairs"] is None) == (num_pairs > limit)
+    assert Counts.of(states[0]).samples.sum() == 200
+    assert _merged(9, states[:1]).state() == states[0]
+
+
+def test_many_classes_take_little_memory_and_a_short_message() -> None:
+    num_classes = 21_841  # ImageNet-21k; a matrix would take 3.8 GB
+    labels = torch.arange(64) * 300
+    logits = torch.nn.functional.one_hot((labels + torch.arange(64) % 2), num_classes).float()
+    metric = Accuracy(num_classes)
+    metric.add(logits, Batch(None, labels, torch.arange(64)))
+    message = codec.encode(metric.state())
+    assert len(message) < 200_000
+    merged = _merged(num_classes, [codec.decode(message)] * 2)
+    assert merged.num_samples == 128
+    assert merged.result()["top1"] == 0.5
+    assert merged.state()["pairs"]["counts"] == [2] * 32

@@ -43,6 +43,7 @@ def _train(console: Console, clock: Clock, *, num_epochs: int, epoch_steps: int,
         console.progress(
             epoch=(step - 1) // epoch_steps + 1,
             num_epochs=num_epochs,
+            steps_per_epoch=epoch_steps,
             step=step,
             num_steps=num_steps,
             loss=1 / step,
@@ -108,6 +109,18 @@ def test_a_wide_terminal_shows_how_much_of_the_epoch_is_done(monkeypatch: pytest
     _train(Console(out, True, clock), clock, num_epochs=10, epoch_steps=8, step_s=0.5)
     assert "epoch 3/10 75%  " in plain(out.getvalue())
     assert "22/80  loss 0.04545  9,812 samples/s  0:29 left" in plain(out.getvalue())
+
+
+@pytest.mark.parametrize(("columns", "is_shown"), [(100, False), (120, True)])
+def test_a_wide_terminal_shows_the_wait_for_data_and_still_the_bar(
+    columns: int, is_shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = io.StringIO()
+    done = {"epoch": 10, "num_epochs": 100, "step": 900, "num_steps": 10_000, "loss": 0.04545, "left_s": 4000.0}
+    Console(out, True, Clock()).progress(**done, samples_per_s=12_345.0, data_wait=0.034)
+    assert ("12,345 samples/s  data wait 3%  1:06:40 left" in plain(out.getvalue())) == is_shown
+    assert "━" in plain(out.getvalue())
 
 
 def test_messages_are_above_the_progress_line() -> None:

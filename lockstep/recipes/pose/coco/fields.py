@@ -1,4 +1,4 @@
-"""Reads an untrusted JSON file of annotations, and checks each field before it is used."""
+"""Read an untrusted JSON file of annotations, and check each field before it is used."""
 
 from __future__ import annotations
 

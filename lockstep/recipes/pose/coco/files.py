@@ -1,4 +1,4 @@
-"""Opens the images and annotations of COCO and CrowdPose, in the layouts of their downloads."""
+"""Open the images and annotations of COCO and CrowdPose, in the layouts of their downloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the images of a dataset from a folder or from a zip file."""
+"""Read the images of a dataset from a folder or from a zip file."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from lockstep.config.process_range import MAX_PROCS
 from lockstep.cores import describe_other_load, num_cores
 from lockstep.data.micro_batches import num_micro_batches
 from lockstep.errors import ConfigError, LaunchError
+from lockstep.extras import missing_modules, pip_line
 
 if TYPE_CHECKING:
     from lockstep.config.schema import RunConfig
@@ -173,8 +174,6 @@ def _measured(
 
 
 def _keep(console: Console, measurements: Mapping[str, Mapping[int, Mapping[str, Any]]], out: Path, job: str) -> None:
-    from lockstep.report.chart import draw_lines
-
     out.mkdir(parents=True, exist_ok=True)
     (out / "scale.json").write_text(json.dumps({"job": job, "variants": measurements}, indent=1), encoding="utf-8")
     lines = {
@@ -183,6 +182,11 @@ def _keep(console: Console, measurements: Mapping[str, Mapping[int, Mapping[str,
     first_name, first = next(iter(lines.items()))
     ideal = f"(linear from {first_name} on {first[0][0]:g})"
     lines[ideal] = [(size, first[0][1] * size / first[0][0]) for size in (0.0, *(size for size, _ in first))]
+    if missing_modules("trackers"):
+        console.say(f"\n{out / 'scale.json'}  (for the chart: {pip_line('trackers')})")
+        return
+    from lockstep.report.chart import draw_lines
+
     draw_lines(lines, out / "scale.png", title=f"{job}: throughput", x_name="processes", y_name="samples per second")
     console.say(f"\n{out / 'scale.json'}  {out / 'scale.png'}")
 

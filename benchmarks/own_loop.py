@@ -1,0 +1,120 @@
+"""Cost of `lockstep.exact`: a step of a script's loop in exact form, and its usual step with DistributedDataParallel.
+
+    python benchmarks/own_loop.py
+    python benchmarks/own_loop.py --procs 2 --models cnn --steps 100
+
+Both loops run in the same processes and take turns after each step, so other programs affect both alike. Prints medians
+over the steps and the median of the ratios of neighbouring steps. Peak memory (RSS) is measured in processes that run
+one of the loops only. CPU, gloo, one thread for each process, one micro-batch of 16 samples a rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import time
+from collections.abc import Iterator
+from multiprocessing.queues import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import lockstep
+from lockstep.cluster.address import ReservedPort
+
+MICRO_BATCH = 16
+MODELS = {"cnn": (1, 28), "resnet18-64": (3, 64)}  # channels, pixels
+FORMS = ("usual", "exact")
+
+
+def network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    if name != "cnn":
+        return torchvision.models.resnet18(num_classes=10)
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def steps(name: str, form: str) -> Iterator[None]:
+    """Run a script's loop, and yield after each step."""
+    channels, size = MODELS[name]
+    data = TensorDataset(torch.randn(640, channels, size, size), torch.arange(640) % 10)
+    loader: Any = DataLoader(data, batch_size=MICRO_BATCH, sampler=DistributedSampler(data))
+    model = network(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    if form == "exact":
+        model, optimizer, loader = lockstep.exact(
+            model, optimizer, loader, global_batch=MICRO_BATCH * dist.get_world_size()
+        )
+    else:
+        model = DistributedDataParallel(model)
+    while True:
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            yield
+
+
+def worker(rank: int, procs: int, port: int, name: str, forms: tuple[str, ...], num_steps: int, answers: Any) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=procs)
+    loops = {form: steps(name, form) for form in forms}
+    seconds: dict[str, list[float]] = {form: [] for form in forms}
+    for number in range(num_steps + 5):
+        for form in forms if number % 2 else forms[::-1]:
+            start = time.perf_counter()
+            next(loops[form])
+            if number >= 5:  # the first ones allocate
+                seconds[form].append(time.perf_counter() - start)
+    for loop in loops.values():
+        loop.close()  # type: ignore[attr-defined]
+    if rank == 0:
+        answers.put((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+    dist.destroy_process_group()
+
+
+def measure(procs: int, name: str, forms: tuple[str, ...], num_steps: int) -> tuple[dict[str, list[float]], float]:
+    """Return the seconds of each step by form, and rank 0's peak memory in MiB."""
+    answers: SimpleQueue[Any] = mp.get_context("spawn").SimpleQueue()
+    port = ReservedPort().renew()
+    mp.spawn(worker, (procs, port, name, forms, num_steps, answers), procs)
+    return answers.get()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--procs", type=int, default=2)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--steps", type=int, default=60)
+    arguments = parser.parse_args()
+    for name in arguments.models:
+        seconds, _ = measure(arguments.procs, name, FORMS, arguments.steps)
+        usual_s, exact_s = (statistics.median(seconds[form]) for form in FORMS)
+        ratio = statistics.median(
+            exact / usual for usual, exact in zip(seconds["usual"], seconds["exact"], strict=True)
+        )
+        memory = {form: measure(arguments.procs, name, (form,), 10)[1] for form in FORMS}
+        print(
+            f"{name}, {arguments.procs} processes: usual {usual_s * 1e3:.1f} ms, exact {exact_s * 1e3:.1f} ms a step, "
+            f"ratio {ratio:.3f}; peak memory {memory['usual']:.0f} and {memory['exact']:.0f} MiB, "
+            f"ratio {memory['exact'] / memory['usual']:.3f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

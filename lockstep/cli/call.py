@@ -1,0 +1,30 @@
+"""`lockstep call`: the processes of `lockstep.launch`, which starts this command. Not for users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lockstep.config.process_range import parse_range
+
+
+def call(description: Path, procs: str = "1", threads: int = 1) -> int:
+    """Call a function that `lockstep.launch` has written down."""
+    from lockstep.launch import forkserver
+    from lockstep.launch.function import PRELOAD
+    from lockstep.launch.subcommand import end_with_caller
+
+    end_with_caller()
+    size = parse_range(procs, "procs")
+    # Before torch is imported here, so that both imports run at the same time.
+    forkserver.prepare(PRELOAD, threads)
+    from lockstep.launch.launch import launch
+
+    text = description.read_text(encoding="utf-8")
+    return launch(size.most, _call_in_worker, (text,), min_procs=size.least, preload=PRELOAD)
+
+
+def _call_in_worker(text: str) -> None:
+    from lockstep.launch.function import call_in_worker
+    from lockstep.recipes.recipe_file import load_file
+
+    call_in_worker(text, load_file)

@@ -1,0 +1,80 @@
+"""Run a command of Lockstep for a function of its Python interface, and returns its error."""
+
+from __future__ import annotations
+
+import json
+import locale
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.cluster.signals import when_parent_dies
+from lockstep.errors import KINDS, LockstepError, from_json
+from lockstep.launch.commands import CALLER, ERROR_FILE, import_path
+from lockstep.launch.stopped import Stopped
+
+
+def run_subcommand(command: Sequence[str]) -> tuple[int, LockstepError | None]:
+    """Run a command of Lockstep in a process of its own.
+
+    Returns:
+        Its exit code, and its error. None if it had none, or if a signal stopped it.
+
+    Raises:
+        Stopped: The user pressed Ctrl-C; raised after the command has ended.
+    """
+    is_interrupted = False
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as place:
+        error_file = Path(place) / "error.json"
+        with tempfile.TemporaryFile("w+", encoding=locale.getencoding(), errors="replace") as stderr:
+            # In a process group of its own: Ctrl-C then reaches only this process, in a terminal as in a notebook.
+            environ = {**os.environ, CALLER: str(os.getpid()), ERROR_FILE: str(error_file), **import_path()}
+            child = subprocess.Popen(command, stderr=stderr, process_group=0, env=environ)
+            while child.returncode is None:
+                try:
+                    child.wait()
+                except KeyboardInterrupt:
+                    is_interrupted = True  # the command saves and ends; a second Ctrl-C ends it at once
+                    child.send_signal(signal.SIGINT)
+                except BaseException:
+                    child.kill()
+                    child.wait()
+                    raise
+            stderr.seek(0)
+            text = stderr.read().strip()
+        code = child.returncode
+        if is_interrupted and code > 128:
+            raise Stopped(code)
+        error = _read_error(error_file)
+        if (error is None and 0 < code < 128) or code < 0:
+            error = _error_of(text, code)
+        return code, error
+
+
+def _read_error(path: Path) -> LockstepError | None:
+    """Return the error that a command wrote; None if it ended without one, by a bug or by a signal."""
+    try:
+        return from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def _error_of(text: str, code: int) -> LockstepError:
+    """Return an error for a command that ended without one: its last output is the only trace."""
+    kind = next((kind for kind in KINDS.values() if kind.exit_code == code), LockstepError)
+    if text:
+        return kind(text.removeprefix(f"{kind.kind}: "))  # it has its own fix
+    return kind(f"training ended with exit code {code}", fix="Run the same command in a terminal, and read its output.")
+
+
+def end_with_caller() -> None:
+    """Save and exit once the process that called a function of `lockstep` is gone, if it started this command.
+
+    A notebook's kernel is killed when it is restarted, and would leave its training behind.
+    """
+    caller = os.environ.pop(CALLER, None)
+    if caller is not None and int(caller) == os.getppid():
+        when_parent_dies(lambda: os.kill(os.getpid(), signal.SIGTERM))

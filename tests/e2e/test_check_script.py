@@ -1,0 +1,75 @@
+"""`lockstep check SCRIPT`: a script with its own exact loop, and scripts with a planted fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lockstep.own_loop.scripts import is_script
+from tests.runs import ROOT, TINY, lockstep
+
+SCRIPT = """
+import random
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import lockstep
+
+OWN = random.Random()
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(60, 5), torch.randint(0, 3, (60,)))
+model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+model, optimizer, loader = lockstep.exact(
+    model, optimizer, DataLoader(data, 4, shuffle=True), global_batch=24, per_step=[scheduler]
+)
+count = 0
+for epoch in range(4):
+    for x, y in loader:
+        count += 1
+        # PLANTED
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("pass", ""),
+        ("x = x * (1 + 0.1 * (count % 2))", "the loop depends on the number of processes"),
+        ("x = x + OWN.random()", "another source of randomness"),
+    ],
+)
+def test_a_script_is_checked_and_its_fault_is_named(tmp_path: Path, fault: str, kind: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("# PLANTED", fault))
+    done = lockstep("check", script, "--json", cwd=tmp_path, code=1 if kind else 0)
+    report = json.loads(done.stdout)
+    assert [finding["kind"] for finding in report["findings"]][:1] == ([kind] if kind else [])
+    assert report["exact"] is not bool(kind)
+    if not kind:
+        assert report["ok"][-2:] == ["2 processes", "3 processes"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+def test_a_script_that_fails_is_reported_with_its_last_lines(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import lockstep\nif False:\n    lockstep.exact()\nraise SystemExit('no data here')\n")
+    done = lockstep("check", script, cwd=tmp_path, code=2)
+    assert "made fewer than 6 exact steps on 1 process (exit code 1)" in done.stderr
+    assert "no data here" in done.stderr
+
+
+def test_a_recipe_file_is_no_script() -> None:
+    assert not is_script(str(TINY))
+    assert not is_script(str(ROOT / "examples" / "own_recipe.py"))
+    assert not is_script("digits")

@@ -1,0 +1,57 @@
+"""`lockstep.launch` from a script: what its function returns, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import LONG_S, environment
+
+SCRIPT = """
+import json
+import lockstep
+from beside import SCALE
+
+def work(numbers, kind):
+    with lockstep.world(device="cpu") as world:
+        if kind == "object":
+            return world
+        if kind == "failure" and world.rank == 1:
+            raise ValueError("rank 1 has had enough")
+        return {"sum": SCALE * sum(numbers), "size": world.size}
+
+told = {"result": lockstep.launch(work, (1, 2, 3), "", procs=2)}
+for kind in ("object", "failure"):
+    try:
+        lockstep.launch(work, (), kind, procs=2)
+    except lockstep.LockstepError as error:
+        told[kind] = [type(error).__name__, str(error)]
+try:
+    lockstep.launch(work, object(), "", procs=2)
+except lockstep.ConfigError as error:
+    told["argument"] = str(error)
+json.dump(told, open("told.json", "w"))
+"""
+
+
+@pytest.mark.full
+def test_a_script_gets_the_result_of_rank_0_or_the_error_of_the_rank_that_failed(tmp_path: Path) -> None:
+    # Without `if __name__ == "__main__"`: the script does not run again in the processes.
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("SCALE = 10\n")
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["result"] == {"sum": 60, "size": 2}
+    assert told["object"][0] == "ConfigError"
+    assert "work returned a World, which cannot be sent" in told["object"][1]
+    assert "rank 1" in told["failure"][1]
+    assert "ValueError: rank 1 has had enough" in told["failure"][1]
+    assert "an argument of work is a object" in told["argument"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"script.py", "beside.py", "told.json", "__pycache__"}

@@ -1,0 +1,89 @@
+"""The training scripts in this folder: their changed lines, and their starts in real processes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+FOLDER = Path(__file__).resolve().parent
+# Steps of optimizers, over all of a process, after which a rank is killed: after the first checkpoint.
+KILL_AT = {"ddp_cnn": 25, "ddp_vit": 15, "ddp_unet": 7, "ddp_detection": 20, "ddp_gan": 22, "ddp_text": 18}
+
+
+def names() -> list[str]:
+    """The folders with a script in its usual form."""
+    return sorted(path.parent.name for path in FOLDER.glob("*/usual.py"))
+
+
+def changed_lines(name: str) -> int:
+    """Lines that the exact form changes, adds or deletes."""
+    usual, exact = ((FOLDER / name / f"{form}.py").read_text().splitlines() for form in ("usual", "exact"))
+    changes = difflib.SequenceMatcher(None, usual, exact, autojunk=False).get_opcodes()
+    return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in changes if kind != "equal")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The exit codes of a start's processes, and what they printed."""
+
+    codes: list[int]
+    texts: list[str]
+
+    @property
+    def sha256(self) -> str:
+        """The digest that rank 0 printed."""
+        assert not any(self.codes), "\n".join([str(self.codes), *self.texts])
+        (digest,) = re.findall(r"^sha256 (\w{64})$", "\n".join(self.texts), re.MULTILINE)
+        return digest
+
+
+class Starter:
+    """Context with the process of `in_processes.py`, which starts scripts without importing torch anew."""
+
+    def __enter__(self) -> Starter:
+        self._server = subprocess.Popen(
+            [sys.executable, "-P", FOLDER / "in_processes.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(FOLDER.parents[1]), "OMP_NUM_THREADS": "1"},
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server.stdin
+        self._server.stdin.close()
+        self._server.wait()
+        assert self._server.stdout
+        self._server.stdout.close()
+
+    @property
+    def pid(self) -> int:
+        """The process that starts the others."""
+        return self._server.pid
+
+    def run(self, name: str, form: str, procs: int, checkpoint: Path, *, kill_at: int | None = None) -> Ended:
+        """Run a script of this folder to its end, or until a rank is killed."""
+        return self.run_files([FOLDER / name / f"{form}.py"], procs, "--checkpoint", checkpoint, kill_at=kill_at)
+
+    def run_files(self, scripts: list[Path], procs: int, *arguments: object, kill_at: int | None = None) -> Ended:
+        """Run a script, or one for each rank."""
+        assert self._server.stdin
+        assert self._server.stdout
+        request = {
+            "scripts": list(map(str, scripts)),
+            "arguments": list(map(str, arguments)),
+            "procs": procs,
+            "kill_at": kill_at,
+        }
+        print(json.dumps(request), file=self._server.stdin, flush=True)
+        return Ended(**json.loads(self._server.stdout.readline()))

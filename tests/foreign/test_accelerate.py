@@ -1,0 +1,75 @@
+"""Scripts with Accelerate have equal weights at any number of processes once they use `ExactAccelerator`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.foreign.changed_lines import count_changed_lines
+from tests.foreign.hugging_face_worlds import FOLDER, worlds_of
+
+pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'lockstep[accelerate]'")
+
+SCRIPTS = sorted(path.name for path in FOLDER.glob("accelerate_*"))
+EVALUATION = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from lockstep.integrations.accelerate import ExactAccelerator
+
+accelerator = ExactAccelerator(cpu=True, global_batch=8)
+train_loader, eval_loader = accelerator.prepare(
+    DataLoader(TensorDataset(torch.arange(20.0)), batch_size=4, shuffle=True),
+    DataLoader(TensorDataset(torch.arange(22)), batch_size=4),
+)
+samples, means, names = [], [], []
+for (batch,) in eval_loader:
+    samples += accelerator.gather_for_metrics(batch).tolist()
+    means += accelerator.gather_for_metrics(batch.float().mean().repeat(4)).tolist()
+    names += accelerator.gather_for_metrics([f"n{number}" for number in batch.tolist()], use_gather_object=True)
+if accelerator.is_main_process:
+    print("samples", samples == list(range(22)), "names", names == [f"n{number}" for number in range(22)])
+    print("means", means)
+accelerator.end_training()
+"""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_accelerate_script_becomes_exact_by_at_most_five_lines(name: str) -> None:
+    assert 0 < count_changed_lines(FOLDER / name / "usual.py", FOLDER / name / "exact.py") <= 5
+
+
+def test_a_cnn_with_accelerate_has_equal_weights_on_one_and_two_processes(tmp_path: Path) -> None:
+    with worlds_of("accelerate_cnn/exact.py", tmp_path) as worlds:
+        assert worlds.hash(1) == worlds.hash(2)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_exact_accelerate_script_has_one_hash_also_after_a_kill(name: str, tmp_path: Path) -> None:
+    with worlds_of(f"{name}/exact.py", tmp_path) as worlds:
+        (whole,) = {worlds.hash(size) for size in (1, 2, 3, 4)}
+        for before, after in ((3, 2), (1, 4)):
+            output = tmp_path / f"output{before}"
+            arguments = ["--checkpointing_steps", 4, "--output_dir", output]
+            found, text = worlds.run(before, *arguments, kill_when=output / "step_4" / "lockstep.json")
+            assert found is None, text
+            assert worlds.hash(after, "--resume_from_checkpoint", output / "step_4") == whole
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_usual_accelerate_script_has_other_weights_at_each_number_of_processes(name: str, tmp_path: Path) -> None:
+    with worlds_of(f"{name}/usual.py", tmp_path) as worlds:
+        assert len({worlds.hash(size) for size in (1, 2, 4)}) == 3
+
+
+@pytest.mark.full
+def test_gather_for_metrics_returns_each_sample_once_and_in_order(tmp_path: Path) -> None:
+    (tmp_path / "evaluation.py").write_text(EVALUATION)
+    with worlds_of(str(tmp_path / "evaluation.py"), tmp_path) as worlds:
+        texts = [worlds.run(size)[1] for size in (1, 2, 3, 4)]
+    assert "samples True names True" in texts[0]
+    assert len(set(texts)) == 1, texts

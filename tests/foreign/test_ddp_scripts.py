@@ -1,0 +1,53 @@
+"""Scripts for torch's DistributedDataParallel, in the style of public examples, become exact by a few changed lines."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import guards
+from tests.foreign.scripts import KILL_AT, Starter, changed_lines, names
+
+MAX_CHANGED_LINES = 5
+
+
+@pytest.fixture(scope="module")
+def starter() -> Iterator[Starter]:
+    with Starter() as starter:
+        guards.KEPT.add(starter.pid)
+        yield starter
+    guards.KEPT.discard(starter.pid)
+
+
+def test_the_exact_form_of_each_script_has_few_changed_lines() -> None:
+    assert set(KILL_AT) <= set(names())
+    counts = {name: changed_lines(name) for name in names()}
+    assert {name: count for name, count in counts.items() if not 0 < count <= MAX_CHANGED_LINES} == {}
+
+
+def test_a_script_has_one_hash_at_one_and_two_processes(starter: Starter, tmp_path: Path) -> None:
+    hashes = {starter.run("ddp_text", "exact", procs, tmp_path / f"{procs}.pt").sha256 for procs in (1, 2)}
+    assert len(hashes) == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(KILL_AT))
+def test_every_script_has_one_hash_at_any_number_of_processes_and_after_a_kill(
+    starter: Starter, tmp_path: Path, name: str
+) -> None:
+    hashes = {procs: starter.run(name, "exact", procs, tmp_path / f"{procs}.pt").sha256 for procs in (1, 2, 3, 4)}
+    assert len(set(hashes.values())) == 1, hashes
+    checkpoint = tmp_path / "killed.pt"
+    killed = starter.run(name, "exact", 3, checkpoint, kill_at=KILL_AT[name])
+    assert killed.codes[-1] == -signal.SIGKILL
+    assert checkpoint.exists()
+    assert starter.run(name, "exact", 2, checkpoint).sha256 == hashes[1]
+
+
+@pytest.mark.full
+def test_the_usual_form_has_another_hash_at_each_number_of_processes(starter: Starter, tmp_path: Path) -> None:
+    hashes = [starter.run("ddp_text", "usual", procs, tmp_path / f"{procs}.pt").sha256 for procs in (1, 2, 4)]
+    assert len(set(hashes)) == 3

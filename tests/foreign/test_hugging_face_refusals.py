@@ -1,0 +1,72 @@
+"""What can't be exact with Accelerate and the Trainer is refused with its name and a fix."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.foreign.hugging_face_worlds import worlds_of
+from tests.runs import LONG_S, environment
+
+ACCELERATE = {
+    "accumulation": "gradient_accumulation_steps is 2",
+    "no global batch": "global_batch is 0",
+    "two shuffled loaders": "a second DataLoader shuffles its samples",
+    "sampler": "the sampler WeightedRandomSampler decides the order itself",
+    "stream": "the dataset Stream is iterable",
+    "lbfgs": "LBFGS evaluates the loss several times a step",
+    "sync batch norm": "layer 0 is torch's SyncBatchNorm",
+    "save within a step": "save_state() is called within a step",
+    "load without position": "lockstep.json can't be read",
+    "load another batch": "given: global_batch: 8 there, 16 here",
+    "skip other steps": "2 batches are to be skipped, and the loader is at step 1",
+    "backward on another loader": "backward() is called outside of the loop over the training DataLoader",
+}
+TRAINER = {
+    "accumulation": "gradient_accumulation_steps is 2",
+    "auto batch size": "auto_find_batch_size is on",
+    "data seed": "data_seed is 7, and seed is 42",
+    "tokens": "average_tokens_across_devices is off",
+    "data skip": "ignore_data_skip is on",
+    "groups of lengths": "train_sampling_strategy is group_by_length",
+    "stream": "the dataset Stream is iterable",
+}
+
+MISSING = """
+import importlib, sys
+import lockstep
+sys.modules["accelerate"] = sys.modules["transformers"] = None
+for name in ("accelerate", "transformers"):
+    try:
+        importlib.import_module("lockstep.integrations." + name)
+    except lockstep.ConfigError as error:
+        print(error.line)
+"""
+
+
+def test_a_missing_package_is_named_with_its_pip_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-c", MISSING]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S)
+    accelerate, transformers = done.stdout.splitlines()
+    assert accelerate.startswith("accelerate is not installed")
+    assert "pip install 'lockstep[accelerate]'" in accelerate
+    assert "pip install 'lockstep[transformers]'" in transformers
+
+
+@pytest.mark.parametrize(
+    ("kind", "package"),
+    [("accelerate", "accelerate"), pytest.param("trainer", "transformers", marks=pytest.mark.full)],
+)
+def test_what_is_not_exact_is_refused_with_its_name_and_a_fix(kind: str, package: str, tmp_path: Path) -> None:
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'lockstep[{package}]'")
+    with worlds_of("hugging_face_refusals.py", tmp_path) as worlds:
+        _, text = worlds.run(1, kind, tmp_path)
+    refused = dict(line.split("| ", 1) for line in text.splitlines() if "| " in line)
+    wanted = {"accelerate": ACCELERATE, "trainer": TRAINER}[kind]
+    assert refused.keys() == wanted.keys()
+    for name, problem in wanted.items():
+        assert problem in refused[name]
+        assert "fix: " in refused[name]

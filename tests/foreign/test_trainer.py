@@ -1,0 +1,68 @@
+"""Scripts with the Trainer have equal weights and logs at any number of processes once they use `ExactTrainer`."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.foreign.changed_lines import count_changed_lines
+from tests.foreign.hugging_face_worlds import FOLDER, worlds_of
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'lockstep[transformers]'")
+pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'lockstep[transformers]'")
+
+SCRIPTS = sorted(path.name for path in FOLDER.glob("trainer_*"))
+
+
+def logs(text: str) -> list[dict[str, str]]:
+    """The Trainer's logs without times."""
+    lines = [ast.literal_eval(line) for line in text.splitlines() if line.startswith("{")]
+    return [
+        {name: value for name, value in line.items() if "runtime" not in name and "per_second" not in name}
+        for line in lines
+    ]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_trainer_script_becomes_exact_by_at_most_five_lines(name: str) -> None:
+    assert 0 < count_changed_lines(FOLDER / name / "usual.py", FOLDER / name / "exact.py") <= 5
+
+
+def test_a_text_classifier_with_the_trainer_has_equal_weights_and_logs_on_one_and_two_processes(tmp_path: Path) -> None:
+    with worlds_of("trainer_text/exact.py", tmp_path) as worlds:
+        (one, text_one), (two, text_two) = worlds.run(1), worlds.run(2)
+    assert one is not None
+    assert one == two
+    assert len(logs(text_one)) > 4
+    assert logs(text_one) == logs(text_two)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_exact_trainer_script_has_one_hash_and_log_also_after_a_kill(name: str, tmp_path: Path) -> None:
+    with worlds_of(f"{name}/exact.py", tmp_path) as worlds:
+        whole, text = worlds.run(1)
+        assert whole is not None
+        for size in (2, 3, 4):
+            found, other = worlds.run(size)
+            assert (found, logs(other)) == (whole, logs(text))
+        for before, after in ((3, 2), (1, 4)):
+            output = tmp_path / f"output{before}"
+            arguments = ["--output_dir", output, "--save_steps", 3]
+            found, killed = worlds.run(before, *arguments, kill_when=output / "checkpoint-3" / "lockstep.json")
+            assert found is None, killed
+            checkpoint = output / "checkpoint-3"
+            found, resumed = worlds.run(after, "--output_dir", output, "--resume_from_checkpoint", checkpoint)
+            assert found == whole
+            assert logs(resumed)[-2] == logs(text)[-2]
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_usual_trainer_script_has_other_weights_at_each_number_of_processes(name: str, tmp_path: Path) -> None:
+    with worlds_of(f"{name}/usual.py", tmp_path) as worlds:
+        assert len({worlds.hash(size) for size in (1, 2, 4)}) == 3

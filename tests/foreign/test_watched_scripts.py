@@ -1,0 +1,88 @@
+"""In a script's own loop the rank that hangs, is missing, or has other code, settings or weights is named."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import HangError
+from tests import guards
+from tests.foreign.scripts import FOLDER, Starter
+from tests.runs import LONG_S, environment
+
+SCRIPT = FOLDER / "watched.py"
+
+
+@pytest.fixture(scope="module")
+def starter() -> Iterator[Starter]:
+    with Starter() as starter:
+        guards.KEPT.add(starter.pid)
+        yield starter
+    guards.KEPT.discard(starter.pid)
+
+
+def remove_stacks(text: str) -> str:
+    """Return the stacks that an error names, and delete them."""
+    (found,) = set(re.findall(r"stacks: (\S+)/stacks-rank-\*\.txt", text))
+    folder = Path(found)
+    stacks = (folder / "stacks-rank-1.txt").read_text()
+    shutil.rmtree(folder)
+    return stacks
+
+
+def test_a_rank_that_hangs_in_the_loop_is_named_with_its_stack(starter: Starter) -> None:
+    ended = starter.run_files([SCRIPT], 2, "sleep")
+    text = "\n".join(ended.texts)
+    assert HangError.exit_code in ended.codes, ended
+    assert "hang: rank 1 has made no progress for" in text
+    assert "set hang_timeout_s=12" in text
+    assert "watched.py" in remove_stacks(text)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("late", "waited 2 s for 2 processes: rank 1 did not come"),
+        ("settings", "the ranks differ in global_batch"),
+        ("nan", "the gradient is not finite"),
+        ("drift", "the ranks differ after step 2: first in bias"),
+    ],
+)
+def test_what_goes_wrong_on_one_rank_is_named(starter: Starter, what: str, says: str) -> None:
+    ended = starter.run_files([SCRIPT], 2, what)
+    assert ended.codes != [0, 0]
+    assert says in "\n".join(ended.texts), ended
+
+
+def test_other_code_on_one_rank_is_named(starter: Starter, tmp_path: Path) -> None:
+    other = tmp_path / "watched.py"
+    other.write_text(SCRIPT.read_text().replace("lr=0.1", "lr=0.2"))
+    ended = starter.run_files([SCRIPT, other], 2, "none")
+    assert ended.codes != [0, 0]
+    assert re.search(r"the ranks differ in .*watched\.py", "\n".join(ended.texts)), ended
+
+
+@pytest.mark.full
+def test_a_pause_outside_of_the_loop_is_no_hang(starter: Starter) -> None:
+    assert starter.run_files([SCRIPT], 2, "pause").codes == [0, 0]
+
+
+@pytest.mark.full
+def test_a_hang_under_torchrun_is_named() -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, str(SCRIPT), "sleep"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+    )
+    assert done.returncode != 0
+    assert "hang: rank 1 has made no progress for" in done.stderr
+    assert "watched.py" in remove_stacks(done.stderr)

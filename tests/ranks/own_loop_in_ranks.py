@@ -1,0 +1,150 @@
+"""Loops that use `lockstep.exact`, in the ranks of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import lockstep
+from lockstep.cluster.world import World
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loop: its data, its batches and what its body does."""
+
+    num_samples: int = 23
+    global_batch: int = 8
+    micro_batch: int = 2
+    num_workers: int = 0
+    epochs: int = 2
+    passes: int = 1
+    optimizers: int = 1
+    batch_norm: bool = False
+    clips: bool = False
+    drop_last: bool = False
+    is_lazy: bool = False  # the last backward pass in every second step only
+    unfreezes: bool = False  # the first layer is trained from the second epoch on
+    toggles: bool = False  # as GANs do: requires_grad of each part changes in each body
+    breaks_after: int | None = None  # micro-batches of the first epoch
+
+
+class Noisy(Dataset[Any]):
+    """Samples with random numbers of numpy and torch, as augmentations have."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> Any:
+        x = torch.linspace(0, 1, 6) * (index + 1) / self._num_samples
+        return x + 0.1 * float(np.random.rand()) + 0.1 * torch.rand(6), index % 3
+
+
+class Net(nn.Module):
+    """Two layers and a parameter that no loss reaches."""
+
+    def __init__(self, batch_norm: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
+        self.second = nn.Linear(8, 3)
+        self.unused = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(F.dropout(self.norm(self.first(x)).tanh(), 0.3))
+
+
+@contextmanager
+def torch_settings() -> Iterator[None]:
+    """Restore what `exact` sets for a process."""
+    threads, is_deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(is_deterministic)
+
+
+def train(world: World, case: Case) -> str:
+    """Return the digest of all weights, buffers and optimizer states after a run."""
+    with torch_settings():
+        return _train(world, case)
+
+
+def _train(world: World, case: Case) -> str:
+    torch.manual_seed(7 + world.rank)  # rank 0's weights count
+    nets = [Net(case.batch_norm) for _ in range(case.optimizers)]
+    if case.unfreezes:
+        nets[0].first.requires_grad_(False)
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(net.parameters(), lr=0.01) for net in nets]
+    data = DataLoader(
+        Noisy(case.num_samples),
+        batch_size=case.micro_batch,
+        shuffle=True,
+        num_workers=case.num_workers,
+        drop_last=case.drop_last,
+    )
+    _, _, loader = lockstep.exact(nets, optimizers, data, global_batch=case.global_batch, seed=3, hang_timeout_s=None)
+    for epoch in range(case.epochs):
+        if case.unfreezes:
+            nets[0].first.requires_grad_(epoch > 0)
+        for number, (x, y) in enumerate(loader):
+            _body(case, nets, optimizers, loader.step, x, y)
+            if epoch == 0 and number + 1 == case.breaks_after:
+                break
+    state = {f"{number}.{name}": value for number, net in enumerate(nets) for name, value in net.state_dict().items()}
+    for number, optimizer in enumerate(optimizers):
+        for index, values in optimizer.state_dict()["state"].items():
+            state |= {f"optimizer {number}, {index}, {name}": torch.as_tensor(value) for name, value in values.items()}
+    return lockstep.weights_sha256(state)
+
+
+def _body(
+    case: Case, nets: list[Net], optimizers: list[torch.optim.Optimizer], step: int, x: torch.Tensor, y: torch.Tensor
+) -> None:
+    carried = x
+    for number, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+        if case.toggles:
+            for other in nets:
+                other.requires_grad_(other is net)
+        optimizer.zero_grad()
+        for turn in range(case.passes):
+            if case.is_lazy and turn == case.passes - 1 and step % 2:
+                continue
+            loss = F.cross_entropy(net(carried), y) * (turn + 1)
+            # The other networks have a part in the loss, and their gradients by it are dropped.
+            loss = loss + sum(0.1 * other(x).square().mean() for other in nets[:number])
+            loss.backward()
+        if case.clips:
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+
+
+def evaluate(world: World, num_samples: int) -> tuple[dict[str, float], list[float] | None]:
+    """Return sums over a dataset, and the values of two torchmetrics, None without that package."""
+    data = DataLoader(Noisy(num_samples), batch_size=4, shuffle=True)
+    loader = lockstep.EvalLoader(data)
+    try:
+        import torchmetrics
+    except ImportError:
+        metrics = []
+    else:
+        metrics = [torchmetrics.MeanMetric(), torchmetrics.MeanSquaredError()]
+    for x, y in loader:
+        loader.add(count=len(x), total=(x * torch.rand(())).sum(), largest=float(y.max()))
+        if metrics:
+            loader.update(metrics[0], x)
+            loader.update(metrics[1], x[:, 0], x[:, 1])
+    sums = loader.sums()
+    return sums, [float(loader.compute(metric)) for metric in metrics] or None

@@ -1,0 +1,76 @@
+"""Loops with `lockstep.exact` give the same weights, buffers and optimizer states at any number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ranks.own_loop_in_ranks import Case, evaluate, train
+from tests.ranks.rank_pool import RankPool
+
+CASES = st.builds(
+    Case,
+    num_samples=st.integers(3, 24),
+    global_batch=st.integers(1, 12),
+    micro_batch=st.integers(2, 5),
+    passes=st.integers(1, 3),
+    optimizers=st.integers(1, 2),
+    clips=st.booleans(),
+    is_lazy=st.booleans(),
+    unfreezes=st.booleans(),
+    toggles=st.booleans(),
+).filter(lambda case: not (case.toggles and case.unfreezes))
+
+
+def check(pool: RankPool, case: Case, *worlds: int) -> str:
+    (alone,) = pool.run(1, train, case)
+    for world in worlds:
+        assert pool.run(world, train, case) == [alone] * world, world
+    return alone
+
+
+@settings(max_examples=5)
+@given(case=CASES, world=st.integers(2, 4))
+def test_any_loop_gives_the_bits_of_one_process(pool: RankPool, case: Case, world: int) -> None:
+    check(pool, case, world)
+
+
+@pytest.mark.full
+@settings(max_examples=60)
+@given(case=CASES, world=st.integers(2, 4))
+def test_many_more_loops_give_the_bits_of_one_process(pool: RankPool, case: Case, world: int) -> None:
+    check(pool, case, world)
+
+
+def test_batch_norm_and_ranks_without_micro_batches(pool: RankPool) -> None:
+    # 17 samples: the last step has one micro-batch, which three of four ranks repeat with weight 0.
+    check(pool, Case(num_samples=17, global_batch=15, micro_batch=5, batch_norm=True, passes=2, clips=True), 4)
+
+
+def test_workers_of_the_data_loader_change_nothing(pool: RankPool) -> None:
+    case = Case(num_samples=9, epochs=1)
+    assert check(pool, replace(case, num_workers=1), 2) == check(pool, case)
+
+
+def test_a_loop_that_is_left_in_the_middle_of_a_step_drops_it(pool: RankPool) -> None:
+    # With one process a step has 4 bodies. Left after 5 of them, as after 4: the second step has not ended.
+    case = Case(num_samples=24, breaks_after=5)
+    assert check(pool, case) == check(pool, replace(case, breaks_after=4))
+    # Two ranks have two bodies a step.
+    assert pool.run(2, train, replace(case, breaks_after=3)) == [check(pool, case)] * 2
+
+
+def test_an_incomplete_last_step_is_left_out_if_the_loader_says_so(pool: RankPool) -> None:
+    case = Case(num_samples=11, drop_last=True)
+    assert check(pool, case, 3) != check(pool, replace(case, drop_last=False))
+
+
+@pytest.mark.parametrize("num_samples", [3, 18])  # with one batch, three of four ranks have none
+def test_an_evaluation_has_the_same_digits_at_any_number_of_ranks(pool: RankPool, num_samples: int) -> None:
+    (alone,) = pool.run(1, evaluate, num_samples)
+    assert alone[0]["count"] == num_samples
+    for world in (2, 4):
+        assert pool.run(world, evaluate, num_samples) == [alone] * world

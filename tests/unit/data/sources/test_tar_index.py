@@ -1,0 +1,92 @@
+"""The index of a tar shard is made once, in a folder of the user, and never trusted blindly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.data.sources import index_cache
+from lockstep.data.sources.tar_shards import TarShards
+from lockstep.errors import DataError
+from tests.unit.data.sources.source_files import write_tar
+
+
+def index_files(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in folder.glob("*.safetensors")}
+
+
+def test_the_index_is_made_once_and_again_only_for_a_changed_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = [write_tar(tmp_path / f"{name}.tar", [(f"{name}.cls", b"1")]) for name in "ab"]
+    made: list[str] = []
+    build = index_cache.build_index
+    monkeypatch.setattr(index_cache, "build_index", lambda path: (made.append(Path(path).name), build(path))[1])
+    folder = tmp_path / "index"
+    for _ in range(2):
+        assert [sample["__key__"] for sample in TarShards(shards, index_dir=folder)] == ["a", "b"]
+    assert made == ["a.tar", "b.tar"]
+    write_tar(shards[1], [("c.cls", b"1"), ("d.cls", b"2")])
+    assert [sample["__key__"] for sample in TarShards(shards, index_dir=folder)] == ["a", "c", "d"]
+    assert made == ["a.tar", "b.tar", "b.tar"]
+    assert len(list(folder.glob("*.safetensors"))) == 2
+
+
+@pytest.mark.parametrize("position", [0, 100, -100, -1])
+def test_a_damaged_index_is_made_again(tmp_path: Path, position: int) -> None:
+    shard = write_tar(tmp_path / "a.tar", [("0.cls", b"1"), ("0.txt", b"x")])
+    expected = TarShards(shard, index_dir=tmp_path)[0]
+    (file,) = tmp_path.glob("*.safetensors")
+    whole = file.read_bytes()
+    damaged = bytearray(whole)
+    damaged[position] ^= 1
+    for content in (bytes(damaged), whole[:position] if position > 0 else b""):
+        file.write_bytes(content)
+        assert TarShards(shard, index_dir=tmp_path)[0] == expected
+        assert file.read_bytes() == whole
+
+
+def test_an_index_that_points_outside_of_its_shard_is_made_again(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "a.tar", [("0.cls", b"1")])
+    TarShards(shard, index_dir=tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    whole = file.read_bytes()
+    index = index_cache.build_index(str(shard))
+    for name, value in (
+        ("offsets", -1),
+        ("offsets", 1 << 40),
+        ("sizes", -5),
+        ("codes", 7),
+        ("starts", 3),
+        ("key_ends", 9),
+    ):
+        broken = np.array([0, value], np.int64) if name == "starts" else np.array([value], np.int64)
+        index_cache._save(file, str(shard), type(index)(**{**vars(index), name: broken}))
+        assert file.read_bytes() != whole
+        assert TarShards(shard, index_dir=tmp_path)[0]["cls"] == 1
+        assert file.read_bytes() == whole
+
+
+def test_a_folder_for_indexes_that_others_can_write_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shard = write_tar(tmp_path / "a.tar", [("0.cls", b"1")])
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(DataError, match="every user can write to it"):
+        TarShards(shard, index_dir=folder)
+    # The default folder is a convenience: without it the index is made each time.
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert len(TarShards(shard)) == 1
+    assert "indexes of tar shards are not kept" in caplog.text
+
+
+def test_the_default_folder_is_in_the_cache_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    TarShards(write_tar(tmp_path / "a.tar", [("0.cls", b"1")]))
+    assert len(index_files(tmp_path / "cache" / "lockstep" / "tar-index")) == 1
+    assert [path.name for path in tmp_path.glob("*.tar*")] == ["a.tar"]

@@ -1,0 +1,135 @@
+"""The loader of an exact loop: its length, its position, and what it takes over from a DataLoader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler
+
+import lockstep
+from lockstep.errors import CheckpointError
+from tests.unit.own_loop.loops import Loop, data_loader, dataset, network
+
+
+def loader_of(data: Any, **more: Any) -> Any:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return lockstep.exact(model, optimizer, data, **{"global_batch": 8, **more})[2]
+
+
+def test_the_length_is_the_number_of_steps() -> None:
+    loader = loader_of(data_loader(18))
+    assert len(loader) == 3
+    assert len(list(loader)) == loader.micro_batches_per_epoch == 9
+    assert len(loader_of(data_loader(18, drop_last=True))) == 2
+
+
+def test_the_last_micro_batch_of_a_step_is_marked() -> None:
+    loader = loader_of(data_loader(16))
+    assert [loader.sync_gradients for _ in loader] == 2 * [False, False, False, True]
+
+
+def test_an_epoch_has_each_sample_once_in_an_order_of_its_own() -> None:
+    loader = loader_of(data_loader(18))
+    epochs = [torch.cat([x for x, _ in loader]) for _ in range(2)]
+    for seen in epochs:
+        assert sorted(seen.tolist()) == sorted(dataset(18).tensors[0].tolist())
+    assert not torch.equal(*epochs)
+    in_order = loader_of(data_loader(18, shuffle=False))
+    assert torch.equal(torch.cat([x for x, _ in in_order]), dataset(18).tensors[0])
+
+
+def test_a_distributed_sampler_sets_the_epoch() -> None:
+    def read(epoch: int | None) -> torch.Tensor:
+        sampler = DistributedSampler(dataset(), num_replicas=3, rank=1)
+        loader = loader_of(DataLoader(dataset(), batch_size=2, sampler=sampler))
+        if epoch is not None:
+            sampler.set_epoch(epoch)
+            assert len(list(loader)) == 8
+            return torch.cat([x for x, _ in loader])  # the epoch after it
+        return torch.cat([torch.cat([x for x, _ in loader]) for _ in range(3)])
+
+    assert torch.equal(read(1), read(None)[32:])
+
+
+def test_a_batch_sampler_of_torch_is_taken_over() -> None:
+    def read(sampler: Any) -> torch.Tensor:
+        data = DataLoader(dataset(18), batch_sampler=BatchSampler(sampler, 2, drop_last=True))
+        return torch.cat([x for x, _ in loader_of(data)])
+
+    assert torch.equal(read(SequentialSampler(dataset(18))), dataset(18).tensors[0][:16])
+    shuffled = read(RandomSampler(dataset(18)))
+    assert len(shuffled) == 16
+    assert not torch.equal(shuffled, dataset(18).tensors[0][:16])
+
+
+class Picked(Dataset[Any]):
+    """Reads a batch at once."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [10 * index for index in indices]
+
+
+def test_getitems_and_collate_fn_are_used() -> None:
+    loader = loader_of(DataLoader(Picked(), batch_size=4, collate_fn=lambda items: ("batch", items)))
+    assert list(loader) == [("batch", [0, 10, 20, 30]), ("batch", [40, 50, 60, 70])]
+
+
+def test_a_loop_resumes_in_the_middle_of_an_epoch() -> None:
+    whole = Loop()
+    for _ in range(2):
+        whole.epoch()
+    first = Loop()
+    state: dict[str, Any] = {}
+    for batch in first.loader:
+        first.loss(batch).backward()
+        first.optimizer.step()
+        if first.loader.step == 1:
+            state = {
+                "model": {name: value.clone() for name, value in first.model.state_dict().items()},
+                "optimizer": first.optimizer.state_dict(),
+                "loader": first.loader.state_dict(),
+            }
+            break
+    second = Loop()
+    second.model.load_state_dict(state["model"])
+    second.optimizer.load_state_dict(state["optimizer"])
+    second.loader.load_state_dict(state["loader"])
+    assert (second.loader.step, second.loader.epoch) == (1, 0)
+    for _ in range(2):
+        second.epoch()
+    assert second.sha256() == whole.sha256()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"seed": 1}, "seed: 1 there, 0 here"),
+        ({"global_batch": 4}, "global_batch: 4 there, 8 here"),
+        ({"micro_batch": 4}, "micro_batch: 4 there, 2 here"),
+        ({"num_samples": 17}, "num_samples: 17 there, 16 here"),
+        ({"step": -1}, "step: -1"),
+    ],
+)
+def test_a_position_of_another_run_is_refused(change: dict[str, int], says: str) -> None:
+    loader = loader_of(data_loader())
+    with pytest.raises(CheckpointError, match="belongs to another run") as caught:
+        loader.load_state_dict({**loader.state_dict(), **change})
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("state", [{}, {"step": 1}, {"epoch": 3}])
+def test_what_is_no_position_is_refused(state: dict[str, int]) -> None:
+    with pytest.raises(CheckpointError, match="not one of an exact loader"):
+        loader_of(data_loader()).load_state_dict(state)
+
+
+def test_a_position_with_a_text_is_refused() -> None:
+    loader = loader_of(data_loader())
+    with pytest.raises(CheckpointError, match="not one of an exact loader"):
+        loader.load_state_dict({**loader.state_dict(), "step": "1"})

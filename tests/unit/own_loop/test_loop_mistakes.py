@@ -1,0 +1,182 @@
+"""Mistakes in the body of an exact loop are named before the weights change."""
+
+# ruff: noqa: PT012  # what raises is the body of a loop
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
+from torch.optim.swa_utils import AveragedModel
+
+import lockstep
+from lockstep.errors import ConfigError, TrainError
+from tests.unit.own_loop.loops import Loop, data_loader, network
+
+
+def test_accumulation_by_a_counter_is_named() -> None:
+    loop = Loop()
+    before = loop.sha256()
+    with pytest.raises(TrainError, match=r"called optimizer.step\(\) within a step, but not in its last"):
+        for number, batch in enumerate(loop.loader):
+            loop.loss(batch).backward()
+            if number % 3 == 0:
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+    # The first step was complete: its last micro-batch is number 3.
+    assert loop.loader.step == 1
+    assert loop.sha256() != before
+
+
+def test_a_scheduler_that_is_not_listed_is_named() -> None:
+    loop = Loop()
+    scheduler = ExponentialLR(loop.optimizer, 0.9)
+    before = loop.sha256()
+    with pytest.raises(TrainError, match=r"lr of the optimizer changed within a step: 0\.1 -> 0\.09"):
+        for batch in loop.loader:
+            loop.loss(batch).backward()
+            loop.optimizer.step()
+            scheduler.step()
+    assert loop.sha256() == before
+
+
+def test_a_scheduler_that_is_listed_or_stepped_by_epoch_is_fine() -> None:
+    loop = Loop()
+    scheduler = loop.loader.per_step(OneCycleLR(loop.optimizer, 0.2, epochs=2, steps_per_epoch=len(loop.loader)))
+    by_epoch = ExponentialLR(loop.optimizer, 1.0)
+    for _ in range(2):
+        for batch in loop.loader:
+            loop.loss(batch).backward()
+            loop.optimizer.step()
+            scheduler.step()
+        by_epoch.step()
+    assert scheduler.last_epoch == loop.loader.step == 4
+
+
+def test_a_gradient_that_is_not_finite_is_named_and_changes_nothing() -> None:
+    loop = Loop()
+    before = loop.sha256()
+    with pytest.raises(TrainError, match="the gradient is not finite") as caught:
+        for batch in loop.loader:
+            (loop.loss(batch) * float("nan")).backward()
+            loop.optimizer.step()
+    assert caught.value.slots["given"] == "step 0, epoch 1"
+    assert loop.sha256() == before
+
+
+def test_a_parameter_that_is_unfrozen_within_a_step_is_named() -> None:
+    loop = Loop()
+    extra = nn.Parameter(torch.zeros(1), requires_grad=False)
+    loop.optimizer.add_param_group({"params": [extra]})
+    with pytest.raises(TrainError, match="was unfrozen within a step"):
+        for batch in loop.loader:
+            extra.requires_grad_(True)
+            (loop.loss(batch) + extra.sum()).backward()
+            loop.optimizer.step()
+
+
+def test_gradients_dropped_in_some_micro_batches_only_are_named() -> None:
+    loop = Loop()
+    with pytest.raises(TrainError, match="drops gradients in some micro-batches of a step only"):
+        for number, batch in enumerate(loop.loader):
+            loop.loss(batch).backward()
+            if number == 1:
+                loop.optimizer.zero_grad()
+            loop.optimizer.step()
+
+
+def test_gradients_of_a_part_of_an_optimizer_cannot_be_dropped() -> None:
+    model, extra = network(), nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([*model.parameters(), extra], lr=0.1)
+    _, _, loader = lockstep.exact(model, optimizer, data_loader(), global_batch=8)
+    with pytest.raises(TrainError, match="drops gradients of a part of an optimizer's parameters"):
+        for x, _ in loader:
+            (model(x) * extra).mean().backward()
+            model.zero_grad()
+
+
+@pytest.mark.parametrize("by_module", [True, False])
+def test_gradients_before_zero_grad_do_not_count(by_module: bool) -> None:
+    usual, loop = Loop(), Loop()
+    usual.epoch()
+    for batch in loop.loader:
+        (3 * loop.loss(batch)).backward()
+        (loop.model if by_module else loop.optimizer).zero_grad()
+        loop.loss(batch).backward()
+        loop.optimizer.step()
+    assert loop.sha256() == usual.sha256()
+
+
+def test_gradients_can_be_read_and_clipped_in_each_micro_batch() -> None:
+    loop = Loop()
+    for batch in loop.loader:
+        loop.loss(batch).backward()
+        assert all(parameter.grad is not None for parameter in loop.model.parameters())
+        nn.utils.clip_grad_value_(loop.model.parameters(), 1e6)
+        loop.optimizer.step()
+    usual = Loop()
+    usual.epoch()
+    assert loop.sha256() == usual.sha256()
+
+
+def test_a_model_keeps_its_class_in_copies_and_files() -> None:
+    loop = Loop(per_step=[AveragedModel(network())])
+    assert isinstance(loop.model, nn.Sequential)
+    assert type(loop.model) is not nn.Sequential
+    assert type(copy.deepcopy(loop.model)) is nn.Sequential
+    assert type(pickle.loads(pickle.dumps(loop.model))) is nn.Sequential
+    assert type(copy.deepcopy(loop.optimizer)) is torch.optim.SGD
+
+
+def test_hooks_of_an_optimizer_run_once_a_step_also_after_a_resume() -> None:
+    loop = Loop()
+    calls: list[int] = []
+    loop.optimizer.register_step_post_hook(lambda *_: calls.append(loop.loader.step))
+    loop.epoch()
+    assert len(calls) == 2
+    loop.optimizer.load_state_dict(loop.optimizer.state_dict())
+    loop.epoch()
+    assert len(calls) == 4
+
+
+def test_an_averaged_model_follows_the_steps() -> None:
+    model = network()
+    average = AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, _, loader = lockstep.exact(model, optimizer, data_loader(), global_batch=8, per_step=[average])
+    for x, y in loader:
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        average.update_parameters(model)
+    assert average.n_averaged.item() == loader.step == 2
+
+
+def test_a_loss_scaler_skips_the_step_that_overflows() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
+    before = lockstep.weights_sha256(model.state_dict())
+    _, _, loader = lockstep.exact(model, optimizer, data_loader(8), global_batch=8, per_step=[scaler])
+    for number, (x, y) in enumerate(loader):
+        loss = (model(x) - y).square().mean() * (float("inf") if number == 1 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 2.0**3
+    assert lockstep.weights_sha256(model.state_dict()) == before
+
+
+@pytest.mark.parametrize("is_scheduled", [False, True])
+def test_a_loss_scaler_that_is_not_listed_is_named(is_scheduled: bool) -> None:
+    loop = Loop()
+    scheduler = loop.loader.per_step(ExponentialLR(loop.optimizer, 0.9)) if is_scheduled else None
+    scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(ConfigError, match="a GradScaler is not in per_step"):
+        for batch in loop.loader:
+            scaler.scale(loop.loss(batch)).backward()
+            scaler.step(loop.optimizer)
+            scaler.update()
+    assert scheduler is None or scheduler.last_epoch == 0

@@ -1,0 +1,66 @@
+"""`lockstep compare`: what differs, side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli.main import run as run_command
+from lockstep.run_views.compare import compare
+from lockstep.run_views.history import read_history
+from tests.unit.run_views.folders import make_run
+
+
+def test_settings_that_differ_are_listed_apart_from_those_without_effect(tmp_path: Path) -> None:
+    a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b", lr=0.3, top1=0.8)
+    (b / "config.yaml").write_text((b / "config.yaml").read_text().replace("num_workers: auto", "num_workers: 3"))
+    found = compare([read_history(a), read_history(b)])
+    assert [(row.name, row.values) for row in found.section("settings")] == [("optim.lr", ("0.1", "0.3"))]
+    assert [(row.name, row.values) for row in found.section("other settings")] == [
+        ("loader.num_workers", ("auto", "3"))
+    ]
+    metrics = {row.name: row.values for row in found.section("metrics")}
+    assert metrics["top-1"] == metrics["best top-1"] == ("90.00%", "80.00%")
+    times = {row.name: row.values for row in found.section("time")}
+    assert times["training"] == ("50 s", "50 s")
+    assert times["waiting for data"] == ("4.0%", "4.0%")
+    assert not found.section("environment")
+
+
+def test_versions_and_code_are_listed_where_they_differ(tmp_path: Path) -> None:
+    a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    text = (b / "environment.json").read_text()
+    (b / "environment.json").write_text(text.replace("2.15.0", "2.14.1").replace("60d1", "77aa"))
+    found = compare([read_history(a), read_history(b)])
+    assert [(row.name, row.values) for row in found.section("environment")] == [("torch", ("2.15.0", "2.14.1"))]
+    assert [row.values for row in found.section("code and data")] == [("60d1", "77aa")]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_many_runs_are_shown_in_blocks_that_fit_the_width(
+    tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(make_run(tmp_path / f"run-{number}", lr=0.1 * (number + 1))) for number in range(6)]
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert run_command(["compare", *runs]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert all(any(f"{letter} run-{number}" in line for line in lines) for number, letter in enumerate("abcdef"))
+    assert any("validation top-1" in line for line in lines)
+
+
+def test_json_has_the_values_of_each_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b", epochs=4)
+    assert run_command(["compare", str(a), str(b), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["settings"] == {"epochs": ["3", "4"]}
+    assert [run["run"] for run in found["runs"]] == ["a", "b"]
+
+
+def test_one_run_or_no_run_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "a")
+    assert run_command(["compare", str(run)]) == 2
+    assert run_command(["compare", str(run), str(tmp_path)]) == 2
+    assert "is not a run folder" in capsys.readouterr().err

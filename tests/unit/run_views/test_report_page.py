@@ -1,0 +1,116 @@
+"""`lockstep report`: what the page has, its size, and that it replaces only its own file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli.main import run as run_command
+from lockstep.run_views.history import read_history
+from lockstep.run_views.page.build import MAX_PICTURE_BYTES, report_page
+from tests.unit.run_views.folders import launcher_line, log_line, make_run, png
+
+
+def run_with_faults(run: Path) -> Path:
+    """A run that was killed once, restarted, and has pictures and a confusion matrix."""
+    make_run(run)
+    (run / "logs/launcher.log").write_text(
+        launcher_line(40, "launch error: rank 1 (host vm, pid 7) was killed by signal 9 (SIGKILL)\n  cause  kill -9")
+        + launcher_line(40, "restart 1 of 3")
+    )
+    with (run / "logs/rank-0.log").open("a") as file:
+        file.write(log_line(20, "INFO", "evaluation after epoch 1: {'loss': 1.0}"))
+        file.write(log_line(41, "ERROR", "ended by RuntimeError\nTraceback\nRuntimeError: Connection reset by peer"))
+        file.write(log_line(50, "INFO", "training from step 50 of 150, rank 0 of 2"))
+        file.write(log_line(60, "WARNING", "data loading is the bottleneck: 40% of training time waits for it"))
+        file.write(log_line(90, "INFO", "complete after step 150"))
+    (run / "pictures").mkdir()
+    (run / "pictures/worst.png").write_bytes(png(40, 40))
+    (run / "pictures/curves.png").write_bytes(png())
+    (run / "pictures/confusion.csv").write_text(
+        "ground truth,samples,correct,predicted cat,predicted dog\ncat,9,7,7,2\ndog,5,5,0,5\n"
+    )
+    return run
+
+
+def test_a_page_has_each_part_of_a_run(tmp_path: Path) -> None:
+    page = report_page([read_history(run_with_faults(tmp_path / "my-run"))])
+    assert "<h1>my-run</h1>" in page
+    for text in (
+        "Validation top-1", "Learning rate", "Gradient norm", "Own work of each rank per step", "Samples per second",
+        "Images", "12 of 14 correct", "waiting for data", "starts, evaluation, checkpoints, repeated steps",
+        "was killed by signal 9", "restart 1 of 3", "data loading is the bottleneck", "1 evaluation, shown",
+        "2.15.0", "optim.lr", "chain of all steps", "d" * 64, "lockstep verify RUN",
+    ):  # fmt: skip
+        assert text in page, text
+    assert "Connection reset by peer" not in page  # the consequence of a fault that the launcher names
+    assert page.count("<img ") == 1
+
+
+def test_the_policy_allows_the_one_style_and_script_and_no_request(tmp_path: Path) -> None:
+    page = report_page([read_history(make_run(tmp_path / "a"))])
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    (style,), (script,) = (
+        re.findall(r"<style>(.*?)</style>", page, re.S),
+        re.findall(r"<script>(.*?)</script>", page, re.S),
+    )
+    for text, name in ((style, "style-src"), (script, "script-src")):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{name} &#x27;sha256-{digest}&#x27;" in policy
+    assert policy.startswith("default-src &#x27;none&#x27;; img-src data:;")
+    assert not re.search(r"https?://", page.replace("http-equiv", ""))
+
+
+def test_a_page_of_100_epochs_is_below_5_mb(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", epochs=100)
+    (run / "pictures").mkdir()
+    sheet = png(900, 900, random.Random(1).randbytes(900 * 900))
+    for number in range(8):
+        (run / "pictures" / f"sheet-{number}.png").write_bytes(sheet)
+    page = report_page([read_history(run)])
+    assert "data:image/webp;base64," in page
+    assert "image files could not be read or are too large" in page
+    assert MAX_PICTURE_BYTES < 4_000_000
+    assert len(page.encode()) < 5_000_000
+
+
+def test_several_runs_begin_with_their_comparison(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, lr=lr) for name, lr in (("a", 0.1), ("b", 0.3))]
+    page = report_page([read_history(run) for run in runs])
+    assert page.index("<h1>2 runs</h1>") < page.index("optim.lr") < page.index('id="run-0"') < page.index('id="run-1"')
+    assert "a a" in page
+    assert "b b" in page
+
+
+def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
+    page = report_page([read_history(make_run(tmp_path / "a", done_epochs=0))])
+    assert "Settings" in page
+    assert "<polyline" not in page
+
+
+def test_the_page_goes_into_the_run_folder_and_replaces_only_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "a")
+    for _ in range(2):
+        assert run_command(["report", str(run)]) == 0
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+    mine = tmp_path / "mine.html"
+    mine.write_text("<!doctype html><p>my own page")
+    assert run_command(["report", str(run), "--out", str(mine)]) == 5
+    assert run_command(["compare", str(run), str(run), "--html", str(mine)]) == 5
+    assert mine.read_text() == "<!doctype html><p>my own page"
+    assert "already exists" in capsys.readouterr().err
+    link = tmp_path / "link.html"
+    link.symlink_to(run / "report.html")
+    assert run_command(["report", str(run), "--out", str(link)]) == 5
+    assert run_command(["report", str(run), "--out", str(tmp_path / "new/folder/x.html")]) == 0
+    assert run_command(["report", str(run), str(run)]) == 2
+    assert run_command(["report", str(tmp_path)]) == 2
+    assert run_command(["report", str(run), "--out", "/proc/x.html"]) == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "link.html", "mine.html", "new"]
