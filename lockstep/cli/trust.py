@@ -14,9 +14,10 @@ RecipeFile = Annotated[str, typer.Argument(metavar="FILE", help="A recipe file (
 
 
 def trust(file: RecipeFile, debug: Debug = False) -> None:
-    """Let a recipe file or tracker file run when a YAML file or a run folder names it.
+    """Let a file with a recipe or tracker run without being named.
 
-    Valid for this file at this path until it changes. A file that is named on the command line needs no trust.
+    It then runs when only a YAML file or a run folder names it. Valid for this file at this path until it changes. A
+    file that is named on the command line needs no trust.
     """
     from lockstep.errors import ConfigError
     from lockstep.recipes.trust import list_path, trust
