@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -130,8 +130,7 @@ def train(
     from lockstep.cluster.env import read_assignment
     from lockstep.config.load import load
     from lockstep.recipes.catalog import command_arguments, find
-    from lockstep.recipes.trust import check_tracker_files, trust_named
-    from lockstep.report.trackers.known import check_trackers
+    from lockstep.recipes.trust import trust_named
 
     if source is not None and "=" in source and not Path(source).exists():
         overrides, source = [source, *(overrides or [])], None  # settings for the run in --run-dir
@@ -143,10 +142,7 @@ def train(
     found = find(source)
     loaded = load(found.config_class, found.layers, overrides)
     trust_named(source)
-    check_tracker_files(loaded.config.report.trackers, overrides)
-    if here is None:  # otherwise rank 0 checks
-        check_trackers(loaded.config.report.trackers)
-
+    _check_trackers(loaded.config.report.trackers, overrides, is_started=here is not None)
     from lockstep.storage.run_folder import check_run_dir
 
     if hosts is not None:
@@ -171,6 +167,15 @@ def train(
         procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank, master
     )
     return start_run.train_command(found, loaded, run_dir, resume, options)
+
+
+def _check_trackers(trackers: Sequence[str], overrides: Sequence[str], *, is_started: bool) -> None:
+    from lockstep.recipes.trust import check_tracker_files
+    from lockstep.report.trackers.known import check_trackers
+
+    check_tracker_files(trackers, overrides)
+    if not is_started:  # otherwise rank 0 checks
+        check_trackers(trackers)
 
 
 def _check_ranges(procs: str | None, nodes: str | None) -> None:
