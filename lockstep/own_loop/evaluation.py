@@ -23,7 +23,7 @@ class EvalLoader:
     """Iterates over this rank's share of a dataset, and merges what the loop counts.
 
     The dataset is cut into batches in its own order, regardless of the world; rank r has every W-th batch. Sums are
-    formed from each batch's numbers, in the order of the batches.
+    formed from each batch's numbers, in the order of the batches::
 
         for x, y in loader:
             loader.add(loss=F.cross_entropy(model(x), y, reduction="sum"), correct=(model(x).argmax(1) == y).sum())
