@@ -143,6 +143,10 @@ class ExactLoop:
         self._world.activity.is_paused = True
         self._world.activity.enter("between epochs")
 
+    def beat(self) -> None:
+        """Note that the script makes progress, for the hang detector."""
+        self._world.activity.num_beats += 1
+
     def state(self) -> dict[str, Tensor]:
         """Return all that a step changes, by name: weights and buffers, and the optimizers' state; of any shape."""
         named = {
