@@ -142,7 +142,8 @@ def train(
     found = find(source)
     loaded = load(found.config_class, found.layers, overrides)
     trust_named(source)
-    _check_trackers(loaded.config.report.trackers, overrides, is_started=here is not None)
+    _check_trackers(loaded.config.report.trackers, overrides, is_rank=here is not None)
+
     from lockstep.storage.run_folder import check_run_dir
 
     if hosts is not None:
@@ -169,12 +170,13 @@ def train(
     return start_run.train_command(found, loaded, run_dir, resume, options)
 
 
-def _check_trackers(trackers: Sequence[str], overrides: Sequence[str], *, is_started: bool) -> None:
+def _check_trackers(trackers: Sequence[str], overrides: list[str], *, is_rank: bool) -> None:
+    """Check that trackers are trusted; and that they can be imported, unless this process is a rank: rank 0 checks."""
     from lockstep.recipes.trust import check_tracker_files
     from lockstep.report.trackers.known import check_trackers
 
     check_tracker_files(trackers, overrides)
-    if not is_started:  # otherwise rank 0 checks
+    if not is_rank:
         check_trackers(trackers)
 
 

@@ -27,6 +27,7 @@ from lockstep.recipes.catalog import find
 NUM_STEPS = 3  # the optimizer's state exists from the first update on
 _MOST_TRIALS = 12
 _GROWTH = 4
+_FAR = 0.8
 _GPU_SHARE, _CPU_SHARE = 0.95, 0.8  # of the memory that is free, by default
 
 # A size -> its peak in bytes; None if memory ran out.
@@ -64,10 +65,12 @@ def _next_size(peaks: dict[int, int | None], best: int, too_large: int, limit: i
     known = sorted((size, peak) for size, peak in peaks.items() if peak is not None)
     size = max(1, too_large // 2) if not best else 2 * best
     if len(known) > 1:
-        (low, low_peak), (high, high_peak) = known[-2:]
+        (low, low_peak), (high, high_peak) = known[0], known[-1]
         slope = (high_peak - low_peak) / (high - low)
         if slope > 0:
             size = int(high + (limit - high_peak) / slope)
+        if high == best and high_peak < _FAR * limit:  # two peaks that hardly differ give no line
+            size = max(size, 2 * best)
     if best and size >= too_large:  # memory ran out before the line met the limit
         size = (best + too_large) // 2
     return max(best + 1, min(size, too_large - 1, _GROWTH * best if best else too_large))

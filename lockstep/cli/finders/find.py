@@ -59,9 +59,10 @@ def find_lr(
     out: Out = Path("find-lr"),
     debug: Debug = False,
 ) -> None:
-    """Find a learning rate: train with a growing one until the loss diverges.
+    """Find a learning rate by a range test.
 
-    In exact mode the result is the same at any number of processes. No run folder is written.
+    Trains with a growing rate until the loss diverges. In exact mode the result is the same at any
+    number of processes. No run folder is written.
     """
     from lockstep.finders.learning_rate import measure, rates, suggest
     from lockstep.report.chart import draw_rates
@@ -102,9 +103,10 @@ def find_micro_batch(
     out: File = None,
     debug: Debug = False,
 ) -> None:
-    """Find the largest micro-batch that fits into memory: train a few steps with several sizes.
+    """Find the largest micro-batch that fits.
 
-    The micro-batch is part of the result, so it is a setting: give the one found to each run that you compare.
+    Trains a few steps with several sizes and measures the memory. The micro-batch is part of the
+    result, so it is a setting: give the one found to each run that you compare.
     """
     from lockstep.config.document import to_yaml
     from lockstep.config.load import load
