@@ -4,7 +4,8 @@
     python benchmarks/own_loop.py --procs 2 --models cnn --steps 100
 
 Both loops run in the same processes and take turns after each step, so other programs affect both alike. Prints medians
-over the steps and the median of the ratios of neighbouring steps. Peak memory (RSS) is measured in processes that run
+over the steps, the median of the ratios of neighbouring steps, and the ratio of rank 0's CPU time, which other programs
+affect less. Peak memory (RSS) is measured in processes that run
 one of the loops only. CPU, gloo, one thread for each process, one micro-batch of 16 samples a rank.
 """
 
@@ -73,13 +74,14 @@ def worker(rank: int, procs: int, port: int, name: str, forms: tuple[str, ...], 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=procs)
     loops = {form: steps(name, form) for form in forms}
-    seconds: dict[str, list[float]] = {form: [] for form in forms}
+    seconds: dict[str, list[float]] = {f"{form}{kind}": [] for form in forms for kind in ("", " cpu")}
     for number in range(num_steps + 5):
         for form in forms if number % 2 else forms[::-1]:
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             next(loops[form])
             if number >= 5:  # the first ones allocate
                 seconds[form].append(time.perf_counter() - start)
+                seconds[f"{form} cpu"].append(time.process_time() - cpu_start)
     for loop in loops.values():
         loop.close()  # type: ignore[attr-defined]
     if rank == 0:
@@ -107,10 +109,12 @@ def main() -> None:
         ratio = statistics.median(
             exact / usual for usual, exact in zip(seconds["usual"], seconds["exact"], strict=True)
         )
+        cpu_ratio = statistics.median(seconds["exact cpu"]) / statistics.median(seconds["usual cpu"])
         memory = {form: measure(arguments.procs, name, (form,), 10)[1] for form in FORMS}
         print(
             f"{name}, {arguments.procs} processes: usual {usual_s * 1e3:.1f} ms, exact {exact_s * 1e3:.1f} ms a step, "
-            f"ratio {ratio:.3f}; peak memory {memory['usual']:.0f} and {memory['exact']:.0f} MiB, "
+            f"ratio {ratio:.3f}, of CPU time {cpu_ratio:.3f}; "
+            f"peak memory {memory['usual']:.0f} and {memory['exact']:.0f} MiB, "
             f"ratio {memory['exact'] / memory['usual']:.3f}",
             flush=True,
         )

@@ -14,13 +14,13 @@ from lockstep.cli import (
     diff,
     evaluate,
     export,
-    find,
     predict,
     track,
     train,
     trust,
     verify,
 )
+from lockstep.cli.finders import find
 from lockstep.cli.machines import doctor, plan, scale, submit
 from lockstep.cli.options import Commands, LocalRank
 from lockstep.cli.views import compare, report, runs, watch

@@ -160,11 +160,10 @@ def train(
     from lockstep.launch.subcommand import end_with_caller
 
     end_with_caller()
-    # Old launchers add --local-rank to the command; torchrun sets a variable too.
-    master = _with_port(master, master_port)
     options = LaunchOptions(
-        procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank, master
-    )
+        procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank,
+        _with_port(master, master_port),
+    )  # fmt: skip
     return start_run.train_command(found, loaded, run_dir, resume, options)
 
 

@@ -165,7 +165,7 @@ def _follow_scaler(scaler: torch.amp.GradScaler, loop: ExactLoop) -> None:
 
 
 def attach_module(module: nn.Module, loop: ExactLoop) -> None:
-    """Let a module's `zero_grad` do in a loop what the optimizer's does.
+    """Let a module's `zero_grad` do in a loop what the optimizer's does, and its calls count as progress.
 
     Args:
         module: Its class becomes a subclass of the one that it has.
@@ -178,7 +178,12 @@ def attach_module(module: nn.Module, loop: ExactLoop) -> None:
             loop.on_module_zero_grad(self)
         base.zero_grad(self, set_to_none)
 
-    _subclass(module, {"zero_grad": zero_grad})
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            loop.beat()  # a long validation in the body is no hang
+        return base.__call__(self, *args, **kwargs)
+
+    _subclass(module, {"zero_grad": zero_grad, "__call__": call})
 
 
 def _subclass(instance: Any, members: dict[str, Any]) -> None:

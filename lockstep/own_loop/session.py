@@ -143,6 +143,10 @@ class ExactLoop:
         self._world.activity.is_paused = True
         self._world.activity.enter("between epochs")
 
+    def beat(self) -> None:
+        """Note that the script makes progress, for the hang detector."""
+        self._world.activity.num_beats += 1
+
     def state(self) -> dict[str, Tensor]:
         """Return all that a step changes, by name: weights and buffers, and the optimizers' state; of any shape."""
         named = {
@@ -232,8 +236,16 @@ class ExactLoop:
                         fix="Give each parameter to one optimizer.",
                     )
                 if is_new:
-                    parameter.register_hook(_forget(parameter))
+                    parameter.register_hook(self._forget(parameter))
                     parameter.register_post_accumulate_grad_hook(self._hook(trained))
+
+    def _forget(self, parameter: nn.Parameter) -> Callable[[Tensor], None]:
+        def forget(_: Tensor) -> None:
+            if self._current is not None:
+                # A second backward pass would otherwise add to the sum of the first one.
+                parameter.grad = None
+
+        return forget
 
     def _hook(self, trained: Trained) -> Callable[[Tensor], None]:
         def take(parameter: Tensor) -> None:
@@ -284,11 +296,3 @@ class ExactLoop:
         if self._trial is not None:
             self._trial.step(self.state())
         self._world.activity.enter("the loop's code after the update")
-
-
-def _forget(parameter: nn.Parameter) -> Callable[[Tensor], None]:
-    def forget(_: Tensor) -> None:
-        # A second backward pass would otherwise add to the sum of the first one.
-        parameter.grad = None
-
-    return forget

@@ -99,7 +99,7 @@ def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunCo
         elif not _restore(job, plan.run, start, replayer):
             steps = describe([Segment(start, stop)])
             verdict.notes.append(
-                f"{steps} were not replayed, for want of their start; --from-scratch needs no checkpoint"
+                f"{steps} were not replayed, since their start is damaged; --from-scratch needs no checkpoint"
             )
             continue
         difference = replayer.replay(Segment(start, stop))

@@ -69,8 +69,9 @@ def test_other_code_on_one_rank_is_named(starter: Starter, tmp_path: Path) -> No
 
 
 @pytest.mark.full
-def test_a_pause_outside_of_the_loop_is_no_hang(starter: Starter) -> None:
-    assert starter.run_files([SCRIPT], 2, "pause").codes == [0, 0]
+@pytest.mark.parametrize("what", ["pause", "validation"])
+def test_a_pause_outside_of_the_loop_or_a_validation_in_it_is_no_hang(starter: Starter, what: str) -> None:
+    assert starter.run_files([SCRIPT], 2, what).codes == [0, 0]
 
 
 @pytest.mark.full

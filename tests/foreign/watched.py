@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lockstep
 from lockstep.own_loop import current
 
-TIMEOUTS_S = {"sleep": 4.0, "pause": 10.0}
+TIMEOUTS_S = {"sleep": 4.0, "pause": 10.0, "validation": 4.0}
 what = sys.argv[1]
 if what == "late":
     current.JOIN_TIMEOUT_S = 2.0
@@ -35,6 +35,11 @@ for _ in range(2):
             loss = loss * float("nan")
         loss.backward()
         optimizer.step()
+        if what == "validation" and loader.step == 2:  # on both ranks, longer than the timeout
+            end = time.monotonic() + 12
+            while time.monotonic() < end:
+                model(x)
+                time.sleep(0.1)
         if what == "sleep" and happens and loader.step == 2:
             time.sleep(1000)
     if what == "pause":  # longer than the timeout, on one rank, outside of the loop

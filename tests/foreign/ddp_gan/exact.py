@@ -56,9 +56,7 @@ def main():
     sampler = DistributedSampler(dataset)
     dataloader = DataLoader(dataset, batch_size=16, sampler=sampler)
 
-    netG, netD = generator(), discriminator()
-    netG.apply(weights_init)
-    netD.apply(weights_init)
+    netG, netD = generator().apply(weights_init), discriminator().apply(weights_init)
     optimizerD = optim.Adam(netD.parameters(), lr=2e-4, betas=(0.5, 0.999))
     optimizerG = optim.Adam(netG.parameters(), lr=2e-4, betas=(0.5, 0.999))
     start_epoch = 0

@@ -131,6 +131,17 @@ def test_a_model_keeps_its_class_in_copies_and_files() -> None:
     assert type(copy.deepcopy(loop.optimizer)) is torch.optim.SGD
 
 
+def test_a_compiled_model_trains_in_an_exact_loop() -> None:
+    loop = Loop()
+    compiled = torch.compile(loop.model, backend="eager", fullgraph=True)
+    for x, y in loop.loader:
+        (compiled(x) - y).square().mean().backward()
+        loop.optimizer.step()
+    usual = Loop()
+    usual.epoch()
+    assert loop.sha256() == usual.sha256()
+
+
 def test_hooks_of_an_optimizer_run_once_a_step_also_after_a_resume() -> None:
     loop = Loop()
     calls: list[int] = []
