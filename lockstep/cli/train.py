@@ -130,6 +130,7 @@ def train(
     from lockstep.cluster.env import read_assignment
     from lockstep.config.load import load
     from lockstep.recipes.catalog import command_arguments, find
+    from lockstep.recipes.trust import trust_named
 
     if source is not None and "=" in source and not Path(source).exists():
         overrides, source = [source, *(overrides or [])], None  # settings for the run in --run-dir
@@ -140,7 +141,8 @@ def train(
     source, overrides = _stored_source(source, overrides or [], run_dir, is_restart=is_restart)
     found = find(source)
     loaded = load(found.config_class, found.layers, overrides)
-    _trust(source, loaded.config.report.trackers, overrides, is_rank=here is not None)
+    trust_named(source)
+    _check_trackers(loaded.config.report.trackers, overrides, is_rank=here is not None)
 
     from lockstep.storage.run_folder import check_run_dir
 
@@ -167,19 +169,11 @@ def train(
     return start_run.train_command(found, loaded, run_dir, resume, options)
 
 
-def _trust(source: str, trackers: Sequence[str], overrides: list[str], *, is_rank: bool) -> None:
-    """Trust the recipe file, and check that trackers are trusted and can be imported.
-
-    Args:
-        source: What the command line names.
-        trackers: `report.trackers`.
-        overrides: The settings on the command line.
-        is_rank: Whether this process is a rank. Then only rank 0 imports trackers, and checks them later.
-    """
-    from lockstep.recipes.trust import check_tracker_files, trust_named
+def _check_trackers(trackers: Sequence[str], overrides: list[str], *, is_rank: bool) -> None:
+    """Check that trackers are trusted; and that they can be imported, unless this process is a rank: rank 0 checks."""
+    from lockstep.recipes.trust import check_tracker_files
     from lockstep.report.trackers.known import check_trackers
 
-    trust_named(source)
     check_tracker_files(trackers, overrides)
     if not is_rank:
         check_trackers(trackers)
