@@ -113,8 +113,8 @@ def main() -> None:
         memory = {form: measure(arguments.procs, name, (form,), 10)[1] for form in FORMS}
         print(
             f"{name}, {arguments.procs} processes: usual {usual_s * 1e3:.1f} ms, exact {exact_s * 1e3:.1f} ms a step, "
-            f"ratio {ratio:.3f}, of CPU time {cpu_ratio:.3f}; peak memory {memory['usual']:.0f} and {memory['exact']:.0f} MiB, "
-            f"ratio {memory['exact'] / memory['usual']:.3f}",
+            f"ratio {ratio:.3f}, of CPU time {cpu_ratio:.3f}; "
+            f"peak memory {memory['usual']:.0f} and {memory['exact']:.0f} MiB, ratio {memory['exact'] / memory['usual']:.3f}",
             flush=True,
         )
 
