@@ -114,7 +114,8 @@ def main() -> None:
         print(
             f"{name}, {arguments.procs} processes: usual {usual_s * 1e3:.1f} ms, exact {exact_s * 1e3:.1f} ms a step, "
             f"ratio {ratio:.3f}, of CPU time {cpu_ratio:.3f}; "
-            f"peak memory {memory['usual']:.0f} and {memory['exact']:.0f} MiB, ratio {memory['exact'] / memory['usual']:.3f}",
+            f"peak memory {memory['usual']:.0f} and {memory['exact']:.0f} MiB, "
+            f"ratio {memory['exact'] / memory['usual']:.3f}",
             flush=True,
         )
 
