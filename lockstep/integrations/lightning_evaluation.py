@@ -41,7 +41,7 @@ class EvaluationBatches:
         source: The DataLoader's dataset, collation and workers.
         world: The ranks.
         seed: Seed of random numbers in the dataset and in validation_step.
-        steps: Knows how many batches Lightning takes, and is told the current one.
+        steps: Knows how many batches Lightning takes, and which one is current.
     """
 
     def __init__(self, source: LoaderSource, world: World, seed: int, steps: EvalSteps) -> None:

@@ -103,7 +103,7 @@ def _run(script: str, arguments: list[str], world: _World, folder: Path) -> _Out
         raise ConfigError(
             f"{script} made fewer than {NUM_STEPS} exact steps on {world.name} (exit code {process.returncode})",
             given=tail or None,
-            fix=f"Run it by itself; it has to call lockstep.exact and train for {NUM_STEPS} steps.",
+            fix=f"Run it without this command; it has to call lockstep.exact and train for {NUM_STEPS} steps.",
         )
     records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     samples = {name: value for record in records for name, value in record["samples"].items()}
