@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from lockstep.config.process_range import parse_range
 
+Procs = Annotated[str, typer.Option(metavar="N", help="Number of processes.")]
+Threads = Annotated[int, typer.Option(metavar="N", help="CPU threads of each process.")]
 
-def call(description: Path, procs: str = "1", threads: int = 1) -> int:
+
+def call(description: Path, procs: Procs = "1", threads: Threads = 1) -> int:
     """Call a function that `lockstep.launch` has written down."""
     from lockstep.launch import forkserver
     from lockstep.launch.function import PRELOAD

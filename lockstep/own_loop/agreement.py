@@ -53,8 +53,10 @@ def check_same_script(world: World, settings: dict[str, Any]) -> None:
     mine = {**{name: str(value) for name, value in settings.items()}, **code_digests(script)}
     mine["version of torch"] = torch.__version__
     by_rank = collectives.all_gather_object(world, mine)
-    names = sorted({name for own in by_rank for name in own})
-    for name in names:
+    names = {name for own in by_rank for name in own}
+    # What all ranks have is named first: a script in another folder also lacks the files of its folder.
+    names_in_order = sorted(names, key=lambda name: (any(name not in own for own in by_rank), name))
+    for name in names_in_order:
         values = [own.get(name, "missing") for own in by_rank]
         if len(set(values)) > 1:
             raise TrainError(

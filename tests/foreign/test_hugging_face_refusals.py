@@ -16,7 +16,7 @@ ACCELERATE = {
     "no global batch": "global_batch is 0",
     "two shuffled loaders": "a second DataLoader shuffles its samples",
     "sampler": "the sampler WeightedRandomSampler decides the order itself",
-    "stream": "the dataset Stream is iterable",
+    "stream": "Stream is a stream",
     "lbfgs": "LBFGS evaluates the loss several times a step",
     "sync batch norm": "layer 0 is torch's SyncBatchNorm",
     "save within a step": "save_state() is called within a step",
@@ -32,7 +32,7 @@ TRAINER = {
     "tokens": "average_tokens_across_devices is off",
     "data skip": "ignore_data_skip is on",
     "groups of lengths": "train_sampling_strategy is group_by_length",
-    "stream": "the dataset Stream is iterable",
+    "stream": "Stream is a stream",
 }
 
 MISSING = """

@@ -218,5 +218,6 @@ def test_pictures_are_opened_in_one_place(repo: Path) -> None:
     assert found == {
         "lockstep/data/image_file.py",
         "lockstep/data/images.py",
+        "lockstep/run_views/page/pictures.py",  # a run's own PNG files, made smaller
         "lockstep/report/pictures.py",  # the comment of a picture that a run has drawn, of two formats
     }

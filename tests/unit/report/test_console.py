@@ -117,8 +117,10 @@ def test_a_wide_terminal_shows_the_wait_for_data_and_still_the_bar(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     out = io.StringIO()
-    done = {"epoch": 10, "num_epochs": 100, "step": 900, "num_steps": 10_000, "loss": 0.04545, "left_s": 4000.0}
-    Console(out, True, Clock()).progress(**done, samples_per_s=12_345.0, data_wait=0.034)
+    done = {"epoch": 10, "num_epochs": 100, "step": 900, "num_steps": 10_000, "left_s": 4000.0}
+    Console(out, True, Clock()).progress(
+        **done, steps_per_epoch=100, loss=0.04545, samples_per_s=12_345.0, data_wait=0.034
+    )
     assert ("12,345 samples/s  data wait 3%  1:06:40 left" in plain(out.getvalue())) == is_shown
     assert "━" in plain(out.getvalue())
 
