@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -25,6 +26,8 @@ class BufferSum:
     def __init__(self, modules: Sequence[nn.Module], world: World) -> None:
         self._world = world
         self._buffers = RunningBuffers(nn.ModuleList(modules))
+        for module in modules:
+            module.register_state_dict_post_hook(_give_own_memory)
         length = len(self._buffers)
         self._bucket = Bucket([], length, world.size, True, world.device) if length else None
         self._length = length
@@ -67,3 +70,10 @@ class BufferSum:
         exchange.finish()
         assert self._bucket.result is not None
         self._buffers.apply(self._bucket.result.tail[: self._length])
+
+
+def _give_own_memory(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Copy the buffers in a state_dict: they are views of one tensor, and safetensors refuses shared memory."""
+    for name, buffer in module.named_buffers():
+        if prefix + name in state:
+            state[prefix + name] = buffer.detach().clone()
