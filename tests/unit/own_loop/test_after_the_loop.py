@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_model
 from torch import nn
 
 import lockstep
@@ -24,9 +24,9 @@ def _trained() -> nn.Module:
     return model
 
 
-def test_a_state_dict_can_be_saved_as_safetensors(tmp_path: Path) -> None:
+def test_a_model_can_be_saved_as_safetensors(tmp_path: Path) -> None:
     model = nn.Sequential(_trained())
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    save_model(model, str(tmp_path / "model.safetensors"))
     saved = load_file(tmp_path / "model.safetensors")
     assert saved.keys() == model.state_dict().keys()
     assert all(torch.equal(saved[name], value) for name, value in model.state_dict().items())
