@@ -26,10 +26,10 @@ RUN /usr/local/lockstep/bin/pip install --no-cache-dir -c constraints.txt ".[$EX
 
 FROM ${BASE}
 COPY --from=build /usr/local/lockstep /usr/local/lockstep
-# Not root, and also usable by any other user (`--user`, Apptainer, OpenShift): nothing is written outside /work and /tmp.
-RUN useradd --uid 1000 --create-home lockstep && mkdir /work && chown lockstep /work
+# Not root, and also usable by any other user (`--user`, Apptainer, OpenShift): nothing is written outside /workspace and /tmp.
+RUN useradd --uid 1000 --create-home lockstep && mkdir /workspace && chown lockstep /workspace
 # HOME is for caches of matplotlib, torch and the MNIST files. torch asks for a user name, which other users do not have.
 ENV PATH=/usr/local/lockstep/bin:$PATH HOME=/tmp USER=lockstep PYTHONUNBUFFERED=1
 USER 1000
-WORKDIR /work
+WORKDIR /workspace
 CMD ["lockstep", "--help"]

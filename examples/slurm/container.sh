@@ -5,7 +5,7 @@
 #   sbatch examples/slurm/container.sh
 #
 # With pyxis and enroot instead of Apptainer, replace `apptainer exec ... "$image"` by srun's options
-#   --container-image="$image" --container-mounts="$PWD:/work" --container-workdir=/work
+#   --container-image="$image" --container-mounts="$PWD:/workspace" --container-workdir=/workspace
 #
 #SBATCH --job-name=lockstep-mnist
 #SBATCH --nodes=2
@@ -25,8 +25,8 @@ export LOCKSTEP_KEY="${LOCKSTEP_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \
 # --nv: the GPUs. --cleanenv must not be given: ranks and addresses are in Slurm's variables.
 # Apptainer shares the host's /dev/shm, so there is no limit of 64 MB to raise.
 srun --kill-on-bad-exit=0 \
-    apptainer exec --nv --bind "$PWD:/work" --pwd /work "$image" \
-    lockstep train "${RECIPE:-mnist}" --run-dir "/work/$run" --resume auto
+    apptainer exec --nv --bind "$PWD:/workspace" --pwd /workspace "$image" \
+    lockstep train "${RECIPE:-mnist}" --run-dir "/workspace/$run" --resume auto
 code=$?
 # 138: Slurm has warned of the time limit, and the run has saved. The requeued job resumes it.
 if [ "$code" -eq 138 ]; then

@@ -94,8 +94,8 @@ def test_the_slurm_script_trains_in_containers(
         'SLURM_PROCID=0 SLURM_LOCALID=0 "$@" & SLURM_PROCID=1 SLURM_LOCALID=1 "$@" && wait $!',
     )
     script = (repo / "examples/slurm/container.sh").read_text()
-    assert '--run-dir "/work/$run"' in script
-    (tmp_path / "job.sh").write_text(script.replace('"/work/$run"', '"$run"'))
+    assert '--run-dir "/workspace/$run"' in script
+    (tmp_path / "job.sh").write_text(script.replace('"/workspace/$run"', '"$run"'))
     port = str(own_port())
     variables = {
         "RECIPE": str(TINY),
@@ -108,7 +108,7 @@ def test_the_slurm_script_trains_in_containers(
     assert weights(tmp_path / "run") == wanted
     given = (tmp_path / "apptainer.log").read_text().splitlines()
     assert len(given) == 2
-    assert given[0].startswith(f"exec --nv --bind {tmp_path}:/work --pwd /work lockstep.sif lockstep train")
+    assert given[0].startswith(f"exec --nv --bind {tmp_path}:/workspace --pwd /workspace lockstep.sif lockstep train")
 
 
 @pytest.mark.full
