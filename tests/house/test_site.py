@@ -72,7 +72,10 @@ def test_the_site_has_every_page_and_every_public_name(site: Path, repo: Path) -
     for page in (repo / "docs").rglob("*.md"):
         assert (site / page.relative_to(repo / "docs").with_suffix(".html")).exists(), page
     api = (site / "reference/api.html").read_text(encoding="utf-8")
-    assert {name for name in lockstep.__all__ if name[0] != "_" and f'id="lockstep.{name}"' not in api} == set()
+    # `lockstep.launch` is a package too, so its page shows where the function is defined.
+    places = {name: f"lockstep.{name}" for name in lockstep.__all__ if name[0] != "_"}
+    places["launch"] = "lockstep.launch.function.launch"
+    assert {name for name, place in places.items() if f'id="{place}"' not in api} == set()
     settings = (site / "reference/settings-classify.html").read_text(encoding="utf-8")
     assert 'id="optim-lr"' in settings
     assert 'id="data-crop-area"' in settings
