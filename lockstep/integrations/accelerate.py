@@ -20,8 +20,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from lockstep.errors import ConfigError
+from lockstep.module.determinism import set_kernels
 from lockstep.own_loop.current import current_world
-from lockstep.own_loop.exact import exact, use_equal_kernels
+from lockstep.own_loop.exact import exact
 from lockstep.own_loop.loader import ExactLoader
 from lockstep.own_loop.optimizer import plain_step
 from lockstep.own_loop.refusals import check_modules
@@ -96,7 +97,7 @@ class ExactAccelerator(Accelerator):
 
     def _begin_exact(self, settings: ExactSettings) -> None:
         check_supported(self)
-        use_equal_kernels(settings.num_threads, self.device)
+        set_kernels(settings.num_threads, self.device, exact=True)
         self.exact_part = ExactPart(settings, current_world(self.device))
         self.register_load_state_pre_hook(self._read_position)
 

@@ -37,9 +37,10 @@ from lockstep.integrations.lightning_log import ExactResults
 from lockstep.integrations.lightning_metrics import metrics_kept
 from lockstep.integrations.lightning_package import find
 from lockstep.integrations.lightning_refusals import check_loaders, check_optimizers, check_options, check_trainer
+from lockstep.module.determinism import set_kernels
 from lockstep.own_loop.agreement import check_same_script
 from lockstep.own_loop.current import current_world
-from lockstep.own_loop.exact import order_of, use_equal_kernels
+from lockstep.own_loop.exact import order_of
 from lockstep.own_loop.optimizer import attach, follow, plain_step
 from lockstep.own_loop.refusals import check_modules
 from lockstep.own_loop.same_data import check_same_data
@@ -105,7 +106,7 @@ class ExactStrategy(DDPStrategy):
         trainer._accelerator_connector.use_distributed_sampler = trainer.state.fn == TrainerFn.PREDICTING
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
-        use_equal_kernels(self._num_threads, self.root_device)
+        set_kernels(self._num_threads, self.root_device, exact=True)
         self._world = current_world(self.root_device)
         settings = {"global_batch": self._global_batch, "micro_batch": self._micro_batch, "seed": self._seed}
         check_same_script(self._world, settings)

@@ -16,8 +16,18 @@ def use_deterministic_algorithms(config: RunConfig, device: torch.device) -> Non
     Kernels split their sums by the number of threads, so that number belongs to the run and not to the machine. An
     operation without a deterministic kernel raises an error with its name.
     """
-    torch.set_num_threads(config.num_threads)
-    exact = config.mode == "exact"
+    set_kernels(config.num_threads, device, exact=config.mode == "exact")
+
+
+def set_kernels(num_threads: int, device: torch.device, *, exact: bool) -> None:
+    """Set torch's switches, as `use_deterministic_algorithms` does for the settings of a run.
+
+    Args:
+        num_threads: CPU threads.
+        device: Device of the computation.
+        exact: Use deterministic kernels.
+    """
+    torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(exact)
     # Filling fresh memory only protects against reading it by mistake, and costs a pass over it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # not in torch's types

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from lockstep.errors import ConfigError
+from lockstep.module.determinism import set_kernels
 from lockstep.own_loop.agreement import check_same_script
 from lockstep.own_loop.current import current_world
 from lockstep.own_loop.loader import ExactLoader
@@ -72,7 +72,7 @@ def exact(
     order = order_of(len(source.samples), global_batch, size, seed, source.is_shuffled, source.drop_last)
     steps = [(each, plain_step(each)) for each in optimizers]
     device = next(parameter.device for module in modules for parameter in module.parameters())
-    use_equal_kernels(num_threads, device)
+    set_kernels(num_threads, device, exact=True)
     world = current_world(device)
     settings = {"global_batch": global_batch, "micro_batch": size, "seed": seed, "num_threads": num_threads}
     check_same_script(world, settings)
@@ -92,20 +92,6 @@ def _attach(
         attach_module(module, loop)
     for follower in per_step:
         follow(follower, loop)
-
-
-def use_equal_kernels(num_threads: int, device: torch.device) -> None:
-    """Set torch's switches for equal bits in every process.
-
-    Args:
-        num_threads: CPU threads.
-        device: Device of the model.
-    """
-    torch.set_num_threads(num_threads)
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # not in torch's types
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
 
 
 def order_of(

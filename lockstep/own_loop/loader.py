@@ -116,8 +116,8 @@ class ExactLoader:
                 allowed=", ".join(mine),
                 fix="Load the value of loader.state_dict().",
             )
-        other = [f"{name}: {state[name]} there, {mine[name]} here" for name in mine if name != POSITION]
-        other = [line for name, line in zip(list(mine)[1:], other, strict=True) if state[name] != mine[name]]
+        differing = [name for name in mine if name != POSITION and state[name] != mine[name]]
+        other = [f"{name}: {state[name]} there, {mine[name]} here" for name in differing]
         if other or state[POSITION] < 0:
             raise CheckpointError(
                 "the state of the loader belongs to another run",
