@@ -278,7 +278,7 @@ class ExactLoop:
         assert self._nodes is not None
         step = self._nodes.step
         self._world.activity.end_work(sum(each.weight > 0.0 for each in step.micro_batches))
-        self._buffers.reduce()
+        self._buffers.start_reduce()
         self._world.activity.end_wait()
         if self.check_finite:
             mistakes.check_finite(self._trained, step)
@@ -289,6 +289,8 @@ class ExactLoop:
                 mistakes.check_strays(trained, step)
                 trained.act()
             trained.end_step()
+        with self._world.activity.waiting("reducing buffers"):  # they travelled while the optimizers acted
+            self._buffers.finish_reduce()
         self.has_acted, self.step = True, step.number + 1
         for work in self._after:
             work()

@@ -32,6 +32,7 @@ class BufferSum:
         self._bucket = Bucket([], length, world.size, True, world.device) if length else None
         self._length = length
         self._nodes: StepNodes | None = None
+        self._exchange: TreeAllReduce | None = None
 
     def begin_step(self, nodes: StepNodes) -> None:
         """Start a step."""
@@ -59,15 +60,22 @@ class BufferSum:
         leaf.put_tail(change.mul_(micro_batch.weight))
         self._bucket.end_leaf(leaf, count)
 
-    def reduce(self) -> None:
-        """Apply the weighted mean of all changes, on all ranks."""
+    def start_reduce(self) -> None:
+        """Send this rank's changes. Other work may follow before `finish_reduce`."""
         if self._bucket is None:
             return
         assert self._nodes is not None
-        exchange = TreeAllReduce(self._bucket, self._world, self._nodes.nodes, 0)
-        exchange.start()
-        exchange.middle()
-        exchange.finish()
+        self._exchange = TreeAllReduce(self._bucket, self._world, self._nodes.nodes, 0)
+        self._exchange.start()
+
+    def finish_reduce(self) -> None:
+        """Apply the weighted mean of all changes, on all ranks."""
+        if self._bucket is None:
+            return
+        assert self._exchange is not None, "start_reduce comes first"
+        self._exchange.middle()
+        self._exchange.finish()
+        self._exchange = None
         assert self._bucket.result is not None
         self._buffers.apply(self._bucket.result.tail[: self._length])
 
