@@ -15,6 +15,7 @@ from lockstep.engine.job import Job
 from lockstep.engine.output.recorder import StepRecorder
 from lockstep.engine.step import StepResult
 from lockstep.extras import is_installed
+from lockstep.metrics.eval_sets import metrics_of, with_set
 from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.report.bottleneck import DataWait, advice
 from lockstep.report.console import Console
@@ -183,7 +184,12 @@ class Reports:
             self._records.describe({**_main_settings(job), **self.settings}, metrics)
             best, train_loss = job.progress.best, self._loss_sum / self._num_samples if self._num_samples else None
             is_best = best is not None and best["step"] == job.progress.step
-            self._console.evaluation(epoch, metrics, metric.num_samples, train_loss, is_best=is_best)
+            others = {name: metrics_of(name, metrics) for name in job.eval_sets}
+            names = {name for each in others for name in with_set(each, others[each])}
+            own = {name: value for name, value in metrics.items() if name not in names}
+            self._console.evaluation(epoch, own, metric.num_samples, train_loss, is_best=is_best)
+            for name, values in others.items():
+                self._console.evaluation_of(name, values, len(job.eval_sets[name]))
             self._loss_sum, self._num_samples = 0.0, 0
             if job.progress.has_stopped_early:
                 stale = job.progress.num_stale

@@ -8,6 +8,7 @@ from typing import Any
 from lockstep.provenance.same_run import is_free
 from lockstep.report.format import duration, metric_name, metric_value
 from lockstep.run_views.compare import metric_names, plain_text
+from lockstep.run_views.curves import Curves
 from lockstep.run_views.history import RunHistory, read_confusion
 from lockstep.run_views.page.chart import NUM_COLOURS, ChartLine, chart
 from lockstep.run_views.page.markup import Child, Markup, element, section, table
@@ -125,19 +126,16 @@ def _curves(run: RunHistory, charts: ChartSet) -> list[Markup | None]:
         charts.add(
             "Loss",
             "loss",
-            [
-                ChartLine(curves.get("train", "loss"), "training", 0),
-                ChartLine(curves.get("eval", "loss"), "validation", 1),
-            ],
+            [ChartLine(curves.get("train", "loss"), "training", 0), *_lines_of_sets(curves, "loss", "validation")],
         )
     ]
     names = [name for name in metric_names([run]) if name != "loss"]
     names += [name for name in curves.names("eval") if name not in (*names, "loss") and "/" not in name]
-    for name in names[:_MAX_CHARTS]:
+    # The lines of further validation sets are in the chart of their metric: "night.top1" with "top1".
+    own = [name for name in names if name.partition(".")[2] not in (*names, "loss")]
+    for name in own[:_MAX_CHARTS]:
         found.append(
-            charts.add(
-                f"Validation {metric_name(name)}", name, [ChartLine(curves.get("eval", name), metric_name(name), 1)]
-            )
+            charts.add(f"Validation {metric_name(name)}", name, _lines_of_sets(curves, name, metric_name(name)))
         )
         parts = [each for each in curves.names("eval") if each.startswith(f"{name}/")]
         if 1 < len(parts) <= NUM_COLOURS:
@@ -163,6 +161,16 @@ def _curves(run: RunHistory, charts: ChartSet) -> list[Markup | None]:
         )
     )
     return found
+
+
+def _lines_of_sets(curves: Curves, metric: str, title: str) -> list[ChartLine]:
+    """Return the lines of a metric: on the validation set, and on further ones that have it."""
+    sets = [name for name in curves.names("eval") if "/" not in name and name.partition(".")[2] == metric]
+    others = [
+        ChartLine(curves.get("eval", name), name.partition(".")[0], index)
+        for index, name in enumerate(sets[: NUM_COLOURS - 2], start=2)
+    ]
+    return [ChartLine(curves.get("eval", metric), title, 1), *others]
 
 
 def _speed(run: RunHistory, charts: ChartSet) -> list[Markup | None]:
