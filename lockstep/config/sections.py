@@ -214,7 +214,7 @@ class ReportConfig(Settings):
     trackers: tuple[str, ...] = Field(
         default=(),
         description=f"Experiment trackers that receive the records: {', '.join(TRACKERS)}, or Python files with a "
-        "lockstep.Tracker. They cannot stop or change training.",
+        "lockstep.Tracker, or with functions such as after_evaluation. They cannot stop or change training.",
     )
     project: str | None = Field(
         default=None, description="Project or experiment in the trackers. null: the name of the recipe."

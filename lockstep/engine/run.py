@@ -63,6 +63,7 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
         job, manager, notes, header = prepare(spec, recipe, world, folder, origin)
         reports = Reports(job, folder)  # after `prepare`: a refused resume must not touch the run's records
         reports.settings = flat(spec.diff)
+        manager.notify = reports.checkpoint
         if isinstance(job.reducer, RecheckedReducer):
             job.reducer.notify = reports.notify
         try:

@@ -64,7 +64,7 @@ def test_further_validation_sets_are_listed_once_and_one_named_later_is_listed_t
     (night / sorted(first.iterdir())[4].name).symlink_to(sorted(first.iterdir())[4])
     assert len(build(config, info).eval_sets["night"]()) == 3
     assert len(build(config, {**info, "eval_sets": {}}).eval_sets["night"]()) == 4
-    with pytest.raises(ConfigError, match="'a.b'"):
+    with pytest.raises(ConfigError, match="name of a validation set"):
         config_of(shapes, data={"eval_sets": {"a.b": night}}).check_inputs()
 
 

@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lockstep.cores import num_cores
@@ -50,6 +51,7 @@ class Reports:
     def __init__(self, job: Job, folder: RunFolder) -> None:
         self._folder = folder
         self._every = job.config.report.every_steps or max(1, job.order.steps_per_epoch // RECORDS_PER_EPOCH)
+        self._steps_per_epoch = job.order.steps_per_epoch
         self._rate = Rate()
         self._step_started = self._drawn_at = time.perf_counter()
         self._console = Console(sys.stdout) if job.world.is_main else None
@@ -198,6 +200,17 @@ class Reports:
             is_last = job.is_complete
             if is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S:
                 self._draw(job, metric, self._records)
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """Record a checkpoint that is whole on disk. Called in the background.
+
+        Args:
+            step: Its step.
+            path: Its folder.
+        """
+        if self._records is not None:
+            place = path.relative_to(self._folder.path).as_posix()
+            self._records.note_checkpoint(step, step / self._steps_per_epoch, place)
 
     def close(self) -> None:
         """Flush and close the records, and remove the progress line."""
