@@ -40,7 +40,7 @@ def check_trackers(names: Iterable[str]) -> None:
         if missing:
             raise ConfigError(
                 f"report.trackers has {name}, which needs the package {missing[0]}",
-                fix=f"pip install 'lockstep[{name}]'",
+                fix=f"pip install 'lockstep-train[{name}]'",
             )
         if name not in _PACKAGES and not Path(name).expanduser().is_file():
             raise ConfigError(

@@ -184,7 +184,7 @@ def test_a_missing_package_is_named_with_its_pip_line(monkeypatch: pytest.Monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError) as error:
         check_trackers(["tensorboard", "wandb"])
-    assert error.value.slots["fix"] == "pip install 'lockstep[wandb]'"
+    assert error.value.slots["fix"] == "pip install 'lockstep-train[wandb]'"
     with pytest.raises(ConfigError, match="there is no such file"):
         check_trackers(["no_such_tracker.py"])
 
