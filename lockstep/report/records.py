@@ -46,14 +46,14 @@ class Records:
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def write(self, kind: str, step: int, epoch: float, values: Mapping[str, float]) -> None:
+    def write(self, kind: str, step: int, epoch: float, values: Mapping[str, float | None]) -> None:
         """Append a record.
 
         Args:
             kind: Kind of the record: "train", "eval" ...
             step: Steps completed when it is written.
             epoch: Epochs completed, with a fraction inside an epoch.
-            values: Values by name. JSON has no NaN and no infinity: those become null.
+            values: Values by name. JSON has no NaN and no infinity: those become null. None is not known.
         """
         record = {"kind": kind, "step": step, "epoch": epoch, **{name: _plain(value) for name, value in values.items()}}
         self._append(record)
@@ -61,7 +61,8 @@ class Records:
             with _writing(self._tensorboard_folder):
                 writer = self._open_tensorboard(self._tensorboard_folder)
                 for name, value in values.items():
-                    writer.add_scalar(f"{kind}/{name}", value, step)
+                    if value is not None:
+                        writer.add_scalar(f"{kind}/{name}", value, step)
 
     def note_checkpoint(self, step: int, epoch: float, path: str) -> None:
         """Append the record of a checkpoint that is whole on disk. May be called in another thread.
@@ -212,5 +213,5 @@ def _is_eval(line: bytes) -> bool:
     return b'"kind": "eval"' in line
 
 
-def _plain(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _plain(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

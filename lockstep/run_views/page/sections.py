@@ -18,7 +18,10 @@ from lockstep.run_views.page.timeline import event_line, time_bar
 _MAX_CHARTS = 16
 _MAX_RANKS = 16
 _MAX_TERMS = 6  # of the loss
-_NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_s", "seconds", "data_wait", "loss_scale", "overflow_steps")
+_NO_TERMS = (
+    "loss", "lr", "grad_norm", "samples_per_s", "seconds", "data_wait", "loss_scale", "overflow_steps", "memory_gb",
+    "gpu_use", "mfu",
+)  # fmt: skip
 Row = tuple[Child, ...]
 
 
@@ -193,6 +196,15 @@ def _speed(run: RunHistory, charts: ChartSet) -> list[Markup | None]:
             "Waiting for data, share of training time",
             "recall",
             [ChartLine(curves.get("train", "data_wait"), "rank 0", 4)],
+            starts_at_zero=True,
+        ),
+        charts.add(
+            "GPU use and model FLOPs utilization",
+            "recall",
+            [
+                ChartLine(curves.get("train", "gpu_use"), "GPU busy, rank 0", 5),
+                ChartLine(curves.get("train", "mfu"), "MFU, all ranks", 6),
+            ],
             starts_at_zero=True,
         ),
         charts.add("Own work of each rank per step, ms", "ms", lines, starts_at_zero=True),
