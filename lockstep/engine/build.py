@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -64,7 +64,21 @@ def open_data(config: RunConfig, parts: Parts, *, train: bool) -> Samples:
         ConfigError: The recipe returns an object that has no samples.
     """
     name = "train_data" if train else "eval_data"
-    opener = getattr(parts, name)
+    return _open(config, getattr(parts, name), name, train=train)
+
+
+def open_eval_sets(config: RunConfig, parts: Parts) -> dict[str, Samples]:
+    """Open a recipe's further validation sets, by name.
+
+    Raises:
+        ConfigError: The recipe returns an object that has no samples.
+    """
+    return {
+        name: _open(config, opener, f'eval_sets["{name}"]', train=False) for name, opener in parts.eval_sets.items()
+    }
+
+
+def _open(config: RunConfig, opener: object, name: str, *, train: bool) -> Samples:
     if not callable(opener):
         raise ConfigError(f"the recipe's {name} is {_kind(opener)}, not a function", fix=f"Set {name}=lambda: ....")
     with seeded(key(config.seed, DATA, int(train))):
@@ -140,14 +154,17 @@ def prepare_model(model: nn.Module, config: RunConfig, device: torch.device, *, 
     return model
 
 
-def check_not_empty(train_data: Samples, eval_data: Samples) -> None:
-    """Check that both datasets have samples.
+def check_not_empty(sizes: Mapping[str, int]) -> None:
+    """Check that all datasets have samples.
+
+    Args:
+        sizes: Number of samples by name.
 
     Raises:
         DataError: One is empty.
     """
-    for name, data in (("training", train_data), ("validation", eval_data)):
-        if len(data) == 0:
+    for name, size in sizes.items():
+        if size == 0:
             raise DataError(f"the {name} set is empty", fix="Give it at least one sample.")
 
 

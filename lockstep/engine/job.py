@@ -152,6 +152,7 @@ class Job:
         order: The sample order.
         train_data: The training samples.
         eval_data: The validation samples.
+        eval_sets: The samples of further validation sets, by name.
         progress: The position of the run.
         average: The moving average of the weights, if configured.
         loader: Reads this process's training batches, once it is open.
@@ -174,6 +175,7 @@ class Job:
     train_data: Samples
     eval_data: Samples
     progress: Progress
+    eval_sets: Mapping[str, Samples] = field(default_factory=dict)
     average: ModelEma | None = None
     loader: Loader | None = None
     compiled: Compiled | None = None

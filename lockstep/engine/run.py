@@ -64,6 +64,7 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
         job.stop_after = spec.stop_after
         reports = Reports(job, folder)  # after `prepare`: a refused resume must not touch the run's records
         reports.settings = flat(spec.diff)
+        manager.notify = reports.checkpoint
         if isinstance(job.reducer, RecheckedReducer):
             job.reducer.notify = reports.notify
         try:

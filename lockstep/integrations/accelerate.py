@@ -34,7 +34,7 @@ try:
     from accelerate.optimizer import AcceleratedOptimizer
 except ImportError as error:
     raise ConfigError(
-        "accelerate is not installed", cause=error, fix="Run: pip install 'lockstep[accelerate]'."
+        "accelerate is not installed", cause=error, fix="Run: pip install 'lockstep-train[accelerate]'."
     ) from None
 
 from lockstep.integrations.accelerate_gather import gather_counted

@@ -29,7 +29,7 @@ try:
     from transformers import TrainerCallback, TrainingArguments
 except ImportError as error:
     raise ConfigError(
-        "transformers is not installed", cause=error, fix="Run: pip install 'lockstep[transformers]'."
+        "transformers is not installed", cause=error, fix="Run: pip install 'lockstep-train[transformers]'."
     ) from None
 
 from lockstep.integrations.accelerate import ExactAccelerator

@@ -9,7 +9,7 @@ import pytest
 from tests.foreign.changed_lines import count_changed_lines
 from tests.foreign.hugging_face_worlds import FOLDER, worlds_of
 
-pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'lockstep[accelerate]'")
+pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'lockstep-train[accelerate]'")
 
 SCRIPTS = sorted(path.name for path in FOLDER.glob("accelerate_*"))
 EVALUATION = """

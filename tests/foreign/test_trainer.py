@@ -10,8 +10,8 @@ import pytest
 from tests.foreign.changed_lines import count_changed_lines
 from tests.foreign.hugging_face_worlds import FOLDER, worlds_of
 
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'lockstep[transformers]'")
-pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'lockstep[transformers]'")
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'lockstep-train[transformers]'")
+pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'lockstep-train[transformers]'")
 
 SCRIPTS = sorted(path.name for path in FOLDER.glob("trainer_*"))
 

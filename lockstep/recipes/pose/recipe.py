@@ -37,6 +37,7 @@ def build(config: Config) -> Parts:
         loss=partial(pose_loss, config=config.loss),
         train_data=partial(open_train_images, config),
         eval_data=partial(open_eval_images, config),
+        eval_sets={name: partial(_open_set, config, split) for name, split in config.data.eval_sets.items()},
         metric=partial(PoseMetric, skeleton),
         monitor=("AP", "max"),
         init_weights=partial(load_weights, path=config.model.weights) if config.model.weights else None,
@@ -76,6 +77,10 @@ def open_eval_images(config: Config) -> EvalImages:
         DataError: Files are missing or invalid.
     """
     return EvalImages(_open(config, train=False))
+
+
+def _open_set(config: Config, split: str) -> EvalImages:
+    return EvalImages(open_files(config.data.model_copy(update={"eval": split}), train=False))
 
 
 def load_weights(model: nn.Module, path: Path) -> Mapping[str, str]:
