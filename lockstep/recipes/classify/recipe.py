@@ -111,7 +111,9 @@ def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> Im
         )
         if config.data.on_error == "skip":
             files, _ = drop_unreadable(files, other, 0, config.data.images)
-    return open_files(_base(config, train=train), files, dataset_info["classes"], config.data, train=train)
+    return open_files(
+        _base(config, train=train), files, dataset_info["classes"], config.data, train=train, augment=config.augment
+    )
 
 
 def _base(config: Config, *, train: bool) -> Path:
