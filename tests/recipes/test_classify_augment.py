@@ -22,8 +22,8 @@ from tests.runs import lockstep, result, weights
 
 CPU = torch.device("cpu")
 ALL: dict[str, Any] = {
-    "policy": "randaugment", "brightness": 0.4, "hue": 0.1, "erasing": 0.5, "erasing_fill": "noise", "mixup": 0.2, "cutmix": 1.0,
-    "mix_probability": 0.8,
+    "policy": "randaugment", "brightness": 0.4, "hue": 0.1, "erasing": 0.5, "erasing_fill": "noise", "mixup": 0.2,
+    "cutmix": 1.0, "mix_probability": 0.8,
 }  # fmt: skip
 
 
@@ -134,7 +134,8 @@ def test_evaluation_is_not_augmented_and_has_the_models_size(shapes: Path) -> No
 @pytest.mark.full
 def test_an_augmented_run_has_one_hash_at_any_world_size_and_after_a_resume(shapes: Path, tmp_path: Path) -> None:
     command = ["train", "classify/shapes", f"data.root={shapes}", "data.size_px=32", "data.train_px=24", "epochs=2",
-               "global_batch=24", "micro_batch=6", *(f"augment.{name}={value}" for name, value in ALL.items())]  # fmt: skip
+               "global_batch=24", "micro_batch=6",
+               *(f"augment.{name}={value}" for name, value in ALL.items())]  # fmt: skip
 
     def train(name: str, *options: object) -> Path:
         lockstep(*command, *options, "--run-dir", tmp_path / name, cwd=tmp_path)
