@@ -10,7 +10,8 @@ from lockstep.config.sections import OptimConfig
 def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig) -> float:
     """Return the factor of the peak learning rate in a step.
 
-    Linear warmup replaces the first steps of the schedule; the later ones are the same with and without it.
+    Linear warmup replaces the first steps of the schedule. The later ones are the same with and without it, except with
+    `warmup_cosine`, whose cosine begins at the end of the warmup.
 
     Args:
         step: From 0 to num_steps - 1.
@@ -21,7 +22,12 @@ def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig)
     done = step / max(1, num_steps - 1)
     warmup_steps = config.warmup_epochs * steps_per_epoch
     if step < warmup_steps:
+        if config.warmup_factor is not None:
+            return config.warmup_factor + (1 - config.warmup_factor) * step / warmup_steps
         return (step + 1) / (math.ceil(warmup_steps) + 1)
+    if config.schedule == "warmup_cosine":
+        # As in torchvision's reference training: the cosine begins where the warmup ends.
+        return _cosine(1.0, config.final_factor, (step - warmup_steps) / max(1, num_steps - 1 - warmup_steps))
     if config.schedule == "cosine":
         return _cosine(1.0, config.final_factor, done)
     if config.schedule == "one_cycle":

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,3 +85,31 @@ def test_factors_are_between_nothing_and_the_peak(
     )
     for step in range(num_steps):
         assert 0 <= factor(step, num_steps, steps_per_epoch, config) <= 1 + 1e-12
+
+
+def test_warmup_cosine_is_torchvisions_schedule_at_each_epoch() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(()))
+    sgd = torch.optim.SGD([parameter], lr=1.0)
+    # As in torchvision's references/classification/train.py, stepped after each epoch.
+    reference = torch.optim.lr_scheduler.SequentialLR(
+        sgd,
+        [
+            torch.optim.lr_scheduler.LinearLR(sgd, start_factor=0.01, total_iters=5),
+            torch.optim.lr_scheduler.CosineAnnealingLR(sgd, T_max=25, eta_min=0.001),
+        ],
+        milestones=[5],
+    )
+    expected = []
+    for _ in range(30):
+        expected.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        reference.step()
+    got = factors(30_000, 1000, schedule="warmup_cosine", warmup_epochs=5, warmup_factor=0.01, final_factor=0.001)
+    assert got[::1000] == pytest.approx(expected, abs=1e-4)
+    assert got[-1] == pytest.approx(0.001)
+    assert len(set(got[:5000])) == 5000  # changes at each step, not at each epoch
+
+
+def test_a_warmup_factor_is_where_the_warmup_starts() -> None:
+    got = factors(10, 2, warmup_epochs=2, warmup_factor=0.2)
+    assert got[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
