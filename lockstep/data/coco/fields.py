@@ -116,7 +116,8 @@ class Fields:
         entry = self._entries[place]
         number: Any = entry.get("id")
         is_known = is_whole(number) and abs(number) < 2**64
-        name = f"{self._part[:-1]} {number if is_known else f'number {self._places[place]}'}"
+        kind = "category" if self._part == "categories" else self._part[:-1]
+        name = f"{kind} {number if is_known else f'number {self._places[place]}'}"
         if field not in entry:
             return DataError(
                 f"{name} has no {field}", where=f"{self._path}: {self._at(place)}", allowed=expected, fix=_FIX
