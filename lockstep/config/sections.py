@@ -50,7 +50,9 @@ class OptimConfig(Settings):
     schedule: Literal["constant", "cosine", "one_cycle", "multi_step"] = Field(
         default="constant", description="Learning rate schedule after the warmup."
     )
-    warmup_epochs: float = Field(default=0.0, ge=0, description="Epochs of linear warmup to lr.")
+    warmup_epochs: float = Field(
+        default=0.0, ge=0, description="Epochs of linear warmup to lr, at most half of the run."
+    )
     final_factor: Share = Field(default=0.0, description="Final learning rate / lr (cosine, one_cycle).")
     peak_at: Share = Field(default=0.3, description="Fraction of training at which lr is reached (one_cycle).")
     start_factor: Share = Field(default=0.04, description="Initial learning rate / lr (one_cycle).")
