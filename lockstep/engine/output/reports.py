@@ -12,12 +12,14 @@ from lockstep.cores import num_cores
 from lockstep.data.order import Step
 from lockstep.data.samples import Batch
 from lockstep.engine.job import Job
+from lockstep.engine.output.quality import Quality, learn_more, lower_lr
 from lockstep.engine.output.recorder import StepRecorder
 from lockstep.engine.step import StepResult
 from lockstep.extras import is_installed
 from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.report.bottleneck import DataWait, advice
 from lockstep.report.console import Console
+from lockstep.report.loss_trend import LossTrend
 from lockstep.report.profile import StepProfile
 from lockstep.report.rate import Rate
 from lockstep.report.records import Records, read_records
@@ -57,6 +59,7 @@ class Reports:
         self._recorder = StepRecorder(job, folder.path / STEPS)
         self.trackers = Trackers(job.config.report.trackers if job.world.is_main else (), folder.path, self.notify)
         self._stragglers, self._data_wait = Stragglers(), DataWait()
+        self._trend, self._quality = LossTrend(job.num_steps), Quality()
         self._waited_s = 0.0
         self._last_wait: float | None = None  # share of the time since the record before the last one
         self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
@@ -98,6 +101,7 @@ class Reports:
         if self._records is not None and job.loader is not None and job.parts.draw_samples and not job.progress.step:
             job.loader.num_to_keep = min(NUM_SAMPLES, len(job.train_data))
         self._data_wait.start(job.progress.seconds, job.progress.data_s)
+        self._trend.start(job.progress.step, self._first_loss() if job.progress.step else None)
         self._loss_sum, self._num_samples = 0.0, 0
         self.resume(job)
 
@@ -131,6 +135,8 @@ class Reports:
         if self._console is None or self._records is None:
             return
         done, total = job.progress.step, job.num_steps
+        if text := self._trend.add(result.loss):
+            self.notify(f"{text}\n  fix  {lower_lr(job.config)}")
         if written := self._profile.at(done):
             self.notify(f"profile of steps {job.config.report.profile} written to {written}")
         if job.loader is not None and job.loader.kept and (not job.loader.num_to_keep or done == total):
@@ -190,6 +196,8 @@ class Reports:
                 of = f"{stale} validation{'s' if stale > 1 else ''}"
                 self.notify(f"training ends: no improvement in {of} (stop_early)")
             is_last = job.is_complete
+            if texts := self._quality.notices(metric, job.progress.step, job.num_steps, is_last=is_last):
+                self.notify("\n".join([*texts, f"  fix  {learn_more(job.config)}"]))
             if is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S:
                 self._draw(job, metric, self._records)
 
@@ -236,6 +244,11 @@ class Reports:
             LOGGER.exception("pictures")
             self.notify(f"pictures could not be drawn: {type(error).__name__}: {error}")
         self._drawn_at = time.perf_counter()
+
+    def _first_loss(self) -> float | None:
+        """Return the first loss in the records of a resumed run, if it is there and a number."""
+        first = next(iter(read_records(self._folder.path, "train")), {}).get("loss") if self._records else None
+        return first if isinstance(first, float) else None
 
     def _samples_until(self, job: Job, step: int) -> int:
         epochs, steps = divmod(step, job.order.steps_per_epoch)
