@@ -58,7 +58,9 @@ class OptimConfig(Settings):
         default="constant",
         description="Learning rate schedule after the warmup. The cosine of warmup_cosine begins when the warmup ends.",
     )
-    warmup_epochs: float = Field(default=0.0, ge=0, description="Epochs of linear warmup to lr.")
+    warmup_epochs: float = Field(
+        default=0.0, ge=0, description="Epochs of linear warmup to lr, at most half of the run."
+    )
     warmup_factor: Share | None = Field(
         default=None, description="Initial learning rate / lr in the warmup. null: one step's share of the warmup."
     )

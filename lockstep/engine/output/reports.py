@@ -14,6 +14,7 @@ from lockstep.data.order import Step
 from lockstep.data.samples import Batch
 from lockstep.engine.job import Job
 from lockstep.engine.output.model_flops import flops_per_sample
+from lockstep.engine.output.quality import Quality, learn_more, lower_lr
 from lockstep.engine.output.recorder import StepRecorder
 from lockstep.engine.step import StepResult
 from lockstep.extras import is_installed
@@ -22,6 +23,7 @@ from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.report.bottleneck import DataWait, advice
 from lockstep.report.console import Console
 from lockstep.report.device_use import DeviceUse
+from lockstep.report.loss_trend import LossTrend
 from lockstep.report.profile import StepProfile
 from lockstep.report.rate import Rate
 from lockstep.report.records import Records, read_records
@@ -65,6 +67,7 @@ class Reports:
         self._device_use = DeviceUse(job.world.device, config.precision, config.report.peak_tflops)
         self._flops_per_sample: float | None = None
         self._stragglers, self._data_wait = Stragglers(), DataWait()
+        self._trend, self._quality = LossTrend(job.num_steps), Quality()
         self._waited_s = 0.0
         self._last_wait: float | None = None  # share of the time since the record before the last one
         self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
@@ -108,6 +111,7 @@ class Reports:
         if self._records is not None and self._device_use.peak is not None and self._flops_per_sample is None:
             self._flops_per_sample = flops_per_sample(job)
         self._data_wait.start(job.progress.seconds, job.progress.data_s)
+        self._trend.start(job.progress.step, self._first_loss() if job.progress.step else None)
         self._loss_sum, self._num_samples = 0.0, 0
         self.resume(job)
 
@@ -141,6 +145,8 @@ class Reports:
         if self._console is None or self._records is None:
             return
         done, total = job.progress.step, job.num_steps
+        if text := self._trend.add(result.loss):
+            self.notify(f"{text}\n  fix  {lower_lr(job.config)}")
         if written := self._profile.at(done):
             self.notify(f"profile of steps {job.config.report.profile} written to {written}")
         if job.loader is not None and job.loader.kept and (not job.loader.num_to_keep or done == total):
@@ -207,6 +213,8 @@ class Reports:
                 of = f"{stale} validation{'s' if stale > 1 else ''}"
                 self.notify(f"training ends: no improvement in {of} (stop_early)")
             is_last = job.is_complete
+            if texts := self._quality.notices(metric, job.progress.step, job.num_steps, is_last=is_last):
+                self.notify("\n".join([*texts, f"  fix  {learn_more(job.config)}"]))
             if is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S:
                 self._draw(job, metric, self._records)
 
@@ -264,6 +272,11 @@ class Reports:
             LOGGER.exception("pictures")
             self.notify(f"pictures could not be drawn: {type(error).__name__}: {error}")
         self._drawn_at = time.perf_counter()
+
+    def _first_loss(self) -> float | None:
+        """Return the first loss in the records of a resumed run, if it is there and a number."""
+        first = next(iter(read_records(self._folder.path, "train")), {}).get("loss") if self._records else None
+        return first if isinstance(first, float) else None
 
     def _samples_until(self, job: Job, step: int) -> int:
         epochs, steps = divmod(step, job.order.steps_per_epoch)
