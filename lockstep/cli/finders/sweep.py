@@ -163,7 +163,7 @@ def _define(
 
         check_optuna()
         base = define_search(source, overrides, SearchSpec(space, trials, 1, prunes=prunes)).load([]).config
-        spec = SearchSpec(space, trials, lag=min(trials, _num_slots(jobs, base)), prunes=prunes)
+        spec = SearchSpec(space, trials, min(trials, _num_slots(jobs, base)), base.seed, prunes)
         found = define_search(source, overrides, spec)
     config = found.load(found.trials[0] if found.trials else []).config
     check_before_start(config, None, "never")
@@ -193,9 +193,8 @@ def _run(found: Sweep, folder: Path, console: Console, jobs: int | None, procs: 
         )
         ask_recipe(found, folder, stop)
 
-        def show(num_active: int) -> None:
-            done = sum((folder / f"trial-{number + 1:04}" / "result.json").exists() for number in range(num_trials))
-            console.share_done(f"{num_active} training, trials done", done, num_trials)
+        def show(num_active: int, num_done: int) -> None:
+            console.share_done(f"{num_active} training, trials done", num_done, num_trials)
 
         if not stop.requested:
             _say_shared(found, console)
