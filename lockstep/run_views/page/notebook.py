@@ -1,4 +1,4 @@
-"""Runs as HTML for the cells of a notebook: a table, and a run with its curves. Texts are escaped as in a report.
+"""Show runs as HTML for the cells of a notebook: a table, and a run with its curves. Texts are escaped as in a report.
 
 No style sheet and no script: they would act on the whole notebook. Colours suit light and dark themes.
 """
