@@ -27,7 +27,7 @@ class DeviceRecords:
     def __init__(self, job: Job) -> None:
         self._use = DeviceUse(job.world.device, job.config.precision, job.config.report.peak_tflops)
         self._num_devices = job.world.size
-        # Counted only where the peak is known: it takes up to some seconds.
+        # Counted only where the peak is known: it can take seconds.
         self._flops_per_sample = flops_per_sample(job) if self._use.peak is not None else None
 
     def values(self, samples_per_s: float) -> dict[str, float | None]:
