@@ -13,7 +13,7 @@ from lockstep.cores import num_cores
 from lockstep.data.order import Step
 from lockstep.data.samples import Batch
 from lockstep.engine.job import Job
-from lockstep.engine.output.model_flops import flops_per_sample
+from lockstep.engine.output.device_records import DeviceRecords
 from lockstep.engine.output.quality import Quality, learn_more, lower_lr
 from lockstep.engine.output.recorder import StepRecorder
 from lockstep.engine.step import StepResult
@@ -22,7 +22,6 @@ from lockstep.metrics.eval_sets import metrics_of, with_set
 from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.report.bottleneck import DataWait, advice
 from lockstep.report.console import Console
-from lockstep.report.device_use import DeviceUse
 from lockstep.report.loss_trend import LossTrend
 from lockstep.report.profile import StepProfile
 from lockstep.report.rate import Rate
@@ -63,9 +62,7 @@ class Reports:
         self._records = Records(folder.path, tensorboard=has_tensorboard) if job.world.is_main else None
         self._recorder = StepRecorder(job, folder.path / STEPS)
         self.trackers = Trackers(job.config.report.trackers if job.world.is_main else (), folder.path, self.notify)
-        config = job.config
-        self._device_use = DeviceUse(job.world.device, config.precision, config.report.peak_tflops)
-        self._flops_per_sample: float | None = None
+        self._device: DeviceRecords | None = None
         self._stragglers, self._data_wait = Stragglers(), DataWait()
         self._trend, self._quality = LossTrend(job.num_steps), Quality()
         self._waited_s = 0.0
@@ -108,8 +105,8 @@ class Reports:
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
         if self._records is not None and job.loader is not None and job.parts.draw_samples and not job.progress.step:
             job.loader.num_to_keep = min(NUM_SAMPLES, len(job.train_data))
-        if self._records is not None and self._device_use.peak is not None and self._flops_per_sample is None:
-            self._flops_per_sample = flops_per_sample(job)
+        if self._records is not None and self._device is None:
+            self._device = DeviceRecords(job)
         self._data_wait.start(job.progress.seconds, job.progress.data_s)
         self._trend.start(job.progress.step, self._first_loss() if job.progress.step else None)
         self._loss_sum, self._num_samples = 0.0, 0
@@ -161,8 +158,7 @@ class Reports:
             values |= {"samples_per_s": self._rate.samples_per_s, "seconds": job.progress.seconds}
             self._last_wait = self._data_wait.share(job.progress.seconds, job.progress.data_s)
             values["data_wait"] = self._last_wait
-            rate = self._flops_per_sample and self._flops_per_sample * self._rate.samples_per_s
-            values |= self._device_use.values(rate, job.world.size)
+            values |= self._device.values(self._rate.samples_per_s) if self._device is not None else {}
             self._records.write("train", done, done / job.order.steps_per_epoch, values)
             self._compare_ranks(job, self._records)
             if text := self._data_wait.notice(job.progress.seconds, job.progress.data_s, _advice(job)):
