@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.version import __version__
 
 if TYPE_CHECKING:
-    from lockstep.api import Run, train, world
+    from lockstep.api import train, world
     from lockstep.cli.main import run as run_command
     from lockstep.cluster.world import World
     from lockstep.config.schema import RunConfig
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from lockstep.own_loop.loader import ExactLoader
     from lockstep.parallel.reduce import Reducer
     from lockstep.report.trackers.tracker import TrackedRun, Tracker
+    from lockstep.run_views.run import Run, RunList, runs
     from lockstep.storage.checkpoint import Checkpoint
     from lockstep.storage.checkpoint import load_newest as load_newest_checkpoint
     from lockstep.storage.checkpoint import save as save_checkpoint
@@ -77,6 +78,7 @@ __all__ = [
     "Reducer",
     "Run",
     "RunConfig",
+    "RunList",
     "Samples",
     "Settings",
     "Step",
@@ -98,6 +100,7 @@ __all__ = [
     "load_pretrained",
     "predict",
     "run_command",
+    "runs",
     "save_checkpoint",
     "seeded",
     "train",
@@ -110,7 +113,7 @@ __all__ = [
 
 # Module -> the public names in it.
 _MODULES = {
-    "lockstep.api": ("Run", "train", "world"),
+    "lockstep.api": ("train", "world"),
     "lockstep.cluster.world": ("World",),
     "lockstep.config.schema": ("RunConfig",),
     "lockstep.config.sections": ("Settings",),
@@ -142,6 +145,7 @@ _MODULES = {
     "lockstep.module.freeze": ("freeze",),
     "lockstep.parallel.reduce": ("Reducer",),
     "lockstep.report.trackers.tracker": ("TrackedRun", "Tracker"),
+    "lockstep.run_views.run": ("Run", "RunList", "runs"),
     "lockstep.storage.checkpoint": ("Checkpoint",),
     "lockstep.storage.pretrained": ("load_pretrained",),
     "lockstep.storage.weights": ("weights_sha256",),

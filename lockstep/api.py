@@ -6,8 +6,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -23,49 +21,10 @@ from lockstep.launch.start import resume_from
 from lockstep.launch.subcommand import run_subcommand
 from lockstep.recipes.catalog import command_arguments, find
 from lockstep.recipes.trust import check_tracker_files
-from lockstep.report.history import History
+from lockstep.run_views.run import Run
 
 if TYPE_CHECKING:
     from lockstep.cluster.world import World
-
-
-@dataclass(frozen=True)
-class Run:
-    """A complete run.
-
-    Attributes:
-        folder: The run folder.
-        metrics: Metrics of the last validation, by name.
-        weights_sha256: SHA-256 of the final weights.
-        result: The content of `result.json`.
-    """
-
-    folder: Path
-    metrics: dict[str, float]
-    weights_sha256: str
-    result: dict[str, Any]
-
-    @cached_property
-    def history(self) -> History:
-        """Its losses and metrics, as lists or a pandas DataFrame."""
-        return History(self.folder)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Run:
-        """Load a complete run from its folder.
-
-        Raises:
-            CheckpointError: The folder is not a complete run.
-        """
-        from lockstep.storage.run_folder import RunFolder
-
-        path = Path(folder)
-        result = RunFolder(path).read_json("result.json")
-        return cls(path, result["metrics"], result["weights_sha256"], result)
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value:.4g}" for name, value in self.metrics.items() if "/" not in name)
-        return f"Run({str(self.folder)!r}, {shown}, weights_sha256='{self.weights_sha256[:8]}…')"
 
 
 def train(

@@ -61,7 +61,7 @@ def _probe(source: str, overrides: list[str], notes: Notes) -> Record:
         check_trainable(parts.model)
     with notes.during("open"):
         data = open_data(config, parts, train=True), open_data(config, parts, train=False)
-    check_not_empty(*data)
+    check_not_empty({"training": len(data[0]), "validation": len(data[1])})
     notes.settings = small_sizes(config, len(data[0]))
     probed.config = load(spec.config_class, spec.layers, [*overrides, *notes.settings]).config
     leaves = _first_step(probed, data[0])

@@ -256,9 +256,4 @@ class RunConfig(Settings):
                 f"micro_batch ({self.micro_batch}) is more than global_batch ({self.global_batch}); "
                 f"fix: Set micro_batch={self.global_batch} or less."
             )
-        if self.optim.warmup_epochs > self.epochs:
-            raise ValueError(
-                f"optim.warmup_epochs ({self.optim.warmup_epochs:g}) is more than epochs ({self.epochs}), so the "
-                "learning rate would never reach its peak; fix: Set optim.warmup_epochs=0, or more epochs."
-            )
         return self

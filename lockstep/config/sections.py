@@ -58,7 +58,9 @@ class OptimConfig(Settings):
         default="constant",
         description="Learning rate schedule after the warmup. The cosine of warmup_cosine begins when the warmup ends.",
     )
-    warmup_epochs: float = Field(default=0.0, ge=0, description="Epochs of linear warmup to lr.")
+    warmup_epochs: float = Field(
+        default=0.0, ge=0, description="Epochs of linear warmup to lr, at most half of the run."
+    )
     warmup_factor: Share | None = Field(
         default=None, description="Initial learning rate / lr in the warmup. null: one step's share of the warmup."
     )
@@ -217,6 +219,10 @@ class ReportConfig(Settings):
         default=None, description="Steps between training records; null: about 50 records per epoch."
     )
     tensorboard: bool = Field(default=True, description="Write TensorBoard files into the run folder.")
+    peak_tflops: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="Peak TFLOP/s of one device in this precision, for mfu in the records. null: that of known GPUs.",
+    )
     profile: str | None = Field(
         default=None,
         description="Steps of rank 0 to profile with torch.profiler, such as 10:13; a trace and a table are written "
@@ -225,7 +231,7 @@ class ReportConfig(Settings):
     trackers: tuple[str, ...] = Field(
         default=(),
         description=f"Experiment trackers that receive the records: {', '.join(TRACKERS)}, or Python files with a "
-        "lockstep.Tracker. They cannot stop or change training.",
+        "lockstep.Tracker, or with functions such as after_evaluation. They cannot stop or change training.",
     )
     project: str | None = Field(
         default=None, description="Project or experiment in the trackers. null: the name of the recipe."

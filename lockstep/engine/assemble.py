@@ -10,7 +10,7 @@ from torch import nn
 from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
-from lockstep.engine.build import build_parts, check_not_empty, make_order, open_data, prepare_model
+from lockstep.engine.build import build_parts, check_not_empty, make_order, open_data, open_eval_sets, prepare_model
 from lockstep.engine.job import MAX_TERMS, Job, Progress
 from lockstep.engine.loss_scale import init_scale
 from lockstep.engine.parts import Parts
@@ -47,17 +47,21 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
     check_kernels(config)
     parts = build_parts(config, build)
     check_trainable(parts.model)
+    parts.metric()  # it checks that the metric has all members
     is_sharded = config.parallel == "fsdp" and world.size > 1
     model = prepare_model(parts.model, config, world.device, is_sharded=is_sharded)
     train_data, eval_data = open_data(config, parts, train=True), open_data(config, parts, train=False)
+    eval_sets = open_eval_sets(config, parts)
+    sizes = {"training": len(train_data), "validation": len(eval_data)}
+    sizes |= {f"{name} validation": len(samples) for name, samples in eval_sets.items()}
     fingerprint = take_fingerprint(
         config, parts.loss, model, (train_data, eval_data), world.device,
         num_ranks_here=world.num_ranks_here, is_restart=is_restart,
     )  # fmt: skip
-    warnings = check_ranks_agree(world, config, model, (len(train_data), len(eval_data)), fingerprint)
+    warnings = check_ranks_agree(world, config, model, sizes, fingerprint)
     if config.watch.recheck is not None and world.size == 1:
         warnings.append("watch.recheck needs two or more processes: nothing is repeated on this one")
-    check_not_empty(train_data, eval_data)
+    check_not_empty(sizes)
     check_batches(config, model, len(train_data))
     checkpoint_activations(model, config.activation_checkpointing)
     replica = _hold(model, config, world, is_sharded=is_sharded)
@@ -79,6 +83,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         order=order,
         train_data=train_data,
         eval_data=eval_data,
+        eval_sets=eval_sets,
         progress=Progress(loss_scale=init_scale(config), train_size=len(train_data)),
         average=ModelEma(model, average, replica.state) if average is not None else None,
         replica=replica,

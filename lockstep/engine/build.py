@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from lockstep.data.rechecked_order import RecheckedOrder
 from lockstep.data.samples import Samples, as_samples
 from lockstep.engine.parts import Parts
 from lockstep.errors import ConfigError, DataError, is_out_of_memory
+from lockstep.metrics.make import make_metric
 from lockstep.module.check_model import check_model
 from lockstep.module.precision import use_precision
 from lockstep.parallel.bucket import is_dense
@@ -49,7 +52,7 @@ def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:
             f"the recipe's build returned {_kind(parts)}, not Parts", fix="Return Parts(model=..., loss=..., ...)."
         )
     check_model(parts.model)
-    return parts
+    return replace(parts, metric=partial(make_metric, parts.metric))
 
 
 def open_data(config: RunConfig, parts: Parts, *, train: bool) -> Samples:
@@ -64,7 +67,21 @@ def open_data(config: RunConfig, parts: Parts, *, train: bool) -> Samples:
         ConfigError: The recipe returns an object that has no samples.
     """
     name = "train_data" if train else "eval_data"
-    opener = getattr(parts, name)
+    return _open(config, getattr(parts, name), name, train=train)
+
+
+def open_eval_sets(config: RunConfig, parts: Parts) -> dict[str, Samples]:
+    """Open a recipe's further validation sets, by name.
+
+    Raises:
+        ConfigError: The recipe returns an object that has no samples.
+    """
+    return {
+        name: _open(config, opener, f'eval_sets["{name}"]', train=False) for name, opener in parts.eval_sets.items()
+    }
+
+
+def _open(config: RunConfig, opener: object, name: str, *, train: bool) -> Samples:
     if not callable(opener):
         raise ConfigError(f"the recipe's {name} is {_kind(opener)}, not a function", fix=f"Set {name}=lambda: ....")
     with seeded(key(config.seed, DATA, int(train))):
@@ -140,14 +157,17 @@ def prepare_model(model: nn.Module, config: RunConfig, device: torch.device, *, 
     return model
 
 
-def check_not_empty(train_data: Samples, eval_data: Samples) -> None:
-    """Check that both datasets have samples.
+def check_not_empty(sizes: Mapping[str, int]) -> None:
+    """Check that all datasets have samples.
+
+    Args:
+        sizes: Number of samples by name.
 
     Raises:
         DataError: One is empty.
     """
-    for name, data in (("training", train_data), ("validation", eval_data)):
-        if len(data) == 0:
+    for name, size in sizes.items():
+        if size == 0:
             raise DataError(f"the {name} set is empty", fix="Give it at least one sample.")
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lockstep.data.samples import Batch, Samples, SampleSource
 from lockstep.errors import ConfigError
+from lockstep.metrics.eval_sets import check_set_names
 from lockstep.metrics.metric import Metric
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Parts:
             minimizes their sum.
         train_data: Opens the training samples. A function, because predict needs no dataset.
         eval_data: Opens the validation samples.
+        eval_sets: Opens further validation sets, by name. Their metrics are named after them: "night.top1".
         metric: Makes an empty metric. `monitor` names one of the keys of its `result()`.
         monitor: The metric that chooses the best checkpoint, and whether its "max" or "min" is best.
         init_weights: Initializes the model further, such as with pretrained weights (`load_pretrained`), and returns
@@ -55,6 +57,7 @@ class Parts:
     eval_data: Callable[[], SampleSource]
     metric: Callable[[], Metric]
     monitor: tuple[str, str] = ("top1", "max")
+    eval_sets: Mapping[str, Callable[[], SampleSource]] = field(default_factory=dict)
     init_weights: Callable[[nn.Module], Mapping[str, str]] | None = None
     infer: Callable[[nn.Module, Any], Any] | None = None
     preprocess: Callable[[Path], Any] | None = None
@@ -70,8 +73,9 @@ class Parts:
         """Check the values that can be checked before any data is read.
 
         Raises:
-            ConfigError: `monitor` has no valid mode.
+            ConfigError: `monitor` has no valid mode, or a validation set no valid name.
         """
+        check_set_names(self.eval_sets, "Parts.eval_sets")
         if self.monitor[1] not in ("max", "min"):
             raise ConfigError(
                 f"the mode of the monitored metric is {self.monitor[1]!r}",

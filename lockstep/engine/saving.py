@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor
@@ -62,6 +63,7 @@ class CheckpointManager:
     Attributes:
         folder: The run folder.
         rolled_back: Steps for which the run was rolled back.
+        notify: Called in the background with the step and the path of each checkpoint, once it is whole on disk.
     """
 
     def __init__(self, folder: RunFolder, config: CheckpointConfig, world: World) -> None:
@@ -71,6 +73,7 @@ class CheckpointManager:
         self._saved_at = time.monotonic()
         self._saved_step: int | None = None
         self.rolled_back: set[int] = set()
+        self.notify: Callable[[int, Path], None] = lambda step, path: None
         self._background, self._copies = Background(), HostCopies()
         self._copied: tuple[int, dict[str, Tensor]] | None = None
         if self._is_main:  # it holds the run folder's lock, so no other process is writing there
@@ -145,12 +148,14 @@ class CheckpointManager:
         target = self.folder.checkpoints
         # A power cut must not leave a checkpoint whose earlier steps have lost their records.
         flush_steps(self.folder.path / STEPS)
-        checkpoint.write(step, tensors, plain, target, self._background.moved, fetch)
-        self._saved_step = step
+        written = checkpoint.write(step, tensors, plain, target, self._background.moved, fetch)
+        is_first, self._saved_step = step != self._saved_step, step
         # Only now: before, best.json would name a checkpoint that a crash could leave unwritten, or prune would remove
         # the last whole one.
         if best is not None and best["step"] == step:
             checkpoint.mark_best(target, best)
+        if is_first:
+            self.notify(step, written)
         if is_kept is not None:
             checkpoint.prune(target, step, self._config.keep, is_kept)
 

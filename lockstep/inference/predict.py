@@ -86,33 +86,38 @@ def _evaluate(
     trained: TrainedModel, metrics_file: Path | None, assignment: RankAssignment | None = None
 ) -> dict[str, float]:
     """Evaluate in one process of a world. Rank 0 also writes the metrics to `metrics_file`, if given."""
-    from lockstep.engine.build import open_data
+    from lockstep.engine.build import open_data, open_eval_sets
     from lockstep.engine.evaluate import evaluate as evaluate_model
+    from lockstep.metrics.eval_sets import with_set
     from lockstep.watchdog.detector import HangDetector
 
     found, config = trained.settings()
     console = Console(sys.stderr)
     with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
         parts, model = trained.open(found, config, world)
-        samples = open_data(config, parts, train=False)
+        sets = {"": open_data(config, parts, train=False), **open_eval_sets(config, parts)}
         # A hang detector ends its process. A single process may be the user's own program, so it has none.
         watch = HangDetector(world, config.watch.hang_timeout_s, trained.log_dir) if world.size > 1 else nullcontext()
+        metrics: dict[str, float] = {}
         with watch:
-            metrics, _ = evaluate_model(
-                model,
-                samples,
-                world,
-                loss=parts.loss,
-                infer=parts.infer,
-                metric=parts.metric,
-                batch_size=config.eval_batch,
-                num_workers=config.loader.num_workers,
-                channels_last=config.channels_last,
-                progress=partial(console.share_done, "evaluating") if world.is_main else None,
-            )
+            for name, samples in sets.items():
+                found_metrics, _ = evaluate_model(
+                    model,
+                    samples,
+                    world,
+                    loss=parts.loss,
+                    infer=parts.infer,
+                    metric=parts.metric,
+                    batch_size=config.eval_batch,
+                    num_workers=config.loader.num_workers,
+                    channels_last=config.channels_last,
+                    progress=partial(console.share_done, f"evaluating {name}".strip()) if world.is_main else None,
+                )
+                metrics |= with_set(name, found_metrics)
         console.close()
         if world.is_main:
-            console.say(f"{len(samples):,} samples, each once")
+            sizes = [f"{len(samples):,} samples{f' of {name}' if name else ''}" for name, samples in sets.items()]
+            console.say(f"{', '.join(sizes)}, each once")
         if metrics_file is not None and world.is_main:
             metrics_file.write_text(json.dumps(metrics), encoding="utf-8")
         return metrics if world.is_main else {}

@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.errors import ConfigError
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-MISSING = "Run: pip install 'lockstep[lightning]'"
+MISSING = "Run: pip install 'lockstep-train[lightning]'"
 
 
 def find(module: str, name: str) -> Any:

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from lockstep.cluster.world import World
     from lockstep.provenance.fingerprint import Fingerprint
 
+EVAL_SETS = "data.eval_sets"  # one setting per set below it
 # Settings that change how a run is executed, but not its result.
 FREE = {"loader", "cluster", "report", "checkpoint", "record", "watch", "device", "eval_batch", "eval_every"}
 FREE |= {"parallel", "activation_checkpointing"}
-EVALUATION = {"eval_batch", "eval_every"}  # free unless the validations decide when the run ends
-FREE |= {"data.root", "data.cache", "data.cache_gb"}
+EVALUATION = {"eval_batch", "eval_every", EVAL_SETS}  # free unless the validations decide when the run ends
+FREE |= {"data.root", "data.cache", "data.cache_gb", EVAL_SETS}
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 
@@ -147,6 +148,7 @@ def is_free(name: str, config: RunConfig | None = None) -> bool:
         name: Its dotted name.
         config: All settings; None: those of a run that does not stop early.
     """
+    name = EVAL_SETS if name.startswith(f"{EVAL_SETS}.") else name
     if config is not None and config.stop_early.patience is not None and name in EVALUATION:
         return False
     return name in FREE or name.split(".")[0] in FREE
@@ -172,7 +174,7 @@ def _more_epochs(other: list[str], config: RunConfig, folder: RunFolder) -> str:
 
 
 def check_ranks_agree(
-    world: World, config: RunConfig, model: nn.Module, num_samples: tuple[int, int], fingerprint: Fingerprint
+    world: World, config: RunConfig, model: nn.Module, sizes: Mapping[str, int], fingerprint: Fingerprint
 ) -> list[str]:
     """Check that all ranks have the same code, settings, data and model.
 
@@ -180,7 +182,7 @@ def check_ranks_agree(
         world: The world.
         config: The settings.
         model: The model, on the device.
-        num_samples: Number of training and of validation samples.
+        sizes: Number of samples of each dataset, by its name.
         fingerprint: This rank's fingerprint.
 
     Returns:
@@ -199,8 +201,7 @@ def check_ranks_agree(
         "torch": torch.__version__,
         "device": device_name(world.device),
         **{f"setting {name}": value for name, value in flat(config.model_dump(mode="json")).items()},
-        "training samples": num_samples[0],
-        "evaluation samples": num_samples[1],
+        **{f"{name} samples": size for name, size in sizes.items()},
         **{f"shape of {name}": str(tuple(tensor.shape)) for name, tensor in model.state_dict().items()},
         **fingerprint.code,
         **fingerprint.data,

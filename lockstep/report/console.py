@@ -243,6 +243,21 @@ class Console:
         rows.add_row(when, loss, *texts.values(), mark)
         self._print(rows)
 
+    def evaluation_of(self, name: str, values: Mapping[str, float], num_samples: int) -> None:
+        """Add a line with the metrics of a further validation set.
+
+        Args:
+            name: The set.
+            values: Its metrics by name.
+            num_samples: Its samples.
+        """
+        texts = [
+            f"{printable(metric_name(key))} {metric_value(key, value)}"
+            for key, value in values.items()
+            if "/" not in key
+        ]
+        self.say(f"  {name} ({num_samples:,} samples)  {'  '.join(texts)}")
+
     def close(self) -> None:
         """Remove the progress line."""
         with self._lock:

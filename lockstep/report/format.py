@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 COLUMNS = 80
 # Metrics between 0 and 1 that are shown in percent.
 _SHARES = ("top", "accuracy", "precision", "recall")
+_OF_SET = re.compile(r"([A-Za-z][\w-]*)\.([A-Za-z]\w*)", re.ASCII)  # a metric of a named validation set
 _ERROR_LABEL = re.compile(r"  ([a-z]+|) +(?=\S)")  # at the start of a line of a slot
 _COMMAND = re.compile(r"\b(lockstep|torchrun|pip|apt|kill|ssh) ")
 
@@ -87,7 +88,9 @@ def clock(seconds: float | None) -> str:
 
 
 def metric_name(name: str) -> str:
-    """Format a metric's name for a column: "top1" -> "top-1"."""
+    """Format a metric's name for a column: "top1" -> "top-1", "night.top1" -> "night top-1"."""
+    if (of_set := _OF_SET.fullmatch(name)) is not None:
+        return f"{of_set[1]} {metric_name(of_set[2])}"
     return f"top-{name[3:]}" if name.startswith("top") and name[3:].isdigit() else name.replace("_", " ")
 
 
@@ -97,6 +100,8 @@ def metric_value(name: str, value: float) -> str:
     Powers of ten are written only from 10,000 on and below 0.0001. COCO's -1, for an average over no ground truth, is
     written as "none".
     """
+    if (of_set := _OF_SET.fullmatch(name)) is not None:
+        return metric_value(of_set[2], value)
     if name.startswith(("AP", "AR")) and value == -1:
         return "none"
     if not math.isfinite(value):

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lockstep.extras import require
+from lockstep.errors import ConfigError
+from lockstep.extras import is_installed, pip_line
 from lockstep.report.records import read_records
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class History:
         Raises:
             ConfigError: pandas is not installed.
         """
-        require("notebook", "History.frame")
+        if not is_installed("pandas"):
+            raise ConfigError("History.frame needs pandas, which is not installed", fix=f"Run {pip_line('notebook')}.")
         from pandas import DataFrame
 
         return DataFrame(self.train if kind == "train" else self.eval)

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import stat
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 FILE_NAME = "metrics.jsonl"
+CHECKPOINT = "checkpoint"  # the kind of the records of checkpoints; they have no values
 _MAX_LINE_BYTES = 1024 * 1024
 
 
@@ -39,32 +41,47 @@ class Records:
         self._file: BinaryIO | None = None
         self._writer: SummaryWriter | None = None
         self._is_described = False
+        self._lock = threading.Lock()
         self._shown: dict[str, int] = {}
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def write(self, kind: str, step: int, epoch: float, values: Mapping[str, float]) -> None:
+    def write(self, kind: str, step: int, epoch: float, values: Mapping[str, float | None]) -> None:
         """Append a record.
 
         Args:
             kind: Kind of the record: "train", "eval" ...
             step: Steps completed when it is written.
             epoch: Epochs completed, with a fraction inside an epoch.
-            values: Values by name. JSON has no NaN and no infinity: those become null.
+            values: Values by name. JSON has no NaN and no infinity: those become null. None is not known.
         """
         record = {"kind": kind, "step": step, "epoch": epoch, **{name: _plain(value) for name, value in values.items()}}
-        with _writing(self._path):
+        self._append(record)
+        if self._tensorboard_folder is not None:
+            with _writing(self._tensorboard_folder):
+                writer = self._open_tensorboard(self._tensorboard_folder)
+                for name, value in values.items():
+                    if value is not None:
+                        writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def note_checkpoint(self, step: int, epoch: float, path: str) -> None:
+        """Append the record of a checkpoint that is whole on disk. May be called in another thread.
+
+        Args:
+            step: Its step.
+            epoch: Epochs completed, with a fraction inside an epoch.
+            path: Its path in the run folder.
+        """
+        self._append({"kind": CHECKPOINT, "step": step, "epoch": epoch, "path": path})
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        with _writing(self._path), self._lock:
             if self._file is None:
                 # No link: a stranger's run folder must not lead to another file.
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                 self._file = open(os.open(self._path, flags, 0o666), "ab")  # noqa: SIM115 - closed by `close`
             self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             self._file.flush()
-        if self._tensorboard_folder is not None:
-            with _writing(self._tensorboard_folder):
-                writer = self._open_tensorboard(self._tensorboard_folder)
-                for name, value in values.items():
-                    writer.add_scalar(f"{kind}/{name}", value, step)
 
     def describe(self, settings: Mapping[str, Any], metrics: Iterable[str]) -> None:
         """Write the run's row of TensorBoard's table of hyperparameters, whose metrics are always the latest.
@@ -128,8 +145,9 @@ class Records:
 
     def close(self) -> None:
         """Flush and close all files."""
-        file, writer = self._file, self._writer
-        self._file = self._writer = None
+        with self._lock:
+            file, writer = self._file, self._writer
+            self._file = self._writer = None
         with _writing(self._path.parent):
             try:
                 if file is not None:
@@ -195,5 +213,5 @@ def _is_eval(line: bytes) -> bool:
     return b'"kind": "eval"' in line
 
 
-def _plain(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _plain(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

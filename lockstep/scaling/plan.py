@@ -23,6 +23,7 @@ from lockstep.data.order import part
 from lockstep.engine.parts import Parts
 from lockstep.errors import ConfigError
 from lockstep.module.activation_checkpointing import choose_parts
+from lockstep.module.flops import count_recurrent
 from lockstep.module.precision import use_precision
 from lockstep.parallel.blocks import count, shard_blocks
 from lockstep.parallel.bucket import group
@@ -109,7 +110,7 @@ def _pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, nu
         use_precision(model, config, CPU)
         batch = _repeated(inputs, num_samples)
         outputs: list[Tensor] = []
-        recurrent = _count_recurrent(model)
+        recurrent = count_recurrent(model)
         with FlopCounterMode(display=False) as counter, _kept(model, config) as kept:
             outputs = [tensor for tensor in _tensors(model(batch)) if tensor.requires_grad]
             recurrent_forward = sum(recurrent)
@@ -118,23 +119,6 @@ def _pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, nu
         again = forward if config.activation_checkpointing else 0
         activations = kept() + sum(2 * tensor.nbytes for tensor in outputs)
         return Pass(activations, counter.get_total_flops() + 3 * recurrent_forward + again), sizes_of(model)
-
-
-def _count_recurrent(model: nn.Module) -> list[int]:
-    """Count the FLOPs of each forward call of an LSTM, GRU or RNN, which torch's counter leaves out.
-
-    The backward pass takes twice as many: the products with the weights and those with the inputs.
-    """
-    calls: list[int] = []
-
-    def note(module: nn.Module, args: Any, _: Any) -> None:
-        num_steps = _tensors(args)[0].shape[:-1].numel()  # of all sequences
-        calls.append(2 * num_steps * sum(weight.numel() for weight in module.parameters() if weight.dim() == 2))
-
-    for module in model.modules():
-        if isinstance(module, nn.RNNBase):
-            module.register_forward_hook(note)
-    return calls
 
 
 @contextmanager

@@ -52,16 +52,17 @@ def test_a_missing_package_is_named_with_its_pip_line(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S)
     accelerate, transformers = done.stdout.splitlines()
     assert accelerate.startswith("accelerate is not installed")
-    assert "pip install 'lockstep[accelerate]'" in accelerate
-    assert "pip install 'lockstep[transformers]'" in transformers
+    assert "pip install 'lockstep-train[accelerate]'" in accelerate
+    assert "pip install 'lockstep-train[transformers]'" in transformers
 
 
 @pytest.mark.parametrize(
     ("kind", "package"),
-    [("accelerate", "accelerate"), pytest.param("trainer", "transformers", marks=pytest.mark.full)],
+    [("accelerate", "accelerate"), ("trainer", "transformers")],
 )
+@pytest.mark.full
 def test_what_is_not_exact_is_refused_with_its_name_and_a_fix(kind: str, package: str, tmp_path: Path) -> None:
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'lockstep[{package}]'")
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'lockstep-train[{package}]'")
     with worlds_of("hugging_face_refusals.py", tmp_path) as worlds:
         _, text = worlds.run(1, kind, tmp_path)
     refused = dict(line.split("| ", 1) for line in text.splitlines() if "| " in line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -37,6 +38,15 @@ def test_all_has_every_extra(repo: Path) -> None:
     assert project["name"] == extras.DISTRIBUTION
     text, _ = project["optional-dependencies"]["all"]
     assert Requirement(text).extras >= set(extras.EXTRAS)
+
+
+def test_no_text_installs_another_project_of_the_short_name(repo: Path) -> None:
+    files = [path for part in ("docs", "lockstep", "examples") for path in (repo / part).rglob("*")] + [
+        *repo.glob("*.md")
+    ]
+    texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix in (".md", ".py", ".ipynb")}
+    wrong = re.compile(r"""\bpip install ['"]?lockstep(?![\w-])|\blockstep\[\w""")
+    assert [path for path, text in texts.items() if "adr" not in path.parts and wrong.search(text)] == []
 
 
 def test_the_core_has_few_dependencies(repo: Path) -> None:

@@ -51,6 +51,23 @@ def parts_of(config: Config) -> Parts:
     return build(config, json.loads(json.dumps(dataset_info(config))))
 
 
+def test_further_validation_sets_are_listed_once_and_one_named_later_is_listed_then(
+    shapes: Path, tmp_path: Path
+) -> None:
+    first = next(path for path in sorted(shapes.iterdir()) if path.is_dir())
+    night = tmp_path / "night" / first.name
+    night.mkdir(parents=True)
+    for path in sorted(first.iterdir())[:3]:
+        (night / path.name).symlink_to(path)
+    config = config_of(shapes, data={"eval_sets": {"night": tmp_path / "night"}})
+    info = json.loads(json.dumps(dataset_info(config)))
+    (night / sorted(first.iterdir())[4].name).symlink_to(sorted(first.iterdir())[4])
+    assert len(build(config, info).eval_sets["night"]()) == 3
+    assert len(build(config, {**info, "eval_sets": {}}).eval_sets["night"]()) == 4
+    with pytest.raises(ConfigError, match="name of a validation set"):
+        config_of(shapes, data={"eval_sets": {"a.b": night}}).check_inputs()
+
+
 def filling(folder: Path) -> Any:
     spec = importlib.util.spec_from_file_location("fill", folder / "fill.py")
     assert spec is not None

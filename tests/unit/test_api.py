@@ -50,9 +50,3 @@ def test_a_new_folder_of_a_run_that_never_started_is_removed(monkeypatch: pytest
     with pytest.raises(DataError):
         api.train("digits", run_dir="mine")
     assert Path("mine").exists()
-
-
-def test_a_run_is_shown_in_one_short_line() -> None:
-    metrics = {"loss": 0.123456789, "top1": 0.9917, **{f"top1/{name}": 0.5 for name in range(50)}}
-    run = api.Run(Path("runs/digits-0001"), metrics, "9b50e7c1" * 8, {"steps": list(range(1000))})
-    assert repr(run) == "Run('runs/digits-0001', loss=0.1235, top1=0.9917, weights_sha256='9b50e7c1…')"

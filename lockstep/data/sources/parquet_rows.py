@@ -53,7 +53,7 @@ class ParquetRows:
     all of them fit into `cache_bytes`. Otherwise write the files again with smaller ones (`row_group_size=100` of
     `pyarrow.parquet.write_table`), or let Hugging Face `datasets` convert them to Arrow.
 
-    Requires pyarrow: `pip install "lockstep[parquet]"`.
+    Requires pyarrow: `pip install "lockstep-train[parquet]"`.
 
     Args:
         files: A .parquet file, a folder of them, a pattern such as `train-*.parquet`, or a list of these, all local.
@@ -196,7 +196,7 @@ def _require_pyarrow() -> None:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "reading Parquet requires the package pyarrow", fix='Run pip install "lockstep[parquet]".'
+            "reading Parquet requires the package pyarrow", fix='Run pip install "lockstep-train[parquet]".'
         ) from None
 
 

@@ -6,18 +6,24 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lockstep.cores import num_cores
 from lockstep.data.order import Step
 from lockstep.data.samples import Batch
 from lockstep.engine.job import Job
+from lockstep.engine.output.model_flops import flops_per_sample
+from lockstep.engine.output.quality import Quality, learn_more, lower_lr
 from lockstep.engine.output.recorder import StepRecorder
 from lockstep.engine.step import StepResult
 from lockstep.extras import is_installed
+from lockstep.metrics.eval_sets import metrics_of, with_set
 from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.report.bottleneck import DataWait, advice
 from lockstep.report.console import Console
+from lockstep.report.device_use import DeviceUse
+from lockstep.report.loss_trend import LossTrend
 from lockstep.report.profile import StepProfile
 from lockstep.report.rate import Rate
 from lockstep.report.records import Records, read_records
@@ -49,6 +55,7 @@ class Reports:
     def __init__(self, job: Job, folder: RunFolder) -> None:
         self._folder = folder
         self._every = job.config.report.every_steps or max(1, job.order.steps_per_epoch // RECORDS_PER_EPOCH)
+        self._steps_per_epoch = job.order.steps_per_epoch
         self._rate = Rate()
         self._step_started = self._drawn_at = time.perf_counter()
         self._console = Console(sys.stdout) if job.world.is_main else None
@@ -56,7 +63,11 @@ class Reports:
         self._records = Records(folder.path, tensorboard=has_tensorboard) if job.world.is_main else None
         self._recorder = StepRecorder(job, folder.path / STEPS)
         self.trackers = Trackers(job.config.report.trackers if job.world.is_main else (), folder.path, self.notify)
+        config = job.config
+        self._device_use = DeviceUse(job.world.device, config.precision, config.report.peak_tflops)
+        self._flops_per_sample: float | None = None
         self._stragglers, self._data_wait = Stragglers(), DataWait()
+        self._trend, self._quality = LossTrend(job.num_steps), Quality()
         self._waited_s = 0.0
         self._last_wait: float | None = None  # share of the time since the record before the last one
         self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
@@ -97,7 +108,10 @@ class Reports:
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
         if self._records is not None and job.loader is not None and job.parts.draw_samples and not job.progress.step:
             job.loader.num_to_keep = min(NUM_SAMPLES, len(job.train_data))
+        if self._records is not None and self._device_use.peak is not None and self._flops_per_sample is None:
+            self._flops_per_sample = flops_per_sample(job)
         self._data_wait.start(job.progress.seconds, job.progress.data_s)
+        self._trend.start(job.progress.step, self._first_loss() if job.progress.step else None)
         self._loss_sum, self._num_samples = 0.0, 0
         self.resume(job)
 
@@ -131,6 +145,8 @@ class Reports:
         if self._console is None or self._records is None:
             return
         done, total = job.progress.step, job.num_steps
+        if text := self._trend.add(result.loss):
+            self.notify(f"{text}\n  fix  {lower_lr(job.config)}")
         if written := self._profile.at(done):
             self.notify(f"profile of steps {job.config.report.profile} written to {written}")
         if job.loader is not None and job.loader.kept and (not job.loader.num_to_keep or done == total):
@@ -139,12 +155,14 @@ class Reports:
         left = self._samples_until(job, total) - self._samples_until(job, done)
         if done % self._every == 0:
             terms = result.terms if len(result.terms) > 1 else {}
-            values = {"loss": result.loss, **terms, "lr": result.lr, "grad_norm": result.norm}
+            values: dict[str, float | None] = {"loss": result.loss, **terms, "lr": result.lr, "grad_norm": result.norm}
             if job.config.precision == "fp16":
                 values |= {"loss_scale": job.progress.loss_scale, "overflow_steps": job.progress.num_overflows}
             values |= {"samples_per_s": self._rate.samples_per_s, "seconds": job.progress.seconds}
             self._last_wait = self._data_wait.share(job.progress.seconds, job.progress.data_s)
             values["data_wait"] = self._last_wait
+            rate = self._flops_per_sample and self._flops_per_sample * self._rate.samples_per_s
+            values |= self._device_use.values(rate, job.world.size)
             self._records.write("train", done, done / job.order.steps_per_epoch, values)
             self._compare_ranks(job, self._records)
             if text := self._data_wait.notice(job.progress.seconds, job.progress.data_s, _advice(job)):
@@ -183,15 +201,33 @@ class Reports:
             self._records.describe({**_main_settings(job), **self.settings}, metrics)
             best, train_loss = job.progress.best, self._loss_sum / self._num_samples if self._num_samples else None
             is_best = best is not None and best["step"] == job.progress.step
-            self._console.evaluation(epoch, metrics, metric.num_samples, train_loss, is_best=is_best)
+            others = {name: metrics_of(name, metrics) for name in job.eval_sets}
+            names = {name for each in others for name in with_set(each, others[each])}
+            own = {name: value for name, value in metrics.items() if name not in names}
+            self._console.evaluation(epoch, own, metric.num_samples, train_loss, is_best=is_best)
+            for name, values in others.items():
+                self._console.evaluation_of(name, values, len(job.eval_sets[name]))
             self._loss_sum, self._num_samples = 0.0, 0
             if job.progress.has_stopped_early:
                 stale = job.progress.num_stale
                 of = f"{stale} validation{'s' if stale > 1 else ''}"
                 self.notify(f"training ends: no improvement in {of} (stop_early)")
             is_last = job.is_complete
+            if texts := self._quality.notices(metric, job.progress.step, job.num_steps, is_last=is_last):
+                self.notify("\n".join([*texts, f"  fix  {learn_more(job.config)}"]))
             if is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S:
                 self._draw(job, metric, self._records)
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """Record a checkpoint that is whole on disk. Called in the background.
+
+        Args:
+            step: Its step.
+            path: Its folder.
+        """
+        if self._records is not None:
+            place = path.relative_to(self._folder.path).as_posix()
+            self._records.note_checkpoint(step, step / self._steps_per_epoch, place)
 
     def close(self) -> None:
         """Flush and close the records, and remove the progress line."""
@@ -236,6 +272,11 @@ class Reports:
             LOGGER.exception("pictures")
             self.notify(f"pictures could not be drawn: {type(error).__name__}: {error}")
         self._drawn_at = time.perf_counter()
+
+    def _first_loss(self) -> float | None:
+        """Return the first loss in the records of a resumed run, if it is there and a number."""
+        first = next(iter(read_records(self._folder.path, "train")), {}).get("loss") if self._records else None
+        return first if isinstance(first, float) else None
 
     def _samples_until(self, job: Job, step: int) -> int:
         epochs, steps = divmod(step, job.order.steps_per_epoch)

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from lockstep.config.given import check_exists
 from lockstep.config.schema import RunConfig
 from lockstep.config.sections import Settings
+from lockstep.metrics.eval_sets import check_set_names
 from lockstep.recipes.classify.augment_config import AugmentConfig
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -46,6 +47,10 @@ class DataConfig(Settings):
     eval: Path | None = Field(
         default=None,
         description="Validation images, with data.root or data.train: class folders, or a CSV file of path,label.",
+    )
+    eval_sets: dict[str, Path] = Field(
+        default={},
+        description="Further validation sets by name, as data.eval: {night: DIR} adds the metric night.top1.",
     )
     images: Path | None = Field(
         default=None, description="Folder that paths in CSV files are relative to. null: the folder of each CSV file."
@@ -179,6 +184,9 @@ class Config(RunConfig):
             find_images(data, self.seed)  # raises the error, with what to set
         for name in ("root", "train", "eval", "images"):
             check_exists(f"data.{name}", getattr(data, name))
+        check_set_names(data.eval_sets, "data.eval_sets")
+        for name, path in data.eval_sets.items():
+            check_exists(f"data.eval_sets.{name}", path)
 
 
 class MakeConfig(Settings):

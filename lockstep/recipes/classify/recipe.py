@@ -41,9 +41,12 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
 
     found = find_images(data, config.seed, choose if data.on_error == "skip" else take_all)
     published = {"weights": find_published(config.model.name)} if config.model.weights == "pretrained" else {}
+    # Chosen once, as the validation images are (ADR 11).
+    sets = {name: [_whole(path), _list_other(config, path, found.classes)] for name, path in data.eval_sets.items()}
     return {
         **published,
         "classes": found.classes,
+        **({"eval_sets": sets} if sets else {}),
         "held_out_from": None if data.eval is None else _whole(data.eval),
         "skipped": skipped,
         "num_in_both": count_shared(found, data),
@@ -72,6 +75,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         loss=partial(cross_entropy, label_smoothing=config.loss.label_smoothing),
         train_data=partial(_open, config, dataset_info, train=True),
         eval_data=partial(_open, config, dataset_info, train=False),
+        eval_sets={name: partial(_open_set, config, dataset_info, name) for name in config.data.eval_sets},
         metric=partial(Accuracy, len(classes), num_top=NUM_TOP, classes=classes),
         monitor=("top1", "max"),
         init_weights=_initializer(config, dataset_info),
@@ -119,14 +123,26 @@ def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> Im
     other = config.data.eval
     if not train and other is not None and _whole(other) != dataset_info["held_out_from"]:
         # The user evaluates on images other than the validation split of the run.
-        files = list_validation(
-            other, dataset_info["classes"], config.data.images, restrict=config.data.classes is not None
-        )
-        if config.data.on_error == "skip":
-            files, _ = drop_unreadable(files, other, 0, config.data.images)
+        files = _list_other(config, other, dataset_info["classes"])
     return open_files(
         _base(config, train=train), files, dataset_info["classes"], config.data, train=train, augment=config.augment
     )
+
+
+def _open_set(config: Config, dataset_info: Mapping[str, Any], name: str) -> ImageFiles:
+    """Open a set of data.eval_sets: the images that the run lists, or those of a set that was named later."""
+    path, classes = config.data.eval_sets[name], dataset_info["classes"]
+    listed_from, files = dataset_info.get("eval_sets", {}).get(name, (None, {}))
+    if listed_from != _whole(path):
+        files = _list_other(config, path, classes)
+    return open_files(path, files, classes, config.data, train=False)
+
+
+def _list_other(config: Config, path: Path, classes: list[str]) -> Files:
+    """List images for an evaluation that are not the validation split of the run."""
+    data = config.data
+    files = list_validation(path, classes, data.images, restrict=data.classes is not None)
+    return drop_unreadable(files, path, 0, data.images)[0] if data.on_error == "skip" else files
 
 
 def _base(config: Config, *, train: bool) -> Path:

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from lockstep.config.given import check_exists
 from lockstep.config.schema import RunConfig
 from lockstep.config.sections import Settings
+from lockstep.metrics.eval_sets import check_set_names
 from lockstep.recipes.pose.skeletons import SKELETONS, Skeleton
 
 Count = Annotated[int, Field(ge=1)]
@@ -40,6 +41,9 @@ class DataConfig(Settings):
         default=None, description="Training split, such as train2017 or train+val. null: the default of the dataset."
     )
     eval: str | None = Field(default=None, description="Validation split. null: the default of the dataset.")
+    eval_sets: dict[str, str] = Field(
+        default={}, description="Further validation splits by name, as data.eval: {small: SPLIT} adds small.AP."
+    )
     num_train: Count | None = Field(
         default=None, description="Use the first N training images. null: all (figures: 2,048)."
     )
@@ -77,8 +81,8 @@ class DataConfig(Settings):
             raise ValueError(f"size_px ({self.size_px}) must be a multiple of 32, the stride of the network")
         if self.min_scale > self.max_scale:
             raise ValueError(f"min_scale ({self.min_scale}) must be at most max_scale ({self.max_scale})")
-        if self.name == "figures" and (self.train is not None or self.eval is not None):
-            raise ValueError("train and eval are splits of coco or crowdpose; data.name=figures has none")
+        if self.name == "figures" and (self.train is not None or self.eval is not None or self.eval_sets):
+            raise ValueError("train, eval and eval_sets are splits of coco or crowdpose; data.name=figures has none")
         return self
 
     @property
@@ -178,6 +182,7 @@ class Config(RunConfig):
         """Check that the dataset's folder exists, unless the dataset is synthetic."""
         if self.data.name != "figures":
             check_exists("data.root", self.data.root)
+        check_set_names(self.data.eval_sets, "data.eval_sets")
 
     @property
     def skeleton(self) -> Skeleton:

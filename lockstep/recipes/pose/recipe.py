@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from lockstep.data.normalise import MEAN, STD
 from lockstep.engine.parts import Parts
 from lockstep.recipes.pose.coco.files import open_files
 from lockstep.recipes.pose.config import Config, DataConfig
@@ -17,7 +18,6 @@ from lockstep.recipes.pose.infer import make_infer, read_image, to_prediction
 from lockstep.recipes.pose.loss import pose_loss
 from lockstep.recipes.pose.metric import PoseMetric
 from lockstep.recipes.pose.model import HigherHRNet
-from lockstep.recipes.pose.normalise import MEAN, STD
 from lockstep.recipes.pose.synthetic import NUM_EVAL, NUM_TRAIN, SyntheticPeople
 from lockstep.storage.pretrained import load_pretrained
 
@@ -37,6 +37,7 @@ def build(config: Config) -> Parts:
         loss=partial(pose_loss, config=config.loss),
         train_data=partial(open_train_images, config),
         eval_data=partial(open_eval_images, config),
+        eval_sets={name: partial(_open_set, config, split) for name, split in config.data.eval_sets.items()},
         metric=partial(PoseMetric, skeleton),
         monitor=("AP", "max"),
         init_weights=partial(load_weights, path=config.model.weights) if config.model.weights else None,
@@ -76,6 +77,10 @@ def open_eval_images(config: Config) -> EvalImages:
         DataError: Files are missing or invalid.
     """
     return EvalImages(_open(config, train=False))
+
+
+def _open_set(config: Config, split: str) -> EvalImages:
+    return EvalImages(open_files(config.data.model_copy(update={"eval": split}), train=False))
 
 
 def load_weights(model: nn.Module, path: Path) -> Mapping[str, str]:

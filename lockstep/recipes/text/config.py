@@ -10,6 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from lockstep.config.given import check_exists
 from lockstep.config.schema import RunConfig
 from lockstep.config.sections import Settings
+from lockstep.metrics.eval_sets import check_set_names
 
 Count = Annotated[int, Field(ge=1)]
 Width = Annotated[int, Field(ge=16, le=4096)]
@@ -73,6 +74,10 @@ class DataConfig(Settings):
     )
     train: str | None = Field(default=None, description="Label file or LMDB folder of the training lines.")
     eval: str | None = Field(default=None, description="Label file or LMDB folder of the validation lines.")
+    eval_sets: dict[str, str] = Field(
+        default={},
+        description="Further validation sets by name, as data.eval: {night: FILE} adds night.line_accuracy.",
+    )
     val_fraction: float | None = Field(
         default=None,
         gt=0,
@@ -144,6 +149,8 @@ class DataConfig(Settings):
             )
         if self.root is None and self.train is None and (self.eval is not None or self.val_fraction is not None):
             raise ValueError("eval and val_fraction require train")
+        if self.eval_sets and self.root is None and self.train is None:
+            raise ValueError("eval_sets requires train or root: synthetic lines have no files")
         if self.root is None and self.train is not None and self.eval is None and self.val_fraction is None:
             raise ValueError("train requires eval, or val_fraction=0.2 to validate on a fifth of its lines")
         if self.is_synthetic and not isinstance(self.width, int):
@@ -223,6 +230,9 @@ class Config(RunConfig):
         if data.root is None:  # otherwise these are relative to root
             check_exists("data.train", None if data.train is None else Path(data.train))
             check_exists("data.eval", None if data.eval is None else Path(data.eval))
+            for name, path in data.eval_sets.items():
+                check_exists(f"data.eval_sets.{name}", Path(path))
+        check_set_names(data.eval_sets, "data.eval_sets")
         for name in ("images", "chars", "alphabet"):
             check_exists(f"data.{name}", getattr(data, name))
 

@@ -70,6 +70,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         loss=ctc,
         train_data=partial(open_lines, train=True),
         eval_data=partial(open_lines, train=False),
+        eval_sets={name: partial(_open_set, config, alphabet, name) for name in config.data.eval_sets},
         metric=partial(TextMetric, read_texts, partial(ground_truths, alphabet=alphabet), font_group if made else None),
         monitor=("line_accuracy", "max"),
         init_weights=None if weights is None else partial(load_pretrained, path=weights),
@@ -118,6 +119,13 @@ def _open_made(config: Config, dataset_info: Mapping[str, Any], *, train: bool) 
 
 def _open_files(config: Config, alphabet: Alphabet, *, train: bool) -> LineImages:
     return LineImages(choose(config, alphabet, train=train), config.data, train=train)
+
+
+def _open_set(config: Config, alphabet: Alphabet, name: str) -> LineImages:
+    """Open a set of data.eval_sets: all lines of its file, like a data.eval of that name."""
+    data = config.data.model_copy(update={"eval": config.data.eval_sets[name], "val_fraction": None})
+    config = config.model_copy(update={"data": data})
+    return LineImages(choose(config, alphabet, train=False), data, train=False)
 
 
 def _left_out(parts: Mapping[str, SelectedLines]) -> str:

@@ -11,6 +11,7 @@ from types import ModuleType
 from lockstep.config.plain_file import read_plain
 from lockstep.config.sections import TRACKERS
 from lockstep.errors import ConfigError
+from lockstep.report.trackers.observer import KINDS, Observer
 from lockstep.report.trackers.tracker import Tracker
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
@@ -39,12 +40,12 @@ def check_trackers(names: Iterable[str]) -> None:
         if missing:
             raise ConfigError(
                 f"report.trackers has {name}, which needs the package {missing[0]}",
-                fix=f"pip install 'lockstep[{name}]'",
+                fix=f"pip install 'lockstep-train[{name}]'",
             )
         if name not in _PACKAGES and not Path(name).expanduser().is_file():
             raise ConfigError(
                 f"report.trackers has {name}, and there is no such file",
-                allowed=f"{', '.join(TRACKERS)}, or a Python file with a subclass of lockstep.Tracker",
+                allowed=f"{', '.join(TRACKERS)}, or a Python file with a subclass of lockstep.Tracker or functions",
                 fix="Check the path.",
             )
 
@@ -53,7 +54,7 @@ def make_tracker(name: str) -> Tracker:
     """Create a tracker by its name or file.
 
     Raises:
-        ConfigError: The file has no tracker, or more than one.
+        ConfigError: The file has neither one tracker nor functions for records.
         ImportError: A package is missing.
     """
     if name in _PACKAGES:
@@ -65,10 +66,15 @@ def make_tracker(name: str) -> Tracker:
         for each in vars(module).values()
         if isinstance(each, type) and issubclass(each, Tracker) and each.__module__ == module.__name__
     ]
-    if len(classes) != 1:
+    functions = {each: vars(module)[each] for each in KINDS if callable(vars(module).get(each))}
+    if functions and not classes:
+        return Observer(functions)
+    if len(classes) != 1 or functions:
+        also = f" and the function {next(iter(functions))}" if functions else ""
         raise ConfigError(
-            f"{name} has {len(classes) or 'no'} subclass{'es' if len(classes) > 1 else ''} of lockstep.Tracker",
-            fix="Write one subclass in the file.",
+            f"{name} has {len(classes) or 'no'} subclass{'es' if len(classes) > 1 else ''} of lockstep.Tracker{also}",
+            allowed=f"one subclass of lockstep.Tracker, or functions: {', '.join(KINDS)}",
+            fix="Write one subclass in the file, or functions.",
         )
     return classes[0]()
 

@@ -24,8 +24,10 @@ from typing import Any
 from lockstep.config import document
 from lockstep.config.plain_file import parse_json, read_plain
 from lockstep.errors import LockstepError
+from lockstep.report.records import CHECKPOINT
 from lockstep.report.trackers.guard import Guard, end_all, find_way_out, limit_resources
 from lockstep.report.trackers.known import label, make_tracker
+from lockstep.report.trackers.observer import Observer
 from lockstep.report.trackers.tail import ReadPosition, Tail, values_of
 from lockstep.report.trackers.tracker import TrackedRun, Tracker
 
@@ -88,7 +90,7 @@ def _follow(run: Path, tracker: Tracker, position: ReadPosition, guard: Guard, b
         num_sent = 0
         for record in tail.new_records():
             if position.is_due(record):
-                tracker.log(record["step"], values_of(record))
+                _send(record, tracker)
                 position.note(record)
                 num_sent += 1
                 if num_sent % 100 == 0:
@@ -104,6 +106,13 @@ def _follow(run: Path, tracker: Tracker, position: ReadPosition, guard: Guard, b
     if outcome not in ("done", "stopped"):
         outcome = "failed"
     tracker.finish(outcome, _result(run) if outcome == "done" else {})  # type: ignore[arg-type]  # one of the three
+
+
+def _send(record: Mapping[str, Any], tracker: Tracker) -> None:
+    if isinstance(tracker, Observer):
+        tracker.receive(record)
+    elif record.get("kind") != CHECKPOINT:  # it has no values
+        tracker.log(record["step"], values_of(record))
 
 
 def _describe(run: Path, folder: Path, position: ReadPosition) -> TrackedRun:

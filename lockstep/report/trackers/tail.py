@@ -17,6 +17,7 @@ from lockstep.storage.run_folder import write_atomically
 
 _MAX_LINE_BYTES = 1024 * 1024
 _FIELDS = ("kind", "step", "epoch")
+_DEVICE = ("gpu_use", "mfu")  # `device_use.py`, which imports torch
 
 
 class Tail:
@@ -57,12 +58,15 @@ class Tail:
 
 
 def values_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values of a record under "kind/name", and its epoch. JSON's null becomes NaN."""
+    """Return the values of a record under "kind/name", and its epoch.
+
+    JSON's null is a value that is not finite, and becomes NaN. Only that of a device is not known, and left out.
+    """
     kind = record.get("kind")
     values = {
         f"{kind}/{name}": math.nan if value is None else float(value)
         for name, value in record.items()
-        if name not in _FIELDS and (value is None or isinstance(value, int | float))
+        if name not in _FIELDS and (isinstance(value, int | float) or (value is None and name not in _DEVICE))
     }
     return values | {"epoch": float(record.get("epoch") or 0.0)}
 

@@ -8,6 +8,7 @@ from typing import Any
 from lockstep.provenance.same_run import is_free
 from lockstep.report.format import duration, metric_name, metric_value
 from lockstep.run_views.compare import metric_names, plain_text
+from lockstep.run_views.curves import Curves
 from lockstep.run_views.history import RunHistory, read_confusion
 from lockstep.run_views.page.chart import NUM_COLOURS, ChartLine, chart
 from lockstep.run_views.page.markup import Child, Markup, element, section, table
@@ -17,7 +18,10 @@ from lockstep.run_views.page.timeline import event_line, time_bar
 _MAX_CHARTS = 16
 _MAX_RANKS = 16
 _MAX_TERMS = 6  # of the loss
-_NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_s", "seconds", "data_wait", "loss_scale", "overflow_steps")
+_NO_TERMS = (
+    "loss", "lr", "grad_norm", "samples_per_s", "seconds", "data_wait", "loss_scale", "overflow_steps", "memory_gb",
+    "gpu_use", "mfu",
+)  # fmt: skip
 Row = tuple[Child, ...]
 
 
@@ -125,19 +129,16 @@ def _curves(run: RunHistory, charts: ChartSet) -> list[Markup | None]:
         charts.add(
             "Loss",
             "loss",
-            [
-                ChartLine(curves.get("train", "loss"), "training", 0),
-                ChartLine(curves.get("eval", "loss"), "validation", 1),
-            ],
+            [ChartLine(curves.get("train", "loss"), "training", 0), *_lines_of_sets(curves, "loss", "validation")],
         )
     ]
     names = [name for name in metric_names([run]) if name != "loss"]
     names += [name for name in curves.names("eval") if name not in (*names, "loss") and "/" not in name]
-    for name in names[:_MAX_CHARTS]:
+    # The lines of further validation sets are in the chart of their metric: "night.top1" with "top1".
+    own = [name for name in names if name.partition(".")[2] not in (*names, "loss")]
+    for name in own[:_MAX_CHARTS]:
         found.append(
-            charts.add(
-                f"Validation {metric_name(name)}", name, [ChartLine(curves.get("eval", name), metric_name(name), 1)]
-            )
+            charts.add(f"Validation {metric_name(name)}", name, _lines_of_sets(curves, name, metric_name(name)))
         )
         parts = [each for each in curves.names("eval") if each.startswith(f"{name}/")]
         if 1 < len(parts) <= NUM_COLOURS:
@@ -165,6 +166,16 @@ def _curves(run: RunHistory, charts: ChartSet) -> list[Markup | None]:
     return found
 
 
+def _lines_of_sets(curves: Curves, metric: str, title: str) -> list[ChartLine]:
+    """Return the lines of a metric: on the validation set, and on further ones that have it."""
+    sets = [name for name in curves.names("eval") if "/" not in name and name.partition(".")[2] == metric]
+    others = [
+        ChartLine(curves.get("eval", name), name.partition(".")[0], index)
+        for index, name in enumerate(sets[: NUM_COLOURS - 2], start=2)
+    ]
+    return [ChartLine(curves.get("eval", metric), title, 1), *others]
+
+
 def _speed(run: RunHistory, charts: ChartSet) -> list[Markup | None]:
     curves = run.curves
     ranks = list(curves.ranks().items())[:_MAX_RANKS]
@@ -185,6 +196,15 @@ def _speed(run: RunHistory, charts: ChartSet) -> list[Markup | None]:
             "Waiting for data, share of training time",
             "recall",
             [ChartLine(curves.get("train", "data_wait"), "rank 0", 4)],
+            starts_at_zero=True,
+        ),
+        charts.add(
+            "GPU use and model FLOPs utilization",
+            "recall",
+            [
+                ChartLine(curves.get("train", "gpu_use"), "GPU busy, rank 0", 5),
+                ChartLine(curves.get("train", "mfu"), "MFU, all ranks", 6),
+            ],
             starts_at_zero=True,
         ),
         charts.add("Own work of each rank per step, ms", "ms", lines, starts_at_zero=True),

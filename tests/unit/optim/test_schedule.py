@@ -113,3 +113,23 @@ def test_warmup_cosine_is_torchvisions_schedule_at_each_epoch() -> None:
 def test_a_warmup_factor_is_where_the_warmup_starts() -> None:
     got = factors(10, 2, warmup_epochs=2, warmup_factor=0.2)
     assert got[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+
+
+@settings(max_examples=200, deadline=None)
+@given(num_steps=st.integers(2, 300), steps_per_epoch=st.integers(1, 60), warmup=st.floats(0, 20))
+def test_warmup_takes_at_most_half_of_a_run_and_a_shorter_one_is_as_configured(
+    num_steps: int, steps_per_epoch: int, warmup: float
+) -> None:
+    shape = {"schedule": "cosine", "final_factor": 0.1}
+    got, without = factors(num_steps, steps_per_epoch, warmup_epochs=warmup, **shape), factors(num_steps, 1, **shape)
+    length = math.ceil(min(warmup * steps_per_epoch, num_steps / 2))
+    assert got[length:] == without[length:]
+    assert got[:length] == pytest.approx([(step + 1) / (length + 1) for step in range(length)])
+    assert length <= (num_steps + 1) // 2
+
+
+def test_a_run_that_would_be_all_warmup_ends_at_a_low_learning_rate() -> None:
+    got = factors(20, 10, schedule="cosine", warmup_epochs=2)  # the preset of classify with epochs=2
+    assert got[9] == max(got)
+    assert got[9] == pytest.approx(10 / 11)
+    assert got[-1] == 0

@@ -141,4 +141,4 @@ def test_without_pyarrow_the_package_to_install_is_named(tmp_path: Path) -> None
     program += "try: lockstep.ParquetRows('x.parquet')\nexcept lockstep.ConfigError as error: print(error)\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "reading Parquet requires the package pyarrow" in done.stdout
-    assert 'Run pip install "lockstep[parquet]".' in done.stdout
+    assert 'Run pip install "lockstep-train[parquet]".' in done.stdout

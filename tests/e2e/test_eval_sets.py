@@ -1,0 +1,46 @@
+"""Several validation sets: each is evaluated with the first, under its own name, and changes nothing in training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import lockstep as package
+from tests.runs import TINY, lockstep, records, result, weights
+
+RECIPE = f"""
+import dataclasses
+import sys
+
+sys.path.insert(0, {str(TINY.parent)!r})
+import tiny_recipe
+from tiny_recipe import PRESET, Config, Pictures
+
+
+def build(config):
+    return dataclasses.replace(tiny_recipe.build(config), eval_sets={{"night": lambda: Pictures(20)}})
+"""
+
+SETTINGS = ("max_steps=6", "epochs=9", "eval_every=3 steps")
+
+
+def test_each_set_has_its_own_metrics_equal_on_two_processes_and_in_an_evaluation_by_one(tmp_path: Path) -> None:
+    (tmp_path / "two_sets.py").write_text(RECIPE)
+    early = ["stop_early.metric=night.loss", "stop_early.patience=9"]
+    text = lockstep("train", "two_sets.py", *SETTINGS, *early, "--procs", 2, "--run-dir", "run", cwd=tmp_path).stdout
+    assert "night (20 samples)  loss " in text
+    run = tmp_path / "run"
+    found = result(run)["metrics"]
+    assert {"loss", "top1", "night.loss", "night.top1"} <= found.keys()
+    assert found["night.top1"] != found["top1"]
+    assert [record["night.loss"] for record in records(run, "eval")][-1] == found["night.loss"]
+    assert package.evaluate(run) == found
+
+
+@pytest.mark.full
+def test_a_further_set_changes_no_bit_of_training(tmp_path: Path) -> None:
+    (tmp_path / "two_sets.py").write_text(RECIPE)
+    for recipe, run in (("two_sets.py", "two_sets"), (TINY, "one_set")):
+        lockstep("train", recipe, *SETTINGS, "--procs", 1, "--run-dir", run, cwd=tmp_path)
+    assert weights(tmp_path / "one_set") == weights(tmp_path / "two_sets")
