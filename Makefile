@@ -14,7 +14,7 @@ PY := .venv/bin/python
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := lockstep tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-sweep bench-trackers
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-sweep bench-trackers bench-augmentation
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -112,6 +112,9 @@ bench-precision: .venv/.installed  ## compare the final accuracy of digits in fp
 
 bench-mnist-accuracy: .venv/.installed  ## compare the accuracy after each epoch with hand-written DDP; DATA=folder with MNIST's .gz files
 	@$(PY) benchmarks/mnist_accuracy.py --data "$(DATA)" $(BENCH_ARGS)
+
+bench-augmentation: .venv/.installed  ## compare images/s with augmentation with torchvision's v2 pipeline; DATA=folder of class folders
+	@$(PY) benchmarks/augmentation.py --data "$(DATA)" $(BENCH_ARGS)
 
 bench-checkpoints: .venv/.installed  ## compare how long a checkpoint blocks training with torch.save and fsync
 	@$(PY) benchmarks/checkpoints.py $(BENCH_ARGS)
