@@ -167,9 +167,7 @@ def train(
         check_run_dir(run_dir, resume, is_first=nodes is None and here is None)
     from lockstep.cli import start_run
     from lockstep.launch.start import LaunchOptions
-    from lockstep.launch.subcommand import end_with_caller
 
-    end_with_caller()
     options = LaunchOptions(
         procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank,
         _with_port(master, master_port),

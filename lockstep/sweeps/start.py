@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from lockstep.provenance.same_run import plain_settings
 from lockstep.recipes.catalog import command_arguments, find
 from lockstep.recipes.trust import check_tracker_files, trust_named
 from lockstep.storage.run_folder import new_folder
-from lockstep.storage.run_lock import RunLock
 from lockstep.sweeps.agenda import Agenda, Grid
 from lockstep.sweeps.grid import combinations, parse_grid, parse_space
 from lockstep.sweeps.prefixes import Part, groups_of
@@ -113,28 +111,6 @@ def make_folder(name: str, given: Path | None) -> Path:
             f"can't write {given}: {error.strerror}", fix="Give a --sweep-dir that can be written."
         ) from None
     return given
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a sweep for this process.
-
-    Raises:
-        CheckpointError: Another process holds the lock.
-    """
-    lock = RunLock(folder)
-    try:
-        lock.take()
-    except CheckpointError as error:
-        if "in use" not in error.what:
-            raise
-        raise error.with_slots(
-            f"sweep {folder} is in use", fix="Wait for that process, or stop it; its trials save and can be resumed."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def ask_recipe(sweep: Sweep, folder: Path, stop: StopSignal) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from lockstep.recipes.catalog import RecipeSpec, find
 from lockstep.recipes.recipe_file import expand_user
 from lockstep.recipes.trust import check_trusted, read_recipe
 from lockstep.storage.run_folder import write_atomically
+from lockstep.storage.run_lock import RunLock
 from lockstep.sweeps.grid import MAX_TRIALS
 from lockstep.sweeps.prefixes import Part, plan, trial_name
 
@@ -68,7 +70,7 @@ class SearchSpec:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """The end of a trial of a search.
 
     Attributes:
@@ -106,7 +108,7 @@ class Sweep:
     metric: str = ""
     better: Literal["max", "min"] = "max"
     search: SearchSpec | None = None
-    outcomes: dict[Number, Outcome] = field(default_factory=dict)
+    outcomes: dict[Number, TrialOutcome] = field(default_factory=dict)
 
     @cached_property
     def recipe(self) -> RecipeSpec:
@@ -181,3 +183,25 @@ def check_recipe(sweep: Sweep, folder: Path) -> None:
 def settings_of(overrides: Sequence[str]) -> Mapping[str, Any]:
     """Return overrides by name, with values as they were typed."""
     return {key: value for key, _, value in (text.partition("=") for text in overrides)}
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a sweep for this process.
+
+    Raises:
+        CheckpointError: Another process holds the lock.
+    """
+    lock = RunLock(folder)
+    try:
+        lock.take()
+    except CheckpointError as error:
+        if "in use" not in error.what:
+            raise
+        raise error.with_slots(
+            f"sweep {folder} is in use", fix="Wait for that process, or stop it; its trials save and can be resumed."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

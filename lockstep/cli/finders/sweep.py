@@ -183,7 +183,8 @@ def _run(found: Sweep, folder: Path, console: Console, jobs: int | None, procs: 
     """Train what is left of a sweep, and print the table."""
     from lockstep.cluster.signals import StopSignal
     from lockstep.sweeps.slots import make_slots
-    from lockstep.sweeps.start import ask_recipe, locked, train_all
+    from lockstep.sweeps.start import ask_recipe, train_all
+    from lockstep.sweeps.state_file import locked
 
     slots = make_slots(jobs, procs, found.load(found.trials[0] if found.trials else []).config)
     num_trials = len(found.trials) if found.search is None else found.search.num_trials

@@ -19,10 +19,8 @@ from lockstep.engine.output.recorder import StepRecorder
 from lockstep.engine.step import StepResult
 from lockstep.extras import is_installed
 from lockstep.metrics.eval_sets import metrics_of, with_set
-from lockstep.provenance.step_log import FILE_NAME as STEPS
 from lockstep.report.bottleneck import DataWait, advice
 from lockstep.report.console import Console
-from lockstep.report.loss_trend import LossTrend
 from lockstep.report.profile import StepProfile
 from lockstep.report.rate import Rate
 from lockstep.report.records import Records, read_records
@@ -60,11 +58,11 @@ class Reports:
         self._console = Console(sys.stdout) if job.world.is_main else None
         has_tensorboard = job.config.report.tensorboard and is_installed("tensorboard")
         self._records = Records(folder.path, tensorboard=has_tensorboard) if job.world.is_main else None
-        self._recorder = StepRecorder(job, folder.path / STEPS)
+        self._recorder = StepRecorder(job, folder.path)
         self.trackers = Trackers(job.config.report.trackers if job.world.is_main else (), folder.path, self.notify)
         self._device: DeviceRecords | None = None
         self._stragglers, self._data_wait = Stragglers(), DataWait()
-        self._trend, self._quality = LossTrend(job.num_steps), Quality()
+        self._quality = Quality(job.num_steps)
         self._waited_s = 0.0
         self._last_wait: float | None = None  # share of the time since the record before the last one
         self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
@@ -108,7 +106,7 @@ class Reports:
         if self._records is not None and self._device is None:
             self._device = DeviceRecords(job)
         self._data_wait.start(job.progress.seconds, job.progress.data_s)
-        self._trend.start(job.progress.step, self._first_loss() if job.progress.step else None)
+        self._quality.trend.start(job.progress.step, self._first_loss() if job.progress.step else None)
         self._loss_sum, self._num_samples = 0.0, 0
         self.resume(job)
 
@@ -142,7 +140,7 @@ class Reports:
         if self._console is None or self._records is None:
             return
         done, total = job.progress.step, job.num_steps
-        if text := self._trend.add(result.loss):
+        if text := self._quality.trend.add(result.loss):
             self.notify(f"{text}\n  fix  {lower_lr(job.config)}")
         if written := self._profile.at(done):
             self.notify(f"profile of steps {job.config.report.profile} written to {written}")
