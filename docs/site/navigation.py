@@ -52,6 +52,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "debug-a-hang",
             "faults",
             "find",
+            "sweeps",
             "memory",
             "speed",
             "kernels",

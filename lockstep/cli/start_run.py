@@ -27,7 +27,6 @@ from lockstep.launch import forkserver
 from lockstep.launch.gpus import check_device
 from lockstep.launch.kernels import pin_kernels
 from lockstep.launch.start import (
-from lockstep.launch.subcommand import end_with_caller
     PRELOAD,
     LaunchOptions,
     default_procs,
@@ -66,7 +65,6 @@ def train_command(
     Raises:
         LockstepError: A failure that the user can act on.
     """
-    end_with_caller()
     started_at = time.time()
     config = loaded.config
     here = rank_assignment(options.procs, options.init, options.rank, options.world_size)

@@ -1,8 +1,8 @@
 """A search with Optuna: which settings the next trial has, and which trials are stopped early.
 
-Optuna runs in this process only, never in a rank: ranks receive settings, as in any run. It is asked for a trial and
-told its values (ask and tell). Its own storage is not used: a study is built from `sweep.json` for each question, so
-nothing else has to be kept, and a killed search continues as if it had not been.
+Optuna runs in this process only, never in a rank: ranks receive settings, as in any run. Its own storage is not used: a
+study is built from `sweep.json` for each question, so nothing else has to be kept, and a killed search continues as if
+it had not been.
 
 A trial's settings and its pruning follow from the trials up to `lag` before it, and from a seed of its own. Which of
 the trials side by side ends first has no influence, so a search has the same trials each time, as its runs are exact.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import ConfigError
 from lockstep.report.records import read_records
-from lockstep.sweeps.grid import Axis, SearchRange, parse_space
+from lockstep.sweeps.grid import Axis, SearchInterval, parse_space
 from lockstep.sweeps.prefixes import Part, trial_name
 from lockstep.sweeps.state_file import SearchSpec, Sweep, TrialOutcome
 
@@ -139,7 +139,7 @@ class Search:
 
 def choose(
     spec: SearchSpec,
-    space: Sequence[Axis | SearchRange],
+    space: Sequence[Axis | SearchInterval],
     number: int,
     history: Sequence[tuple[list[str], TrialOutcome]],
     better: str,
@@ -161,7 +161,7 @@ def choose(
 
 def until_pruned(
     spec: SearchSpec,
-    space: Sequence[Axis | SearchRange],
+    space: Sequence[Axis | SearchInterval],
     history: Sequence[tuple[list[str], TrialOutcome]],
     overrides: Sequence[str],
     values: Sequence[tuple[int, float | None]],
@@ -200,7 +200,7 @@ def check_optuna() -> None:
 
 def _study(
     spec: SearchSpec,
-    space: Sequence[Axis | SearchRange],
+    space: Sequence[Axis | SearchInterval],
     history: Sequence[tuple[list[str], TrialOutcome]],
     better: str,
     *,
@@ -232,7 +232,7 @@ def _study(
     return study
 
 
-def _distributions(space: Sequence[Axis | SearchRange]) -> dict[str, BaseDistribution]:
+def _distributions(space: Sequence[Axis | SearchInterval]) -> dict[str, BaseDistribution]:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     found: dict[str, BaseDistribution] = {}
@@ -246,7 +246,7 @@ def _distributions(space: Sequence[Axis | SearchRange]) -> dict[str, BaseDistrib
     return found
 
 
-def _params(space: Sequence[Axis | SearchRange], overrides: Sequence[str]) -> dict[str, Any]:
+def _params(space: Sequence[Axis | SearchInterval], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a trial's settings as Optuna's parameters."""
     typed = dict(text.split("=", 1) for text in overrides)
     convert: dict[str, Callable[[str], Any]] = {

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +23,6 @@ from lockstep.recipes.catalog import RecipeSpec, find
 from lockstep.recipes.recipe_file import expand_user
 from lockstep.recipes.trust import check_trusted, read_recipe
 from lockstep.storage.run_folder import write_atomically
-from lockstep.storage.run_lock import RunLock
 from lockstep.sweeps.grid import MAX_TRIALS
 from lockstep.sweeps.prefixes import Part, plan, trial_name
 
@@ -183,25 +181,3 @@ def check_recipe(sweep: Sweep, folder: Path) -> None:
 def settings_of(overrides: Sequence[str]) -> Mapping[str, Any]:
     """Return overrides by name, with values as they were typed."""
     return {key: value for key, _, value in (text.partition("=") for text in overrides)}
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a sweep for this process.
-
-    Raises:
-        CheckpointError: Another process holds the lock.
-    """
-    lock = RunLock(folder)
-    try:
-        lock.take()
-    except CheckpointError as error:
-        if "in use" not in error.what:
-            raise
-        raise error.with_slots(
-            f"sweep {folder} is in use", fix="Wait for that process, or stop it; its trials save and can be resumed."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()

@@ -18,7 +18,7 @@ from lockstep.sweeps.state_file import Sweep, settings_of
 
 
 @dataclass
-class TrialView:
+class TrialRow:
     """A trial in one row.
 
     Attributes:
@@ -53,7 +53,7 @@ class TrialView:
         }
 
 
-def read_trials(folder: Path, sweep: Sweep, reasons: Mapping[str, str] | None = None) -> list[TrialView]:
+def read_trials(folder: Path, sweep: Sweep, reasons: Mapping[str, str] | None = None) -> list[TrialRow]:
     """Return the trials of a sweep, by number.
 
     Args:
@@ -79,11 +79,11 @@ def read_trials(folder: Path, sweep: Sweep, reasons: Mapping[str, str] | None = 
             value = outcome.values[-1][1] if outcome.values else None
             summary.metrics = {} if value is None else {sweep.metric: value}
         chain = text(read_object(run / "result.json").get("chain"))[:64]
-        trials.append(TrialView(number, summary, typed, read_shared(run)[:2], chain))
+        trials.append(TrialRow(number, summary, typed, read_shared(run)[:2], chain))
     return trials
 
 
-def ranked(trials: list[TrialView], sweep: Sweep) -> list[TrialView]:
+def ranked(trials: list[TrialRow], sweep: Sweep) -> list[TrialRow]:
     """Return the trials, best metric first; those without one are last."""
     metric = sweep.metric or next((trial.summary.monitor for trial in trials if trial.summary.monitor), "")
     if not any(metric in trial.summary.metrics for trial in trials):

@@ -182,9 +182,9 @@ def _num_slots(jobs: int | None, config: Any) -> int:
 def _run(found: Sweep, folder: Path, console: Console, jobs: int | None, procs: int, *, as_json: bool) -> int:
     """Train what is left of a sweep, and print the table."""
     from lockstep.cluster.signals import StopSignal
+    from lockstep.sweeps.ask_recipe import ask_recipe
     from lockstep.sweeps.slots import make_slots
-    from lockstep.sweeps.start import ask_recipe, train_all
-    from lockstep.sweeps.state_file import locked
+    from lockstep.sweeps.start import locked, train_all
 
     slots = make_slots(jobs, procs, found.load(found.trials[0] if found.trials else []).config)
     num_trials = len(found.trials) if found.search is None else found.search.num_trials
@@ -259,7 +259,8 @@ def _print(
 def part(folder: Annotated[Path, typer.Argument()], name: Annotated[str, typer.Argument()]) -> None:
     """Do one part of a sweep that needs a process of its own. Not for users."""
     from lockstep.launch.subcommand import end_with_caller
-    from lockstep.sweeps.start import PROBE, answer_for, fill_part, has_reached
+    from lockstep.sweeps.ask_recipe import PROBE, answer_for
+    from lockstep.sweeps.start import fill_part, has_reached
     from lockstep.sweeps.state_file import read_sweep
 
     end_with_caller()

@@ -15,7 +15,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch.slurm import BatchJob, batch_script
 from lockstep.recipes.catalog import find
 from lockstep.sweeps.batch import array_job, arrays_of
-from lockstep.sweeps.grid import Axis, SearchRange, combinations, parse_grid, parse_space
+from lockstep.sweeps.grid import Axis, SearchInterval, combinations, parse_grid, parse_space
 from lockstep.sweeps.prefixes import Part, learning_rates, num_steps_of, plan
 from lockstep.sweeps.slots import make_slots
 from lockstep.sweeps.state_file import Group, Sweep, read_sweep
@@ -47,7 +47,7 @@ def test_values_are_split_outside_of_brackets_and_quotes_and_ranges_are_expanded
         ["optim.lr=0.1", "seed=2"],
     ]
     assert parse_space(["optim.lr=1e-4:1e-1:log", "model.width=16:64", "optim.name=sgd,adam"]) == [
-        SearchRange("optim.lr", 1e-4, 0.1, True, False), SearchRange("model.width", 16, 64, False, True),
+        SearchInterval("optim.lr", 1e-4, 0.1, True, False), SearchInterval("model.width", 16, 64, False, True),
         Axis("optim.name", ("sgd", "adam")),
     ]  # fmt: skip
 
