@@ -40,7 +40,7 @@ class InMemory:
         self.images = torch.from_numpy(
             np.random.default_rng(0).integers(0, 256, (count, size_px, size_px, 3), np.uint8)
         )
-        self.normalise = Normalise(config.data)
+        self.normalise = Normalise(config.data, config.data.size_px)
 
     def __len__(self) -> int:
         return 10**6

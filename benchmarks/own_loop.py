@@ -51,6 +51,7 @@ def network(name: str) -> nn.Module:
 def steps(name: str, form: str) -> Iterator[None]:
     """Run a script's loop, and yield after each step."""
     channels, size = MODELS[name]
+    torch.manual_seed(0)  # all ranks have the same data
     data = TensorDataset(torch.randn(640, channels, size, size), torch.arange(640) % 10)
     loader: Any = DataLoader(data, batch_size=MICRO_BATCH, sampler=DistributedSampler(data))
     model = network(name)

@@ -20,6 +20,8 @@ EXTRAS = {
     "notebook": ("ipykernel", "pandas"),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "pose": ("cv2", "faster_coco_eval", "scipy", "simplejpeg"),
+    "search": ("optuna",),
+    "segment": ("cv2", "faster_coco_eval", "simplejpeg", "torchvision"),
     "text": ("cv2", "rapidfuzz", "simplejpeg"),
     "timm": ("timm",),
     "trackers": ("matplotlib", "tensorboard"),

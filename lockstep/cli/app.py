@@ -20,7 +20,7 @@ from lockstep.cli import (
     trust,
     verify,
 )
-from lockstep.cli.finders import find
+from lockstep.cli.finders import find, sweep
 from lockstep.cli.machines import doctor, plan, scale, submit
 from lockstep.cli.options import Commands, LocalRank
 from lockstep.cli.views import compare, report, runs, watch
@@ -72,9 +72,11 @@ app.command("check")(check.check)
 app.command("doctor")(doctor.doctor)
 app.command("scale")(scale.scale)
 app.command("plan")(plan.plan)
+app.command("sweep", cls=sweep.SweepCommand)(sweep.sweep)
 app.command("track")(track.track)
-app.command("submit")(submit.submit)
+app.command("submit", cls=sweep.SweepCommand)(submit.submit)
 app.command("trust")(trust.trust)
 app.command("call", hidden=True)(call.call)
+app.command("sweep-part", hidden=True)(sweep.part)
 app.add_typer(find.app, name="find")
 app.add_typer(data.app, name="data")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,14 @@ Checkpoint = Annotated[
 ]
 
 
+def print_weights(run: Path, checkpoint: str) -> None:
+    """Name the weights that a command has taken, on standard error: standard output is for its result."""
+    from lockstep.inference.taken_weights import describe_weights
+
+    if line := describe_weights(run, checkpoint):
+        print(line, file=sys.stderr, flush=True)
+
+
 def evaluate(
     run: Model,
     overrides: Overrides = None,
@@ -47,6 +56,7 @@ def evaluate(
     metrics = predict.evaluate(run, overrides or [], procs, checkpoint, preset=preset)
     if not metrics:  # another rank than 0, which prints nothing
         return
+    print_weights(run, checkpoint)
     if as_json:
         print(json.dumps(metrics))
         return

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.evaluate import Checkpoint, Model, Preset
+from lockstep.cli.evaluate import Checkpoint, Model, Preset, print_weights
 from lockstep.cli.options import Debug, Json, Overrides, json_text, line_text, path_of
 
 To = Annotated[str, typer.Option("--to", metavar="FORMAT", help="safetensors, onnx or torch-export.")]
@@ -39,6 +39,7 @@ def export(
     from lockstep.inference import export
 
     made = export.export(run, to, out, overrides or [], checkpoint, preset=preset)
+    print_weights(run, checkpoint)
     if as_json:
         metadata = {"file": str(made.path), "bytes": made.num_bytes, "difference": made.difference,
                  "allowed": made.allowed, **made.metadata}  # fmt: skip

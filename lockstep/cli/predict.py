@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.evaluate import Checkpoint, Model, Preset
+from lockstep.cli.evaluate import Checkpoint, Model, Preset, print_weights
 from lockstep.cli.options import Debug, Json, json_text, line_text, path_of
 from lockstep.errors import DataError
 
@@ -53,8 +53,11 @@ def predict(
         raise DataError("no file was given", fix=f"Name a file: lockstep predict {shlex.quote(str(run))} FILE")
     files_asked = predict.expand(paths)
     width = min(max(len(str(file)) for file in files_asked), _WIDEST_NAME)
-    num_bad = 0
+    num_bad, is_named = 0, False
     for answer in predict.predictions(TrainedModel(run, settings, checkpoint, preset), files_asked, draw):
+        if not is_named and answer.error is None:  # not before the weights are read, which may fail
+            print_weights(run, checkpoint)
+            is_named = True
         num_bad += answer.error is not None
         if as_json:
             print(json_text({"file": str(answer.file), **answer.prediction}), flush=True)

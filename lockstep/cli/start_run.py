@@ -47,6 +47,7 @@ def train_command(
     run_dir: Path | None,
     resume: str,
     options: LaunchOptions,
+    stop_after: int | None = None,
 ) -> int:
     """Join the world that another launcher started, or start one.
 
@@ -56,6 +57,7 @@ def train_command(
         run_dir: The run folder; None: a new one below runs/.
         resume: "never", "auto", or the folder of a checkpoint.
         options: Processes and machines.
+        stop_after: Number of steps after which training stops and is saved; None: at its end.
 
     Returns:
         The exit code: 0, or 128 + a signal's number if the run was stopped after it saved.
@@ -74,6 +76,7 @@ def train_command(
         resume=resume_from(resume, run_dir),
         is_restart=False,
         started_at=started_at,
+        stop_after=stop_after,
     )
     nodes = rendezvous_config(options, config, run_dir)
     if here is None:  # otherwise every rank would report the same

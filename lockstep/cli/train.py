@@ -101,6 +101,12 @@ WorldSize = Annotated[int | None, typer.Option(metavar="W", help="Number of proc
 MaxRestarts = Annotated[
     int, typer.Option(min=0, metavar="N", help="How often to restart after a process of this machine was lost.")
 ]
+StopAfter = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="STEPS", help="Stop after so many steps in all and save; --resume auto continues the run."
+    ),
+]
 
 
 def train(
@@ -121,6 +127,7 @@ def train(
     world_size: WorldSize = None,
     local_rank: LocalRank = None,
     max_restarts: MaxRestarts = 0,
+    stop_after: StopAfter = None,
     debug: Debug = False,
 ) -> int:
     """Train on any number of processes, to the same model each time.
@@ -153,6 +160,7 @@ def train(
         if run_dir is not None:
             check_run_dir(run_dir, resume)
         arguments = command_arguments(found, loaded.diff)
+        arguments += ["--stop-after", str(stop_after)] if stop_after is not None else []
         return _on_hosts(hosts, found.name, arguments, rdzv_endpoint, run_dir, resume, max_restarts)
 
     if run_dir is not None:
@@ -166,7 +174,7 @@ def train(
         procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank,
         _with_port(master, master_port),
     )  # fmt: skip
-    return start_run.train_command(found, loaded, run_dir, resume, options)
+    return start_run.train_command(found, loaded, run_dir, resume, options, stop_after)
 
 
 def _check_trackers(trackers: Sequence[str], overrides: list[str], *, is_rank: bool) -> None:

@@ -208,6 +208,20 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _optimizer_fits(self) -> RunConfig:
+        if self.parallel == "fsdp" and self.optim.name in ("lamb", "muon"):
+            raise ValueError(
+                f"optim.name={self.optim.name} cannot be combined with parallel=fsdp, because it needs whole tensors; "
+                "fix: Set optim.name=adamw, or parallel=ddp."
+            )
+        if self.parallel == "fsdp" and self.optim.layer_decay is not None:
+            raise ValueError(
+                "optim.layer_decay cannot be combined with parallel=fsdp; "
+                "fix: Set optim.layer_decay=null, or parallel=ddp."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _speed_fits_together(self) -> RunConfig:
         if self.compress == "powersgd" and self.mode == "exact":
             raise ValueError(
@@ -241,10 +255,5 @@ class RunConfig(Settings):
             raise ValueError(
                 f"micro_batch ({self.micro_batch}) is more than global_batch ({self.global_batch}); "
                 f"fix: Set micro_batch={self.global_batch} or less."
-            )
-        if self.optim.warmup_epochs > self.epochs:
-            raise ValueError(
-                f"optim.warmup_epochs ({self.optim.warmup_epochs:g}) is more than epochs ({self.epochs}), so the "
-                "learning rate would never reach its peak; fix: Set optim.warmup_epochs=0, or more epochs."
             )
         return self

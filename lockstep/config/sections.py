@@ -24,34 +24,47 @@ class Settings(BaseModel):
 class OptimConfig(Settings):
     """Optimizer and learning rate schedule."""
 
-    name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="Optimizer.")
+    name: Literal["sgd", "adam", "adamw", "lamb", "muon"] = Field(
+        default="sgd", description="Optimizer. muon trains hidden matrices; the rest is trained with adamw."
+    )
     lr: float = Field(default=0.01, gt=0, description="Peak learning rate for the global batch.")
     lr_for_batch: Annotated[int, Field(gt=0)] | None = Field(
         default=None,
         description="Global batch that lr was chosen for. lr is multiplied by global_batch / lr_for_batch (linear "
         "scaling rule); null: lr is used as it is.",
     )
-    momentum: Decay = Field(default=0.9, description="Momentum of sgd.")
+    momentum: Decay = Field(default=0.9, description="Momentum of sgd and muon.")
     nesterov: bool = Field(default=False, description="Use Nesterov momentum (sgd).")
     betas: tuple[Decay, Decay] = Field(
-        default=(0.9, 0.999), description="Decay rates of the moment estimates (adam, adamw)."
+        default=(0.9, 0.999), description="Decay rates of the moment estimates (adam, adamw, lamb, muon)."
     )
     weight_decay: float = Field(
-        default=0.0, ge=0, description="Weight decay. In adamw it is decoupled from the gradient."
+        default=0.0, ge=0, description="Weight decay. Except in sgd and adam it is decoupled from the gradient."
     )
     decay_norms_and_biases: bool = Field(
         default=True, description="Apply weight decay to parameters with one dimension too: norms and biases."
+    )
+    layer_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="Factor of the learning rate from a block of the model to the one below, such as 0.75, for "
+        "fine-tuning. null: all layers learn at lr.",
     )
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
         description="Decay of an exponential moving average (EMA) of the weights, such as 0.999. The average is then "
         "evaluated and saved; null: no average.",
     )
-    schedule: Literal["constant", "cosine", "one_cycle", "multi_step"] = Field(
-        default="constant", description="Learning rate schedule after the warmup."
+    schedule: Literal["constant", "cosine", "warmup_cosine", "one_cycle", "multi_step"] = Field(
+        default="constant",
+        description="Learning rate schedule after the warmup. The cosine of warmup_cosine begins when the warmup ends.",
     )
-    warmup_epochs: float = Field(default=0.0, ge=0, description="Epochs of linear warmup to lr.")
-    final_factor: Share = Field(default=0.0, description="Final learning rate / lr (cosine, one_cycle).")
+    warmup_epochs: float = Field(
+        default=0.0, ge=0, description="Epochs of linear warmup to lr, at most half of the run."
+    )
+    warmup_factor: Share | None = Field(
+        default=None, description="Initial learning rate / lr in the warmup. null: one step's share of the warmup."
+    )
+    final_factor: Share = Field(default=0.0, description="Final learning rate / lr (cosine, warmup_cosine, one_cycle).")
     peak_at: Share = Field(default=0.3, description="Fraction of training at which lr is reached (one_cycle).")
     start_factor: Share = Field(default=0.04, description="Initial learning rate / lr (one_cycle).")
     milestones: tuple[Annotated[float, Field(gt=0)], ...] = Field(

@@ -80,6 +80,16 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.as_strided(tensor.shape, (height * width * channels, 1, width * channels, channels))
 
 
+def to_cpu(value: Any) -> Any:
+    """Return tensors on the CPU and without a graph, half precision as float32, in dicts, lists and tuples too."""
+    return _map(value, _plain)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().cpu()
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
 def one_sample(value: Any, device: torch.device, *, channels_last: bool) -> Any:
     """Make a batch of one sample: tensors on the device with a first dimension of 1, other values in lists.
 

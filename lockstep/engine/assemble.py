@@ -47,6 +47,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
     check_kernels(config)
     parts = build_parts(config, build)
     check_trainable(parts.model)
+    parts.metric()  # it checks that the metric has all members
     is_sharded = config.parallel == "fsdp" and world.size > 1
     model = prepare_model(parts.model, config, world.device, is_sharded=is_sharded)
     train_data, eval_data = open_data(config, parts, train=True), open_data(config, parts, train=False)

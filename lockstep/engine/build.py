@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from lockstep.data.rechecked_order import RecheckedOrder
 from lockstep.data.samples import Samples, as_samples
 from lockstep.engine.parts import Parts
 from lockstep.errors import ConfigError, DataError, is_out_of_memory
+from lockstep.metrics.make import make_metric
 from lockstep.module.check_model import check_model
 from lockstep.module.precision import use_precision
 from lockstep.parallel.bucket import is_dense
@@ -49,7 +52,7 @@ def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:
             f"the recipe's build returned {_kind(parts)}, not Parts", fix="Return Parts(model=..., loss=..., ...)."
         )
     check_model(parts.model)
-    return parts
+    return replace(parts, metric=partial(make_metric, parts.metric))
 
 
 def open_data(config: RunConfig, parts: Parts, *, train: bool) -> Samples:

@@ -101,7 +101,7 @@ def evaluate(
     sums: dict[str, list[float]] = {}
     try:
         # FSDP's bookkeeping does not work in inference mode.
-        with _evaluating(model), torch.no_grad() if even else torch.inference_mode():
+        with evaluating(model), torch.no_grad() if even else torch.inference_mode():
             for done, request in enumerate(requests(), start=1):
                 if is_stopped := any(collectives.all_gather_object(world, stop())) if even else stop():
                     break
@@ -125,7 +125,7 @@ def evaluate(
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode; at the end, restore each module's mode and the values of its buffers."""
     modes = [(module, module.training) for module in model.modules()]
     # A model may count or collect values in a forward pass, different ones on each rank.

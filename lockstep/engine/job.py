@@ -161,6 +161,7 @@ class Job:
         fingerprint: This process's fingerprint.
         resumed_from: The fingerprint in the checkpoint that the run was resumed from; None for a new run.
         warnings: Warnings to report when training starts or resumes.
+        stop_after: Number of steps after which training stops and is saved; None: at its end.
     """
 
     config: RunConfig
@@ -182,6 +183,7 @@ class Job:
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
     resumed_from: Fingerprint | None = None
     warnings: list[str] = field(default_factory=list)
+    stop_after: int | None = None
 
     @property
     def num_steps(self) -> int:
@@ -199,6 +201,11 @@ class Job:
         """Whether no further step follows."""
         return self.progress.step == self.num_steps or self.progress.has_stopped_early
 
+    @property
+    def is_at_stop(self) -> bool:
+        """Whether training stops here, to be resumed by another command."""
+        return self.progress.step == self.stop_after
+
     def open_loader(self, stop: int | None = None) -> tuple[Loader, Iterator[Step]]:
         """Open the loader of this process's batches, with the plans of its steps, from the current step on.
 
@@ -206,7 +213,7 @@ class Job:
             stop: The step after the last one; None: the end of the run.
         """
         # Computed once: DataLoader workers are sent the requests of `ahead`, and the loop follows in `steps`.
-        stop = self.num_steps if stop is None else stop
+        stop = min(self.num_steps, self.stop_after or self.num_steps) if stop is None else stop
         steps, ahead = tee(self.order.steps(self.world, start=self.progress.step, stop=stop))
         self.loader = Loader(
             self.train_data,

@@ -71,7 +71,7 @@ def train(
             if int(result.flag) & COMPARE:
                 replica_check.compare(job)  # before a checkpoint could store the difference
             is_stopping = bool(int(result.flag) & STOP)
-            is_due = is_stopping or job.is_complete or saver.is_due(job)
+            is_due = is_stopping or job.is_complete or job.is_at_stop or saver.is_due(job)
             if is_due:
                 saver.save(job)  # before the validation, which may take long or fail
             if is_stopping:

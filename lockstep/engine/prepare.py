@@ -12,6 +12,7 @@ from lockstep.config.document import to_yaml
 from lockstep.engine.assemble import init_weights, make_job
 from lockstep.engine.dataset_info import Recipe, build_from, dataset_info_for, write_dataset_info
 from lockstep.engine.job import Job
+from lockstep.engine.metric_trial import try_metric
 from lockstep.engine.output.summary import head
 from lockstep.engine.run_spec import RunSpec
 from lockstep.engine.saving import CheckpointManager
@@ -66,6 +67,8 @@ def prepare(
         if job.resumed_from is not None:
             before = job.resumed_from
             job.warnings += collectives.run_on_rank0(world, lambda: check_unchanged(before, job.fingerprint, config))
+        if not spec.is_restart:
+            try_metric(job)
     job.note_world()
     if world.is_main:
         # A run that failed before its first checkpoint may start again with other settings.

@@ -61,6 +61,7 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
         # A resumed run keeps its name: its source may be the run folder, whose name would be shown instead.
         spec = spec if origin is None else keep_name(spec, origin)
         job, manager, notes, header = prepare(spec, recipe, world, folder, origin)
+        job.stop_after = spec.stop_after
         reports = Reports(job, folder)  # after `prepare`: a refused resume must not touch the run's records
         reports.settings = flat(spec.diff)
         manager.notify = reports.checkpoint
@@ -76,7 +77,7 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
                 HangDetector(world, spec.config.watch.hang_timeout_s, folder.path / "logs") as detector,
                 job.compiling(),
             ):
-                reports.work_of_ranks = detector.work
+                reports.waits.work_of_ranks = detector.work
                 # A rollback repeats the loop with the same objects; `restore` resets their state.
                 while True:
                     try:
@@ -91,6 +92,8 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
                 )
                 reports.trackers.outcome = "stopped"
                 announce("stopped")
+                if job.is_at_stop and not stop.requested:
+                    return 0
                 return stop.exit_code or 143  # 128 + SIGTERM: the signal arrived on another rank
             waits = collectives.all_gather_object(world, (world.activity.work_s, world.activity.wait_s))
             # Collective: a sharded model's weights are gathered from all ranks before rank 0 writes them.

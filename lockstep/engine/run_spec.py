@@ -25,6 +25,7 @@ class RunSpec:
         resume: "never", "auto", or the folder of a checkpoint.
         is_restart: Whether this world replaces one that lost a process.
         started_at: Unix time at which the command started, in seconds.
+        stop_after: Number of steps after which training stops and is saved; None: at its end.
     """
 
     name: str
@@ -34,6 +35,7 @@ class RunSpec:
     resume: str
     is_restart: bool
     started_at: float
+    stop_after: int | None = None
 
     @property
     def run_folder(self) -> Path:
@@ -52,6 +54,7 @@ class RunSpec:
                 "resume": self.resume,
                 "is_restart": self.is_restart,
                 "started_at": self.started_at,
+                "stop_after": self.stop_after,
             }
         )
 

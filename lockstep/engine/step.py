@@ -90,7 +90,7 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
         if optim.clip_norm is not None and norm > optim.clip_norm:
             job.reducer.scale(optim.clip_norm / norm)
         for group in job.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         job.optimizer.step()
         if job.average is not None:
             job.average.update(step.number + 1)

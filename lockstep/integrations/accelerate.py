@@ -61,6 +61,7 @@ class ExactAccelerator(Accelerator):
         micro_batch: Samples of one forward pass. None: the batch_size of the DataLoader to train on.
         seed: Seed of the order and of all random numbers in the loop.
         num_threads: CPU threads of each process. Kernels split their sums by it, so it belongs to the result.
+        hang_timeout_s: Name the stalled rank, and end, when no rank makes progress for this long, seconds; None: never.
         **kwargs: Arguments of `Accelerator`.
 
     Attributes:
@@ -77,10 +78,11 @@ class ExactAccelerator(Accelerator):
         micro_batch: int | None = None,
         seed: int = 0,
         num_threads: int = 1,
+        hang_timeout_s: float | None = 300.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._begin_exact(ExactSettings(global_batch, micro_batch, seed, num_threads))
+        self._begin_exact(ExactSettings(global_batch, micro_batch, seed, num_threads, hang_timeout_s))
 
     @classmethod
     def adopt(cls, accelerator: Any, settings: ExactSettings) -> Any:
@@ -206,6 +208,7 @@ class ExactAccelerator(Accelerator):
             seed=settings.seed,
             per_step=[] if self.scaler is None else [self.scaler],
             num_threads=settings.num_threads,
+            hang_timeout_s=settings.hang_timeout_s,
         )
         self.exact_part.loop = loader.loop
         return loader
@@ -255,12 +258,6 @@ class ExactAccelerator(Accelerator):
         """Forget what was prepared, and the position."""
         self.exact_part.data = self.exact_part.loader = self.exact_part.loop = None
         return super().free_memory(*objects)
-
-    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Any:
-        """Return a model's state_dict. Buffers have their own memory: safetensors leaves out tensors that share it."""
-        state = super().get_state_dict(model, unwrap)
-        shared = {name for name, buffer in model.named_buffers() if buffer.untyped_storage().nbytes() > buffer.nbytes}
-        return {name: value.clone() if name in shared else value for name, value in state.items()}
 
     def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **kwargs: Any) -> Any:
         """Save all states, and the position in the data; see `Accelerator.save_state`.

@@ -25,19 +25,21 @@ _SUPPORTED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MUL
 
 @dataclass(frozen=True)
 class ExactSettings:
-    """What decides the result, besides the script.
+    """What a script chooses.
 
     Attributes:
         global_batch: Samples of a step, over all ranks.
         micro_batch: Samples of one forward pass. None: the DataLoader's batch_size.
         seed: Seed of the order and of all random numbers in the loop.
         num_threads: CPU threads of each process.
+        hang_timeout_s: How long no rank may make progress in training, seconds; None: forever.
     """
 
     global_batch: int
     micro_batch: int | None = None
     seed: int = 0
     num_threads: int = 1
+    hang_timeout_s: float | None = 300.0
 
     def order_of(self, source: LoaderSource) -> LoopOrder:
         """Return the order of the samples of a training DataLoader.

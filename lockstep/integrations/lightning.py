@@ -46,6 +46,7 @@ from lockstep.own_loop.refusals import check_modules
 from lockstep.own_loop.same_data import check_same_data
 from lockstep.own_loop.samples import source_of
 from lockstep.own_loop.session import ExactLoop
+from lockstep.own_loop.watching import watch
 
 DDPStrategy: Any = find("strategies", "DDPStrategy")
 TrainerFn = find("trainer.states", "TrainerFn")
@@ -63,6 +64,7 @@ class ExactStrategy(DDPStrategy):
         micro_batch: Samples of one forward pass. None: the DataLoader's batch_size.
         seed: Seed of the order and of all random numbers in training.
         num_threads: CPU threads of each process. Kernels split their sums by it, so it belongs to the result.
+        hang_timeout_s: Name the stalled rank, and end, when no rank makes progress for this long, seconds; None: never.
         **options: Options of DDPStrategy that are not about gradients: start_method, timeout, process_group_backend,
             cluster_environment, checkpoint_io and the like.
 
@@ -79,12 +81,13 @@ class ExactStrategy(DDPStrategy):
         micro_batch: int | None = None,
         seed: int = 0,
         num_threads: int = 1,
+        hang_timeout_s: float | None = 300.0,
         **options: Any,
     ) -> None:
         check_options(options)
         super().__init__(**options)
         self._global_batch, self._micro_batch, self._seed = global_batch, micro_batch, seed
-        self._num_threads = num_threads
+        self._num_threads, self._hang_timeout_s = num_threads, hang_timeout_s
         self._world: World | None = None
         self._loop: ExactLoop | None = None
         self._loader: StepLoader | None = None
@@ -127,6 +130,7 @@ class ExactStrategy(DDPStrategy):
         loop = ExactLoop([module], trained, self.world, seed=self._seed, check_finite=scaler is None)
         for number, optimizer in enumerate(self.optimizers):
             attach(optimizer, loop, number)
+        watch(self.world, self._hang_timeout_s)
         if scaler is not None:
             follow(scaler, loop)
         if not module.automatic_optimization:

@@ -80,7 +80,11 @@ class StepLoader:
 
     def end_step(self) -> None:
         """Note that the step of the current item is done."""
+        assert self._run is not None
+        is_last = (self._run.step.number + 1) % len(self) == 0
         self._run = None
+        if is_last:
+            self._loop().leave()  # Lightning does not ask for an item more, and its hooks may take any time
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be that of an epoch, from 0."""

@@ -71,6 +71,7 @@ class EvaluationBatches:
         )
         try:
             for index in range(len(self)):
+                self._world.activity.num_beats += 1  # a long validation within an epoch is no hang
                 if not first <= index < stop:
                     yield ELSEWHERE
                     continue

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from lockstep.data.order import MicroBatch, Step
 from lockstep.errors import ConfigError
+from lockstep.own_loop.agreement import check_equal_state
 from lockstep.own_loop.session import ExactLoop
 
 try:
@@ -55,6 +56,7 @@ class ExactTrainerMixin(_Base):
     Args:
         *args: Arguments of the Trainer.
         global_batch: Samples of a step, over all processes.
+        hang_timeout_s: Name the stalled rank, and end, when no rank makes progress for this long, seconds; None: never.
         **kwargs: Arguments of the Trainer.
 
     Raises:
@@ -63,8 +65,8 @@ class ExactTrainerMixin(_Base):
 
     accelerator: Any
 
-    def __init__(self, *args: Any, global_batch: int, **kwargs: Any) -> None:
-        self._global_batch = global_batch
+    def __init__(self, *args: Any, global_batch: int, hang_timeout_s: float | None = 300.0, **kwargs: Any) -> None:
+        self._global_batch, self._hang_timeout_s = global_batch, hang_timeout_s
         self._loop: ExactLoop | None = None
         self._sampler: MicroBatchSampler | None = None
         self._fetched: deque[tuple[Step, MicroBatch]] = deque()
@@ -79,7 +81,7 @@ class ExactTrainerMixin(_Base):
         """Create the accelerator, and make it exact."""
         check_arguments(self.args)
         super().create_accelerator_and_postprocess()
-        settings = ExactSettings(self._global_batch, seed=self.args.seed)
+        settings = ExactSettings(self._global_batch, seed=self.args.seed, hang_timeout_s=self._hang_timeout_s)
         self.accelerator = ExactAccelerator.adopt(self.accelerator, settings)
         self.gather_function = functools.partial(
             self.accelerator.gather_for_metrics, use_gather_object=self.args.eval_use_gather_object
@@ -243,11 +245,6 @@ class ExactTrainerMixin(_Base):
         if not load_converted(self.model, Path(self.state.best_model_checkpoint)):
             super()._load_best_model()
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        if state_dict is None:
-            state_dict = self.accelerator.get_state_dict(self.model)
-        super()._save(output_dir, state_dict)
-
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
@@ -266,10 +263,13 @@ class ExactTrainer(ExactTrainerMixin, transformers.Trainer):
 
 
 class _Epoch(TrainerCallback):
-    """Sets the epoch of logs from the number of steps; the Trainer counts this rank's micro-batches."""
+    """Compares the ranks before an epoch, and sets the epoch of logs: the Trainer counts this rank's micro-batches."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        check_equal_state(self._trainer._loop, self._trainer.accelerator.exact_part.world)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         state.epoch = state.global_step / self._trainer._sampler.steps_per_epoch

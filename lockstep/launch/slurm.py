@@ -31,6 +31,8 @@ class BatchJob:
         warning_s: Seconds between the warning and the time limit.
         options: Additional sbatch options, such as "--partition=gpu".
         variants: Settings of each job of an array, such as ("optim.lr=0.1", "epochs=3"); empty: a single job.
+        folders: Name of each array job's run folder in `run_dir`; empty: `run_dir` with the job's number appended.
+        before: Command that each array job runs first, with the name of its run folder appended.
     """
 
     command: Sequence[str]
@@ -43,6 +45,8 @@ class BatchJob:
     warning_s: int = 120
     options: Sequence[str] = ()
     variants: Sequence[Sequence[str]] = ()
+    folders: Sequence[str] = ()
+    before: Sequence[str] = ()
 
 
 def batch_script(job: BatchJob) -> str:
@@ -63,7 +67,8 @@ def batch_script(job: BatchJob) -> str:
                 fix="Remove the control character.",
             )
     is_array = bool(job.variants)
-    folder = shlex.quote(str(job.run_dir)) + ("-$SLURM_ARRAY_TASK_ID" if is_array else "")
+    folder = shlex.quote(str(job.run_dir)) + ('/"$run"' if job.folders else "-$SLURM_ARRAY_TASK_ID" if is_array else "")
+    log = f"{str(job.run_dir).replace('%', '%%')}{'/output/slurm-%A' if job.folders else ''}{'-%a' if is_array else ''}"
     options = [
         _option("job-name", f"lockstep-{job.run_dir.name}"),
         f"--nodes={job.nodes}",
@@ -75,7 +80,7 @@ def batch_script(job: BatchJob) -> str:
         f"--signal={WARNING}@{job.warning_s}",
         "--requeue",
         "--open-mode=append",
-        _option("output", f"{str(job.run_dir).replace('%', '%%')}{'-%a' if is_array else ''}.log"),
+        _option("output", f"{log}.log"),
         *job.options,
     ]
     command = [
@@ -87,7 +92,8 @@ def batch_script(job: BatchJob) -> str:
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in options),
         "",
-        *_choice(job.variants),
+        *_choice(job.variants, job.folders),
+        *([f'{shlex.join(job.before)} "$run" || exit'] if job.before else []),
         "# Ranks sign their messages with a key of this start. srun passes the environment on.",
         'export LOCKSTEP_KEY="${LOCKSTEP_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")}"',
         "# Ranks detect a failed rank by themselves; Slurm must not kill those that are still saving.",
@@ -110,8 +116,12 @@ def _option(name: str, value: str) -> str:
     return f'--{name}="{escaped}"'
 
 
-def _choice(variants: Sequence[Sequence[str]]) -> list[str]:
+def _choice(variants: Sequence[Sequence[str]], folders: Sequence[str]) -> list[str]:
     if not variants:
         return []
-    cases = [f"    {number}) settings=({shlex.join(settings)}) ;;" for number, settings in enumerate(variants)]
+    runs = [f"run={shlex.quote(name)} " for name in folders] or [""] * len(variants)
+    cases = [
+        f"    {number}) {run}settings=({shlex.join(settings)}) ;;"
+        for number, (settings, run) in enumerate(zip(variants, runs, strict=True))
+    ]
     return ['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac", ""]

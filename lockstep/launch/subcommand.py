@@ -8,13 +8,66 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 from lockstep.cluster.signals import when_parent_dies
 from lockstep.errors import KINDS, LockstepError, from_json
 from lockstep.launch.commands import CALLER, ERROR_FILE, import_path
 from lockstep.launch.stopped import Stopped
+
+
+class Subcommand:
+    """A command of Lockstep in a process of its own, which saves and exits if this process ends before it.
+
+    Args:
+        command: The command.
+        error_file: Where it writes its error, as JSON.
+        output: Receives standard output and standard error; None: standard output is this process's.
+        stderr: Receives standard error instead; needed without `output`.
+        variables: Environment variables in addition to this process's.
+
+    Attributes:
+        process: The process.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        error_file: Path,
+        *,
+        output: IO[Any] | None = None,
+        stderr: IO[Any] | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self._error_file = error_file
+        # In a process group of its own: Ctrl-C then reaches only this process, in a terminal as in a notebook.
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL if output is not None else None,
+            stdout=output,
+            stderr=output if stderr is None else stderr,
+            process_group=0,
+            env={
+                **os.environ,
+                **(variables or {}),
+                CALLER: str(os.getpid()),
+                ERROR_FILE: str(error_file),
+                **import_path(),
+            },
+        )
+
+    def error(self, text: str) -> LockstepError | None:
+        """Return the error of a command that has ended; None if it had none, or if a signal stopped it.
+
+        Args:
+            text: What it wrote to standard error.
+        """
+        code, error = self.process.returncode, _read_error(self._error_file)
+        if (error is None and 0 < code < 128) or code < 0:
+            return _error_of(text, code)
+        return error
 
 
 def run_subcommand(command: Sequence[str]) -> tuple[int, LockstepError | None]:
@@ -28,11 +81,9 @@ def run_subcommand(command: Sequence[str]) -> tuple[int, LockstepError | None]:
     """
     is_interrupted = False
     with tempfile.TemporaryDirectory(prefix="lockstep-") as place:
-        error_file = Path(place) / "error.json"
         with tempfile.TemporaryFile("w+", encoding=locale.getencoding(), errors="replace") as stderr:
-            # In a process group of its own: Ctrl-C then reaches only this process, in a terminal as in a notebook.
-            environ = {**os.environ, CALLER: str(os.getpid()), ERROR_FILE: str(error_file), **import_path()}
-            child = subprocess.Popen(command, stderr=stderr, process_group=0, env=environ)
+            started = Subcommand(command, Path(place) / "error.json", stderr=stderr)
+            child = started.process
             while child.returncode is None:
                 try:
                     child.wait()
@@ -48,10 +99,7 @@ def run_subcommand(command: Sequence[str]) -> tuple[int, LockstepError | None]:
         code = child.returncode
         if is_interrupted and code > 128:
             raise Stopped(code)
-        error = _read_error(error_file)
-        if (error is None and 0 < code < 128) or code < 0:
-            error = _error_of(text, code)
-        return code, error
+        return code, started.error(text)
 
 
 def _read_error(path: Path) -> LockstepError | None:

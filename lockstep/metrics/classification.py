@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from lockstep.data.samples import Batch
 from lockstep.metrics import confusion
 from lockstep.metrics.confusion import ConfusionMatrix, SparseConfusion
+from lockstep.metrics.guessing import guess, is_guessing, single_answer
 
 # With more classes than this, per-class accuracies are left out of the result: they would hide the other values.
 MAX_NAMED_CLASSES = 50
@@ -102,6 +103,25 @@ class Accuracy:
             if total:
                 values[f"top1/{name}"] = right / total
         return values
+
+    def warnings(self) -> list[str]:
+        """Return a sentence if one class takes all answers, or if the accuracy is at chance level."""
+        labels, correct = self._confusion.totals()
+        answers = self._confusion.predictions()
+        num_samples, num_correct = int(labels.sum()), int(correct.sum())
+        if answers is None or num_samples == 0:
+            return []
+        one = single_answer(labels, answers)
+        if one is not None:
+            name = self._classes[one] if self._classes else f"class {one}"
+            share, own = int(answers[one]) / num_samples, int(labels[one]) / num_samples
+            which = f"all {num_samples:,}" if share == 1 else f"{share:.2%} of the"
+            return [f"{which} predictions are {name}, as {own:.1%} of the samples are"]
+        if is_guessing(labels, answers, num_correct):
+            chance = guess(labels, answers)
+            low, high = max(chance.accuracy - 2 * chance.std, 0.0), chance.accuracy + 2 * chance.std
+            return [f"top-1 {num_correct / num_samples:.2%} is at chance level ({low:.1%} to {high:.1%})"]
+        return []
 
     def _keep_worst(self, rows: list[tuple[float, int, int, int]]) -> None:
         # Ties are broken by index, so that the choice does not depend on the distribution over ranks.

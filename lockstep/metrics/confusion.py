@@ -85,6 +85,10 @@ class ConfusionMatrix:
         """Return the number of samples of each class, (C,), and of correct predictions, (C,)."""
         return self._counts.sum(dim=1), self._counts.diagonal()
 
+    def predictions(self) -> Tensor | None:
+        """Return how often each class was predicted, (C,)."""
+        return self._counts.sum(dim=0)
+
     def state(self) -> dict[str, Any]:
         """Return the counts as `confusion[label][prediction]`."""
         return {"confusion": self._counts.tolist()}
@@ -122,6 +126,13 @@ class SparseConfusion:
     def totals(self) -> tuple[Tensor, Tensor]:
         """Return the number of samples of each class, (C,), and of correct predictions, (C,)."""
         return self._samples, self._correct
+
+    def predictions(self) -> Tensor | None:
+        """Return how often each class was predicted, (C,); None if there were too many pairs to count them."""
+        self._compact()
+        if not self._has_pairs:
+            return None
+        return self._correct.index_add(0, self._cells % self._num_classes, self._counts)
 
     def state(self) -> dict[str, Any]:
         """Return `samples` and `correct` by class, and `pairs`: labels, predictions and counts; None if too many."""

@@ -8,7 +8,11 @@ from lockstep.data.samples import Batch
 
 
 class Metric(Protocol):
-    """Counts over evaluated samples. `merge` must be exact: equal results however samples are split over ranks."""
+    """Counts over evaluated samples. `merge` must be exact: equal results however samples are split over ranks.
+
+    A metric may also have `warnings() -> list[str]`: one sentence for each sign that the model learns nothing. The run
+    prints them after the last validation, and once before it in the second half of the run.
+    """
 
     @property
     def num_samples(self) -> int:

@@ -8,14 +8,23 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config.sections import OptimConfig
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.optim.lamb import Lamb
+from lockstep.optim.layers import layer_scales
+from lockstep.optim.muon import MuonAdamW
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # of Adam, AdamW and LAMB
 
 
 def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """Make the optimizer of all parameters that require a gradient.
 
     Parameters are in the model's order; those without weight decay come last. Fused implementations are used: a single
-    elementwise pass, whose bits do not depend on the world or on the sharding.
+    elementwise pass, whose bits do not depend on the world or on the sharding. LAMB and Muon read whole tensors, after
+    the reduction, on every rank. With `layer_decay`, groups have an `lr_scale`, as in timm.
+
+    Raises:
+        ConfigError: The model has no hidden matrices for muon, or no blocks for `layer_decay`.
     """
     parameters = _groups(model, config)
     if config.name == "sgd":
@@ -27,19 +36,51 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
             weight_decay=config.weight_decay,
             fused=True,
         )
+    if config.name == "lamb":
+        return Lamb(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+    if config.name == "muon":
+        return MuonAdamW(
+            parameters, lr=config.lr, momentum=config.momentum, betas=config.betas, weight_decay=config.weight_decay
+        )
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
     return kind(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True)
 
 
 def _groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if config.decay_norms_and_biases:
-        return [{"params": trained}]
-    # By the number of dimensions, as in timm: scales and shifts of norms, and biases, have one.
-    decayed = [parameter for parameter in trained if parameter.dim() > 1]
-    undecayed = [parameter for parameter in trained if parameter.dim() <= 1]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+    """Group the trained parameters by what they differ in, in the model's order within a group."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    matrices = _hidden_matrices(model) if config.name == "muon" else set()
+    scales = {} if config.layer_decay is None else layer_scales([*dict(model.named_parameters())], config.layer_decay)
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for name, parameter in trained.items():
+        options: dict[str, Any] = {}
+        if not config.decay_norms_and_biases:
+            # By the number of dimensions, as in timm: scales and shifts of norms, and biases, have one.
+            options["weight_decay"] = config.weight_decay if parameter.dim() > 1 else 0.0
+        if config.name == "muon":
+            options["use_muon"] = name in matrices
+        if scales:
+            options["lr_scale"] = scales[name]
+        key = (parameter.dim() <= 1 if "weight_decay" in options else False, *options.values())
+        groups.setdefault(key, {"params": [], **options})["params"].append(parameter)
+    return [groups[key] for key in sorted(groups, key=lambda key: key[0])]  # stable: those without decay come last
+
+
+def _hidden_matrices(model: nn.Module) -> set[str]:
+    """Return the names of the matrices that Muon trains: all but embeddings and the last one, the output layer.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
+    matrices = [name for name, each in model.named_parameters() if each.dim() == 2 and id(each) not in embeddings]
+    if len(matrices) < 2:
+        raise ConfigError(
+            "optim.name=muon needs a model with hidden matrices, and this one has none",
+            cause="Convolutions, embeddings, norms, biases and the output layer are trained with AdamW.",
+            fix="Set optim.name=adamw, or choose a model of linear layers, such as a vision transformer.",
+        )
+    return set(matrices[:-1])
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -78,10 +119,12 @@ def check_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None
     own = [group["params"] for group in optimizer.state_dict()["param_groups"]]
     if groups != own:
         raise _different_optimizer("it has other parameter groups")
-    names = {"momentum_buffer"} if isinstance(optimizer, torch.optim.SGD) else {"step", "exp_avg", "exp_avg_sq"}
-    num_parameters = sum(map(len, own))
+    names: dict[int, set[str]] = {}
+    for group in optimizer.state_dict()["param_groups"]:
+        has_momentum = isinstance(optimizer, torch.optim.SGD) or group.get("use_muon", False)
+        names |= dict.fromkeys(group["params"], {"momentum_buffer"} if has_momentum else {"step", *_MOMENTS})
     for index, entries in state["state"].items():
-        if not 0 <= index < num_parameters or entries.keys() != names:
+        if entries.keys() != names.get(index):
             raise _different_optimizer(f"it has {', '.join(sorted(entries))} for parameter {index}")
 
 

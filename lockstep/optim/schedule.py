@@ -6,11 +6,16 @@ import math
 
 from lockstep.config.sections import OptimConfig
 
+# Of a run. A preset's warmup of two epochs would otherwise be the whole of a run of two epochs, which would end at the
+# peak learning rate and never train at lower ones.
+MAX_WARMUP = 0.5
+
 
 def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig) -> float:
     """Return the factor of the peak learning rate in a step.
 
-    Linear warmup replaces the first steps of the schedule; the later ones are the same with and without it.
+    Linear warmup replaces the first steps of the schedule, at most half of them. The later ones are the same with and
+    without it, except with `warmup_cosine`, whose cosine begins at the end of the warmup.
 
     Args:
         step: From 0 to num_steps - 1.
@@ -19,9 +24,14 @@ def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig)
         config: The schedule and its parameters.
     """
     done = step / max(1, num_steps - 1)
-    warmup_steps = config.warmup_epochs * steps_per_epoch
-    if step < warmup_steps:
-        return (step + 1) / (math.ceil(warmup_steps) + 1)
+    num_warmup = num_warmup_steps(num_steps, steps_per_epoch, config)
+    if step < num_warmup:
+        if config.warmup_factor is not None:
+            return config.warmup_factor + (1 - config.warmup_factor) * step / num_warmup
+        return (step + 1) / (math.ceil(num_warmup) + 1)
+    if config.schedule == "warmup_cosine":
+        # As in torchvision's reference training: the cosine begins where the warmup ends.
+        return _cosine(1.0, config.final_factor, (step - num_warmup) / max(1, num_steps - 1 - num_warmup))
     if config.schedule == "cosine":
         return _cosine(1.0, config.final_factor, done)
     if config.schedule == "one_cycle":
@@ -33,6 +43,17 @@ def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig)
     if config.schedule == "multi_step":
         return config.gamma ** sum(step >= milestone * steps_per_epoch for milestone in config.milestones)
     return 1.0
+
+
+def num_warmup_steps(num_steps: int, steps_per_epoch: int, config: OptimConfig) -> float:
+    """Return the number of warmup steps, with a fraction: those of the settings, but at most half of the run.
+
+    Args:
+        num_steps: Steps of the whole run.
+        steps_per_epoch: Steps of one epoch.
+        config: The schedule and its parameters.
+    """
+    return min(config.warmup_epochs * steps_per_epoch, MAX_WARMUP * num_steps)
 
 
 def _cosine(start: float, end: float, share: float) -> float:

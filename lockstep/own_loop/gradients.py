@@ -80,6 +80,8 @@ class GradientSum:
         }
         self._nodes: StepNodes | None = None
         self._leaves: list[Leaf] = []
+        # Of each bucket, the gradients that the micro-batch has given: a bucket takes them together, which costs half.
+        self._given: list[dict[int, Tensor]] = [{} for _ in self._buckets]
         self._weight = 1.0
         self._exchanges: list[TreeAllReduce] = []
         self.norm = torch.zeros(())
@@ -111,46 +113,40 @@ class GradientSum:
         """Add a parameter's gradient of this backward pass to the micro-batch's leaf.
 
         Args:
-            parameter: The parameter, of any shape. In the last micro-batch its `grad` becomes None.
+            parameter: The parameter, of any shape.
             is_last: Whether buckets that are complete can be sent, because all ranks run their last micro-batch.
         """
         number, index = self._place[parameter]
-        bucket, leaf = self._buckets[number], self._leaves[number]
-        gradient = parameter.grad
-        assert gradient is not None
-        if leaf.is_joining and self._weight != 1.0:
-            # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
-            parameter.grad = gradient * self._weight
-            bucket.take(leaf, index)
-        else:
-            bucket.take(leaf, index, self._weight)
-        if not is_last:
-            parameter.grad = gradient  # for loops that clip or log it in each micro-batch
+        assert parameter.grad is not None
+        given = self._given[number]
+        given[index] = parameter.grad
         # The last bucket waits for its tail; the others can be sent while backward continues.
-        if not leaf.missing and number + 1 < len(self._buckets):
-            self._end(bucket, leaf, is_last=is_last)
+        if len(given) == len(self._buckets[number].parameters) and number + 1 < len(self._buckets):
+            self._end(number, is_last=is_last)
 
     def end_leaf(self) -> None:
         """End the micro-batch: gradients that it does not have count as zero."""
-        missing = [
-            index in leaf.missing
-            for bucket, leaf in zip(self._buckets, self._leaves, strict=True)
-            for index in range(len(bucket.parameters))
-        ]
-        device = self._buckets[0].device
-        used = torch.ones(len(missing), device=device)
-        if any(missing):
-            used -= torch.tensor(missing, dtype=torch.float32).to(device)
-        self._leaves[-1].put_tail(used)
-        for bucket, leaf in zip(self._buckets, self._leaves, strict=True):
+        used = torch.ones(self._num_parameters)
+        position = 0
+        for bucket, leaf, given in zip(self._buckets, self._leaves, self._given, strict=True):
+            if not leaf.is_done and len(given) < len(bucket.parameters):
+                used[[position + index for index in range(len(bucket.parameters)) if index not in given]] = 0.0
+            position += len(bucket.parameters)
+        self._leaves[-1].put_tail(used.to(self._buckets[0].device))
+        for number, leaf in enumerate(self._leaves):
             if not leaf.is_done:
-                self._end(bucket, leaf)
+                self._end(number)
         self._leaves = []
 
     def skip_leaf(self, micro_batch: MicroBatch) -> None:
         """Enter a micro-batch that has no gradient."""
         self.begin_leaf(micro_batch)
         self.end_leaf()
+
+    def start_reduce(self) -> None:
+        """Send this rank's sums. Other work may follow before `reduce`."""
+        while len(self._exchanges) < len(self._buckets):
+            self._start_next()
 
     def reduce(self) -> list[tuple[nn.Parameter, Tensor | None]]:
         """Finish the sums over all ranks.
@@ -159,8 +155,7 @@ class GradientSum:
             Each parameter with its gradient, both of the same shape `(...)`: the mean over the step's samples. None for
             a parameter that no micro-batch of the step used. The gradients are valid until the next `begin_step`.
         """
-        while len(self._exchanges) < len(self._buckets):
-            self._start_next()
+        self.start_reduce()
         for exchange in self._exchanges:  # the second round of a bucket is sent while the next one is added up
             exchange.middle()
         for exchange in self._exchanges:
@@ -179,8 +174,11 @@ class GradientSum:
             for parameter, view in zip(bucket.parameters, result.views, strict=True)
         ]
 
-    def _end(self, bucket: Bucket, leaf: Leaf, *, is_last: bool = False) -> None:
+    def _end(self, number: int, *, is_last: bool = False) -> None:
         assert self._nodes is not None
+        bucket, leaf = self._buckets[number], self._leaves[number]
+        bucket.take_all(leaf, self._given[number], self._weight)
+        self._given[number] = {}
         bucket.end_leaf(leaf, self._nodes.step.num_micro_batches)
         if not is_last:
             return

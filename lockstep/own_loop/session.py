@@ -262,8 +262,13 @@ class ExactLoop:
         """End a backward pass: torch calls it after the last hook."""
         assert self._current is not None
         self._is_backward = False
+        self._buffers.take(self._round, self._current)
         for trained in self._trained:
             trained.end_backward(self._round, self._current, is_last=self.is_last)
+        if self.is_last:
+            self._buffers.start_reduce()  # before the wait for the gradients, and in this order on all ranks
+            for trained in self._trained:
+                trained.reduce(self._round)
         self._round += 1
 
     def _close(self) -> None:
@@ -276,9 +281,10 @@ class ExactLoop:
     def _act(self) -> None:
         """Update buffers and weights, with all that follows the optimizers."""
         assert self._nodes is not None
+        assert self._current is not None
         step = self._nodes.step
         self._world.activity.end_work(sum(each.weight > 0.0 for each in step.micro_batches))
-        self._buffers.reduce()
+        self._buffers.finish_reduce(self._current)
         self._world.activity.end_wait()
         if self.check_finite:
             mistakes.check_finite(self._trained, step)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from lockstep.cluster.world import World
 from lockstep.data.order import MicroBatch
@@ -18,6 +20,10 @@ from lockstep.parallel.tree_all_reduce import TreeAllReduce
 class BufferSum:
     """The buffers of some modules; see `RunningBuffers`.
 
+    Each backward pass of a body has a sum of its own, of what the buffers have changed by since the one before. It
+    travels with the gradients of that pass, so it costs no wait of its own. What a body changes after its last backward
+    pass is dropped, in any world.
+
     Args:
         modules: On the world's device.
         world: The ranks.
@@ -28,48 +34,96 @@ class BufferSum:
         self._buffers = RunningBuffers(nn.ModuleList(modules))
         for module in modules:
             module.register_state_dict_post_hook(_give_own_memory)
-        length = len(self._buffers)
-        self._bucket = Bucket([], length, world.size, True, world.device) if length else None
-        self._length = length
+        self._length = len(self._buffers)
+        self._buckets: list[Bucket] = []  # one for each backward pass
+        self._exchanges: list[TreeAllReduce] = []  # of those passes that this step has
+        self._num_used = 0
+        self._done: list[MicroBatch] = []
         self._nodes: StepNodes | None = None
 
     def begin_step(self, nodes: StepNodes) -> None:
         """Start a step."""
-        self._nodes = nodes
+        self._nodes, self._num_used, self._exchanges, self._done = nodes, 0, [], []
         self._buffers.start_step()
-        if self._bucket is not None:
-            self._bucket.start_step(nodes.share(self._world.rank)[0])
 
     def reset(self) -> None:
-        """Drop the changes since the last `end`, for a micro-batch that is not the first of its step."""
+        """Drop the changes since the last backward pass, for a micro-batch that is not the first of its step."""
         self._buffers.reset()
 
-    def end(self, micro_batch: MicroBatch) -> None:
-        """Take the change by a micro-batch's forward passes, and reset the buffers.
+    def take(self, turn: int, micro_batch: MicroBatch) -> None:
+        """Take the change by the forward passes before a backward pass.
 
         Args:
+            turn: Number of the backward pass in the micro-batch.
             micro_batch: The micro-batch; the change of one with weight 0 is dropped.
         """
-        assert self._nodes is not None
-        change = self._buffers.take_change()
-        if self._bucket is None or micro_batch.weight == 0.0:
+        if not self._length:
             return
-        count = self._nodes.step.num_micro_batches
-        leaf = self._bucket.start_leaf(micro_batch.index, count)
-        leaf.put_tail(change.mul_(micro_batch.weight))
-        self._bucket.end_leaf(leaf, count)
+        while turn >= self._num_used:
+            self._begin_turn()
+        if micro_batch.weight > 0.0:
+            self._enter(self._buckets[turn], micro_batch, self._buffers.change())
 
-    def reduce(self) -> None:
-        """Apply the weighted mean of all changes, on all ranks."""
-        if self._bucket is None:
+    def end(self, micro_batch: MicroBatch) -> None:
+        """End a micro-batch: backward passes that it did not have count as zero, and the buffers are reset."""
+        if not self._length:
+            return
+        if self._buffers.has_changed():
+            warnings.warn(
+                "Forward passes after the last backward pass of a loop's body change no buffers, such as running "
+                "statistics. Call model.eval() before a pass that is only measured.",
+                stacklevel=5,
+            )
+        self._fill(micro_batch)
+        self._done.append(micro_batch)
+        self._buffers.reset()
+
+    def start_reduce(self) -> None:
+        """Send this rank's changes of the backward passes so far. Called in the last micro-batch of a step."""
+        assert self._nodes is not None
+        while len(self._exchanges) < self._num_used:
+            number = len(self._exchanges)
+            exchange = TreeAllReduce(self._buckets[number], self._world, self._nodes.nodes, number)
+            exchange.start()
+            self._exchanges.append(exchange)
+
+    def finish_reduce(self, micro_batch: MicroBatch) -> None:
+        """Apply the weighted means of all changes, on all ranks.
+
+        Args:
+            micro_batch: The last one of this rank. It counts as zero in backward passes that it did not have.
+        """
+        self._fill(micro_batch)
+        self.start_reduce()
+        for bucket, exchange in zip(self._buckets, self._exchanges, strict=False):
+            exchange.middle()
+            exchange.finish()
+            assert bucket.result is not None
+            self._buffers.apply(bucket.result.tail[: self._length])
+
+    def _begin_turn(self) -> None:
+        assert self._nodes is not None
+        if self._num_used == len(self._buckets):
+            self._buckets.append(Bucket([], self._length, self._world.size, True, self._world.device))
+        bucket = self._buckets[self._num_used]
+        self._num_used += 1
+        bucket.start_step(self._nodes.share(self._world.rank)[0])
+        for micro_batch in self._done:
+            self._enter(bucket, micro_batch, None)
+
+    def _fill(self, micro_batch: MicroBatch) -> None:
+        for bucket in self._buckets[: self._num_used]:
+            if bucket.next_leaf <= micro_batch.index:
+                self._enter(bucket, micro_batch, None)
+
+    def _enter(self, bucket: Bucket, micro_batch: MicroBatch, change: Tensor | None) -> None:
+        if micro_batch.weight == 0.0:
             return
         assert self._nodes is not None
-        exchange = TreeAllReduce(self._bucket, self._world, self._nodes.nodes, 0)
-        exchange.start()
-        exchange.middle()
-        exchange.finish()
-        assert self._bucket.result is not None
-        self._buffers.apply(self._bucket.result.tail[: self._length])
+        count = self._nodes.step.num_micro_batches
+        leaf = bucket.start_leaf(micro_batch.index, count)
+        leaf.put_tail(torch.zeros_like(leaf.flat.tail) if change is None else change.mul_(micro_batch.weight))
+        bucket.end_leaf(leaf, count)
 
 
 def _give_own_memory(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

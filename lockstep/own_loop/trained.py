@@ -125,7 +125,7 @@ class Trained:
         total.take(parameter, is_last=is_last)
 
     def end_backward(self, turn: int, micro_batch: MicroBatch, *, is_last: bool) -> None:
-        """End a backward pass: in the last micro-batch, sum its gradients over all ranks and set `grad`.
+        """End a backward pass, and in the last micro-batch send its gradients.
 
         Args:
             turn: Number of the backward pass in the micro-batch.
@@ -134,8 +134,13 @@ class Trained:
         """
         if turn in self._active:
             self._end_leaf(turn, micro_batch)
-            if is_last:
-                self._reduce(turn)
+            if is_last and not self._active[turn]:
+                self._sums[turn].start_reduce()
+
+    def reduce(self, turn: int) -> None:
+        """Sum the gradients of a backward pass over all ranks, and set `grad`."""
+        if turn in self._active:
+            self._reduce(turn)
 
     def complete(self, micro_batch: MicroBatch) -> None:
         """Sum what no backward pass of the last micro-batch has summed, for a loop that skips some."""

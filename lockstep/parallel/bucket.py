@@ -21,7 +21,7 @@ Leaves can end out of order when synchronized batch norm runs micro-batches by t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -240,6 +240,23 @@ class Bucket:
         # Otherwise the next micro-batch's backward would add to this gradient.
         parameter.grad = None
         leaf.missing.remove(index)
+
+    def take_all(self, leaf: Leaf, gradients: Mapping[int, Tensor], weight: float) -> None:
+        """Multiply gradients by the micro-batch's weight, and add or copy them into its leaf. Only for float32.
+
+        Args:
+            leaf: The micro-batch's leaf.
+            gradients: By index of the parameter, each of its shape `(...)`.
+            weight: Fraction of the step's samples.
+        """
+        if not gradients:
+            return
+        views, values = [leaf.flat.views[index] for index in gradients], tuple(gradients.values())
+        if weight != 1.0:
+            # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
+            values = torch._foreach_mul(values, weight)
+        (torch._foreach_add_ if leaf.is_joining else torch._foreach_copy_)(views, values)
+        leaf.missing.difference_update(gradients)
 
     def fill_missing(self, leaf: Leaf) -> None:
         """Set the gradients that a micro-batch does not have to zero: its memory still has those of an earlier step."""

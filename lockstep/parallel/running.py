@@ -43,6 +43,7 @@ class RunningBuffers:
                 self._entries.append((module, name, full_name, buffer))
         self._flats = [_flatten(buffers) for buffers in by_type.values()]
         self._olds = [flat.clone() for flat in self._flats]
+        self._bases = self._olds  # what `change` compares with
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
     def __len__(self) -> int:
@@ -52,9 +53,20 @@ class RunningBuffers:
         """Store the values that every micro-batch of the step starts from."""
         for flat, old in zip(self._flats, self._olds, strict=True):
             old.copy_(flat)
+        self._bases = self._olds
 
     def take_change(self) -> Tensor:
-        """Return the change by the last forward pass, and reset the buffers.
+        """Return the change since the step's start, and reset the buffers; see `change`.
+
+        Returns:
+            (length,) float32.
+        """
+        change = self._difference()
+        self.reset()
+        return change
+
+    def change(self) -> Tensor:
+        """Return the change since the last call of this function, or since the step's start.
 
         Returns:
             (length,) float32, where length is `len(self)`: all buffers in one flat tensor.
@@ -62,6 +74,15 @@ class RunningBuffers:
         Raises:
             ConfigError: The model replaced a buffer instead of writing into it, or changed one of type bool.
         """
+        change = self._difference()
+        self._bases = [flat.clone() for flat in self._flats]
+        return change
+
+    def has_changed(self) -> bool:
+        """Return whether the buffers have changed since then."""
+        return not all(torch.equal(flat, base) for flat, base in zip(self._flats, self._bases, strict=True))
+
+    def _difference(self) -> Tensor:
         for module, name, full_name, buffer in self._entries:
             if module._buffers[name] is not buffer:
                 raise ConfigError(
@@ -74,18 +95,18 @@ class RunningBuffers:
                     f"the model's forward changed buffer {full_name}, which is bool",
                     fix="Register the buffer as an integer tensor.",
                 )
-        # An unchanged infinite value, as in an attention mask, has the change 0: inf - inf would be nan.
         changes = [
-            torch.where(flat == old, torch.zeros_like(flat), flat - old).float()
-            for flat, old in zip(self._flats, self._olds, strict=True)
+            # An unchanged infinite value, as in an attention mask, has the change 0: inf - inf would be nan.
+            (flat - base).masked_fill_(flat == base, 0.0) if flat.is_floating_point() else (flat - base).float()
+            for flat, base in zip(self._flats, self._bases, strict=True)
         ]
-        self.reset()
         return torch.cat(changes) if changes else torch.empty(0, device=self._device)
 
     def reset(self) -> None:
         """Set the buffers to the values that the step started from."""
         for flat, old in zip(self._flats, self._olds, strict=True):
             flat.copy_(old)
+        self._bases = self._olds
 
     def snapshot(self) -> list[Tensor]:
         """Return a copy of the buffers for `restore`, and reset them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -114,6 +115,21 @@ def draw_sheet(
             draw.text((x + tile_width // 2, y + tile_height + 4 + number * line_px), line, _INK, small, anchor="ma")
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path)
+
+
+def colours(count: int) -> list[Colour]:
+    """Return bright colours; successive hues are far apart."""
+    # Steps of the golden ratio: each hue falls into the largest gap between those before it.
+    hues = [(0.07 + number * 0.618034) % 1 for number in range(count)]
+    return [_bright(hue) for hue in hues]
+
+
+def _bright(hue: float) -> Colour:
+    """Return a saturated colour of a hue; dark hues such as blue are lightened more than yellow and green."""
+    red, green, blue = colorsys.hls_to_rgb(hue, 0.55, 1.0)
+    luma = 0.299 * red + 0.587 * green + 0.114 * blue
+    red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, 0.5 + 0.28 * (1 - luma), 1.0))
+    return red, green, blue
 
 
 def _blend(colour: Colour, strength: float) -> Colour:

@@ -14,7 +14,8 @@ from lockstep.run_views.files import read_part
 from lockstep.scratch import is_running
 from lockstep.storage.run_lock import LOCK, OWNER
 
-State = Literal["running", "stopped", "failed", "done"]
+# The last two are states of the trials of a sweep.
+State = Literal["running", "stopped", "failed", "done", "waiting", "pruned"]
 
 # On another host, whose processes are not visible from here: since a run writes records and logs, but not during an
 # evaluation, which may take long.

@@ -15,7 +15,8 @@ from lockstep.report.format import clock, metric_name, metric_value
 from lockstep.run_views.select import value_of
 from lockstep.run_views.summary import RunSummary
 
-STYLES = {"running": "bold cyan", "stopped": "yellow", "failed": "bold red", "done": "green"}
+STYLES = {"running": "bold cyan", "stopped": "yellow", "failed": "bold red", "done": "green", "waiting": "dim",
+          "pruned": "magenta"}  # fmt: skip
 _GAP = 2
 _MAX_NAME, _MAX_CELL = 32, 16
 # Columns that a narrow terminal leaves out, the first one first.

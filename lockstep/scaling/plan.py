@@ -32,7 +32,7 @@ from lockstep.parallel.tree import are_siblings, partials, push
 from lockstep.parallel.tree_all_reduce import SMALL_BYTES
 
 CPU = torch.device("cpu")
-MOMENTS = {"adam": 2, "adamw": 2}
+MOMENTS = {"adam": 2, "adamw": 2, "lamb": 2, "muon": 2}
 
 
 @dataclass(frozen=True)

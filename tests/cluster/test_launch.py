@@ -111,7 +111,7 @@ def test_any_other_error_shows_the_first_traceback_only(start: Callable[..., Pro
     assert text.count("Traceback") == 1
 
 
-@pytest.mark.parametrize("scenario", [pytest.param("exit 7", marks=pytest.mark.full), "exit 7 slowly"])
+@pytest.mark.parametrize("scenario", ["exit 7", pytest.param("exit 7 slowly", marks=pytest.mark.full)])
 def test_an_exit_code_is_passed_on(start: Callable[..., Program], scenario: str) -> None:
     assert start(scenario).wait()[0] == 7
 

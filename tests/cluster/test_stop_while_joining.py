@@ -17,7 +17,7 @@ from tests.runs import LONG_S, TINY, environment, own_port
 SCRIPT = """
 import sys
 from lockstep.cli.main import run
-from lockstep.cluster import rendezvous
+from lockstep.cluster import abort, rendezvous
 wait, reach = rendezvous._Rendezvous.wait, rendezvous.open_store
 def tell(function):
     def told(*args):
@@ -25,7 +25,7 @@ def tell(function):
         return function(*args)
     return told
 rendezvous._Rendezvous.wait, rendezvous.open_store = tell(wait), tell(reach)
-sys.exit(run(sys.argv[1:]))
+abort.leave(run(sys.argv[1:]))
 """
 
 

@@ -58,8 +58,9 @@ def test_a_missing_package_is_named_with_its_pip_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "package"),
-    [("accelerate", "accelerate"), pytest.param("trainer", "transformers", marks=pytest.mark.full)],
+    [("accelerate", "accelerate"), ("trainer", "transformers")],
 )
+@pytest.mark.full
 def test_what_is_not_exact_is_refused_with_its_name_and_a_fix(kind: str, package: str, tmp_path: Path) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed: pip install 'lockstep-train[{package}]'")
     with worlds_of("hugging_face_refusals.py", tmp_path) as worlds:

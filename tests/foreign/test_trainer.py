@@ -62,7 +62,6 @@ def test_an_exact_trainer_script_has_one_hash_and_log_also_after_a_kill(name: st
 
 @pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_usual_trainer_script_has_other_weights_at_each_number_of_processes(name: str, tmp_path: Path) -> None:
-    with worlds_of(f"{name}/usual.py", tmp_path) as worlds:
+def test_a_usual_trainer_script_has_other_weights_at_each_number_of_processes(tmp_path: Path) -> None:
+    with worlds_of("trainer_text/usual.py", tmp_path) as worlds:
         assert len({worlds.hash(size) for size in (1, 2, 4)}) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -87,3 +88,21 @@ def test_a_hang_under_torchrun_is_named() -> None:
     assert done.returncode != 0
     assert "hang: rank 1 has made no progress for" in done.stderr
     assert "watched.py" in remove_stacks(done.stderr)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("framework", ["lightning", "accelerate", "transformers"])
+def test_what_goes_wrong_in_the_loop_of_a_framework_is_named(starter: Starter, framework: str) -> None:
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed")
+    script = FOLDER / "watched_frameworks.py"
+    for what, says in [
+        ("nan", "the gradient is not finite"),
+        ("drift", "the ranks differ after step 2"),
+        ("sleep", "hang: rank 1 has made no progress for"),
+    ]:
+        ended = starter.run_files([script], 2, framework, what)
+        assert ended.codes != [0, 0]
+        text = "\n".join(ended.texts)
+        assert says in text, ended
+    assert "watched_frameworks.py" in remove_stacks(text)

@@ -90,7 +90,7 @@ def coco(path: Path) -> None:
 
 
 def zipped(path: Path) -> None:
-    from lockstep.recipes.pose.coco.store import Zip, decode
+    from lockstep.data.coco.store import Zip, decode
 
     store = Zip(path)
     for name in list(store._names)[:5]:

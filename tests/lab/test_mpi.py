@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +31,24 @@ def test_mpirun_starts_a_world(
     )
     assert done.returncode == 0, done.stderr
     assert weights(tmp_path / "run") == wanted
+
+
+@pytest.mark.parametrize("kind", MPIRUN)
+def test_a_script_with_an_exact_loop_joins_the_world_of_mpirun(
+    kind: str, environ: dict[str, str], tmp_path: Path
+) -> None:
+    if shutil.which(MPIRUN[kind][0]) is None:
+        pytest.skip(f"needs {MPIRUN[kind][0]}")
+    script = [sys.executable, str(ROOT / "examples/exact_ddp.py")]
+    outputs = []
+    for start in ([], [*MPIRUN[kind], "3"]):
+        done = subprocess.run(
+            [*start, *script], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=LONG_S
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert "epoch 4: accuracy 0.9" in outputs[0]
+    assert outputs[0] == outputs[1]
 
 
 def test_open_mpi_over_two_hosts_meets_at_mpirun(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,14 @@ def test_the_tasks_of_a_step_on_two_nodes_are_one_world(
     assert "4 processes on 2 hosts" in done.stdout
     assert weights(tmp_path / "run") == wanted
     assert [(world["size"], world["from_step"]) for world in result(tmp_path / "run")["worlds"]] == [(4, 0)]
+
+
+def test_a_script_with_an_exact_loop_joins_the_world_of_a_step(slurm: Slurm) -> None:
+    script = [sys.executable, ROOT / "examples/exact_ddp.py"]
+    alone, spread = _srun(slurm, "-N1", "-n1", *script), _srun(slurm, "-N2", "-n3", *script)
+    assert (alone.returncode, spread.returncode) == (0, 0), alone.stderr + spread.stderr
+    assert "epoch 4: accuracy 0.9" in alone.stdout
+    assert alone.stdout == spread.stdout
 
 
 def test_a_step_of_one_task_starts_its_own_processes(

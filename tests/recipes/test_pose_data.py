@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.data.coco.store import Zip
 from lockstep.data.keyed import keys
 from lockstep.errors import DataError
 from lockstep.recipes.pose.affine import Placement
 from lockstep.recipes.pose.coco.files import open_files
-from lockstep.recipes.pose.coco.store import Zip
 from lockstep.recipes.pose.config import DataConfig
 from lockstep.recipes.pose.data import EvalImages, Sample, TrainImages, place_sample
 from lockstep.recipes.pose.skeletons import COCO, SKELETONS

@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 
 from lockstep.data.samples import Batch
-from lockstep.recipes.pose.drawing import colours, draw_evaluation, draw_people, draw_prediction
+from lockstep.recipes.pose.drawing import draw_evaluation, draw_people, draw_prediction
 from lockstep.recipes.pose.infer import Detections, to_prediction
 from lockstep.recipes.pose.metric import PoseMetric
 from lockstep.recipes.pose.skeletons import COCO
+from lockstep.report.pictures import colours
 
 
 def _person(left: float, score: float = 0.9) -> Any:

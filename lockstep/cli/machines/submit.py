@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
+import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.cli.options import Debug, Overrides, path_of
+from lockstep.cluster.signals import StopSignal
 from lockstep.errors import ConfigError, LaunchError, cannot_make
 from lockstep.launch.commands import LOCKSTEP
+
+if TYPE_CHECKING:
+    from lockstep.launch.slurm import BatchJob
 
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Nodes = Annotated[int, typer.Option(min=1, metavar="N", help="Nodes.")]
@@ -36,6 +42,15 @@ Variants = Annotated[
     list[str] | None,
     typer.Option("--variant", metavar="SETTINGS", help='One job of an array: --variant "optim.lr=0.1". Repeatable.'),
 ]
+GridValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grid",
+        metavar="KEY=A,B ...",
+        help="A sweep, as arrays of jobs: --grid optim.lr=0.1,0.03 seed=0:3. --run-dir is its folder; see lockstep "
+        "sweep.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the batch script and submit nothing.")]
 
 
@@ -51,6 +66,7 @@ def submit(
     warning_s: Warning = 120,
     sbatch: Sbatch = None,
     variants: Variants = None,
+    grid: GridValues = None,
     dry_run: DryRun = False,
     debug: Debug = False,
 ) -> None:
@@ -80,6 +96,9 @@ def submit(
         options=sbatch or [],
         variants=each,
     )
+    if grid:
+        _submit_sweep(job, source, overrides or [], grid, dry_run=dry_run)
+        return
     text = batch_script(job)
     if dry_run:
         print(text, end="")
@@ -90,6 +109,38 @@ def submit(
     except OSError as error:
         raise cannot_make(run_dir, error) from None
     print(_submitted(text))
+
+
+def _submit_sweep(job: BatchJob, source: str, overrides: list[str], grid: list[str], *, dry_run: bool) -> None:
+    """Define a sweep in the run folder, and submit its trials, each one after what it starts from."""
+    from lockstep.launch.slurm import batch_script
+    from lockstep.launch.stopped import raise_if_stopped
+    from lockstep.sweeps.batch import array_job, arrays_of
+    from lockstep.sweeps.runner import OUTPUT
+    from lockstep.sweeps.start import ask_recipe, define_grid, make_folder
+
+    if job.variants:
+        raise ConfigError("--grid and --variant were both given", fix="Use one of them.")
+    sweep = define_grid(source, overrides, grid, is_shared=True)
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as place, StopSignal() as stop:
+        folder = Path(place) if dry_run else make_folder(job.run_dir.name, job.run_dir)
+        sweep.write(folder)
+        ask_recipe(sweep, folder, stop)
+    raise_if_stopped(stop.exit_code)
+    ids: list[str] = []
+    if not dry_run:
+        (job.run_dir / OUTPUT).mkdir(exist_ok=True)
+    for parts, after in arrays_of(sweep.parts()):
+        text = batch_script(array_job(job, sweep, parts, None if after is None else ids[after]))
+        ids.append(f"JOB_ID_{len(ids)}" if dry_run else "")
+        if dry_run:
+            print(text, end="")
+            continue
+        answer = _submitted(text)
+        ids[-1] = "".join(re.findall(r"\d+", answer)[-1:])
+        print(answer)
+    if not dry_run:
+        print(f"table: lockstep sweep {shlex.quote(str(job.run_dir))} --show")
 
 
 def _submitted(text: str) -> str:

@@ -12,6 +12,7 @@ from lockstep.errors import CheckpointError
 from lockstep.provenance import step_log
 from lockstep.provenance.run_identity import FACTS
 from lockstep.provenance.same_run import result_settings
+from lockstep.provenance.shared_steps import shared_steps
 from lockstep.provenance.statement import FILE_NAME, Evaluation, RunRecord, distinct, make_statement
 from lockstep.report.records import read_records
 from lockstep.storage.checkpoint import name_of, steps
@@ -54,7 +55,7 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
     files = {path.name: sha256_of_file(path) for path in present}
     for name, parts in checkpoints.items():
         files |= {f"checkpoints/{name}/{file}": sha256 for file, sha256 in parts.items()}
-    statement = make_statement(record, files, folder.path.name, spec.started_at, time.time())
+    statement = make_statement(record, files, folder.path.name, spec.started_at, time.time(), shared_steps(folder.path))
     folder.write_json(FILE_NAME, statement)
     return record.root
 

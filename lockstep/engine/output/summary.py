@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from lockstep.engine.output.reports import Reports
 from lockstep.engine.run_spec import RunSpec
 from lockstep.extras import is_installed, pip_line
 from lockstep.module.precision import describe_precision
+from lockstep.optim.schedule import num_warmup_steps
 from lockstep.parallel.reduce import Reducer
 from lockstep.provenance.statement import FILE_NAME as PROVENANCE
 from lockstep.report.format import duration, metric_name, metric_value
@@ -60,6 +62,7 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
     optim = config.optim
     if optim.lr_for_batch is not None:
         rows["lr"] = f"peak {config.peak_lr:g} = {optim.lr:g} x {config.global_batch} / {optim.lr_for_batch}"
+    rows["warmup"] = _warmup(job)
     rows["compute"] = _compute(job)
     rows["gradients"] = _gradients(job)
     if job.replica.is_sharded:
@@ -83,6 +86,16 @@ def _steps(job: Job) -> str:
     if patience is not None:
         text += f"; at most, by stop_early.patience={patience}"
     return text
+
+
+def _warmup(job: Job) -> str:
+    """Describe a warmup that is shorter than optim.warmup_epochs, because the run is short."""
+    optim, of_epoch = job.config.optim, job.order.steps_per_epoch
+    num_steps, asked = num_warmup_steps(job.num_steps, of_epoch, optim), optim.warmup_epochs * of_epoch
+    if num_steps >= asked:
+        return ""
+    text = f"{math.ceil(num_steps):,} steps, half of the run; optim.warmup_epochs={optim.warmup_epochs:g} would be"
+    return f"{text} {math.ceil(asked):,}"
 
 
 def finish(
@@ -163,13 +176,14 @@ def _seconds(job: Job, waits: Sequence[tuple[float, float]]) -> dict[str, float]
 
 
 def _best(job: Job) -> str:
-    """Describe the best validation, if it is not the last one."""
+    """Name the epoch of the best validation, whose checkpoint the run keeps."""
     best = job.progress.best
-    if best is None or best["step"] == job.progress.step:
+    if best is None:  # no value of the metric was a number
         return ""
     name, epoch = best["metric"], best["step"] / job.order.steps_per_epoch
-    value = metric_value(name, best["value"])
-    return f"{metric_name(name)} {value} after epoch {epoch:.4g} (lockstep eval --checkpoint best)"
+    text = f"{metric_name(name)} {metric_value(name, best['value'])} after epoch {epoch:.4g}"
+    is_last = best["step"] == job.progress.step
+    return f"{text}, the last one" if is_last else f"{text} (lockstep eval --checkpoint best)"
 
 
 def _tensorboard(quoted: str) -> str:

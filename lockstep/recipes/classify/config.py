@@ -12,6 +12,7 @@ from lockstep.config.given import check_exists
 from lockstep.config.schema import RunConfig
 from lockstep.config.sections import Settings
 from lockstep.metrics.eval_sets import check_set_names
+from lockstep.recipes.classify.augment_config import AugmentConfig
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -65,6 +66,10 @@ class DataConfig(Settings):
         description="Unreadable images. stop: end the run; skip: read every image before training and leave these out.",
     )
     size_px: int = Field(default=224, ge=8, le=4096, description="Side of the model's square input, in pixels.")
+    train_px: Annotated[int, Field(ge=8, le=4096)] | None = Field(
+        default=None,
+        description="Side of training crops, in pixels. Smaller crops train faster, and often better. null: size_px.",
+    )
     eval_resize_px: Annotated[int, Field(ge=8, le=8192)] | None = Field(
         default=None,
         description="Shorter side before the center crop in evaluation, in pixels. null: size_px * 256 / 224.",
@@ -157,6 +162,9 @@ class Config(RunConfig):
     RENAMED: ClassVar[dict[str, str]] = {"data.eval_share": "data.val_fraction"}
 
     data: DataConfig = Field(default=DataConfig(), description="Dataset and augmentation.")
+    augment: AugmentConfig = Field(
+        default=AugmentConfig(), description="Augmentation beyond random crops and flips, by torchvision.transforms.v2."
+    )
     model: ModelConfig = Field(default=ModelConfig(), description="Network and initial weights.")
     loss: LossConfig = Field(default=LossConfig(), description="Loss.")
 

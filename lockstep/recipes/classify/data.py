@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,9 +23,13 @@ from lockstep.data.keyed import IntArray, KeyArray, uniform
 from lockstep.data.names import first_outside, outside
 from lockstep.data.samples import Batch, Samples
 from lockstep.errors import DataError
+from lockstep.recipes.classify.augment_config import AugmentConfig
 from lockstep.recipes.classify.config import DataConfig
 from lockstep.recipes.classify.folders import Files
 from lockstep.recipes.classify.listing import IMAGES_FIX, folder_of
+
+if TYPE_CHECKING:
+    from lockstep.recipes.classify.augment import Augmentation
 
 # Columns of a sample's random numbers: the first decides on the flip, the others on the crop.
 _FLIP, _CROP = 0, 1
@@ -56,6 +61,7 @@ class ImageFiles(Samples):
         labels: (N,) int64, their classes.
         config: Size, augmentation and normalization.
         train: Whether to take random crops.
+        augmentation: Operations on training images after the crop, if any.
         decoded: Cache of decoded images, if any.
     """
 
@@ -69,12 +75,14 @@ class ImageFiles(Samples):
         config: DataConfig,
         *,
         train: bool,
+        augmentation: Augmentation | None = None,
         decoded: DecodedPictures | None = None,
     ) -> None:
         self.files, self._labels, self._config, self._train = files, labels, config, train
-        self._decoded = decoded
+        self._augmentation, self._decoded = augmentation, decoded
         self._heads: dict[int, Head] = {}
-        self._normalise = Normalise(config)
+        self._size_px = (config.train_px or config.size_px) if train else config.size_px
+        self._normalise = Normalise(config, self._size_px)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -85,11 +93,12 @@ class ImageFiles(Samples):
         Raises:
             DataError: An image cannot be read.
         """
-        size_px = self._config.size_px
-        images = torch.empty(len(indices), size_px, size_px, 3, dtype=torch.uint8)
+        images = torch.empty(len(indices), self._size_px, self._size_px, 3, dtype=torch.uint8)
         try:
             if self._train:
                 self._read_random_crops(images, indices, keys)
+                if self._augmentation is not None:
+                    self._augmentation.augment(images, keys.tolist())
             else:
                 for row, index in enumerate(indices.tolist()):
                     images[row] = self._center_crop(index)
@@ -101,8 +110,11 @@ class ImageFiles(Samples):
         return Batch(images, self._labels.index_select(0, index_tensor), index_tensor)
 
     def finish(self, batch: Batch) -> Batch:
-        """Normalize on the device: inputs become (N, 3, S, S) float32 in channels-last memory format."""
-        return dataclasses.replace(batch, inputs=self._normalise(batch.inputs))
+        """Normalize on the device, and mix or erase: (N, 3, S, S) float32 in channels-last memory format."""
+        inputs, targets = self._normalise(batch.inputs), batch.targets
+        if self._augmentation is not None:
+            inputs, targets = self._augmentation.augment_batch(inputs, targets)
+        return dataclasses.replace(batch, inputs=inputs, targets=targets)
 
     def _read_random_crops(self, images: Tensor, indices: IntArray, keys: KeyArray) -> None:
         boxes = RandomBoxes(keys, area=self._config.crop_area, ratio=self._config.crop_ratio, first_column=_CROP)
@@ -114,7 +126,7 @@ class ImageFiles(Samples):
     def _random_crop(self, index: int, boxes: RandomBoxes, row: int) -> tuple[ByteArray, Box]:
         head, encoded = self._open(index)
         box = boxes.box(row, head.size)
-        scale = self._scale(head, min(box.width, box.height), self._config.size_px, _TRAIN_MARGIN)
+        scale = self._scale(head, min(box.width, box.height), self._size_px, _TRAIN_MARGIN)
         box = box.at(scale)
         return self._pixels(index, encoded, scale, bottom_px=box.top + box.height), box
 
@@ -164,12 +176,10 @@ class ImageFiles(Samples):
 class Normalise:
     """Normalization of bytes: (byte / 255 - mean) / std for each of red, green and blue."""
 
-    def __init__(self, config: DataConfig) -> None:
+    def __init__(self, config: DataConfig, size_px: int) -> None:
         # Repeated to a whole row of pixels: broadcasting three values, torch would process the image three values at
         # a time, which takes eight times as long.
-        mean, std = (
-            torch.tensor(values, dtype=torch.float64).repeat(config.size_px) for values in (config.mean, config.std)
-        )
+        mean, std = (torch.tensor(values, dtype=torch.float64).repeat(size_px) for values in (config.mean, config.std))
         self._factor, self._offset = (1 / (255 * std)).float(), (-mean / std).float()
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -208,10 +218,18 @@ def preprocess(path: Path, config: DataConfig) -> Tensor:
     scale = 1
     if encoded.is_scalable and config.scaled_decode:
         scale = fitting_scale(min(encoded.size), resize_px(config), margin=_EVAL_MARGIN)
-    return Normalise(config)(crop_centre(encoded.pixels(scale), config).unsqueeze(0))[0]
+    return Normalise(config, config.size_px)(crop_centre(encoded.pixels(scale), config).unsqueeze(0))[0]
 
 
-def open_files(base: Path, files: Files, classes: Sequence[str], config: DataConfig, *, train: bool) -> ImageFiles:
+def open_files(
+    base: Path,
+    files: Files,
+    classes: Sequence[str],
+    config: DataConfig,
+    *,
+    train: bool,
+    augment: AugmentConfig | None = None,
+) -> ImageFiles:
     """Make a dataset of listed files, without opening them.
 
     Args:
@@ -220,6 +238,7 @@ def open_files(base: Path, files: Files, classes: Sequence[str], config: DataCon
         classes: Classes in the order of the model's outputs.
         config: Size, augmentation and normalization.
         train: Whether to take random crops.
+        augment: Augmentation of training images after the crop. None: none.
 
     Raises:
         DataError: A file that was listed at the start of the run is missing.
@@ -241,4 +260,9 @@ def open_files(base: Path, files: Files, classes: Sequence[str], config: DataCon
         )
     labels = torch.tensor([label for label, name in enumerate(classes) for _ in files.get(name, [])], dtype=torch.int64)
     decoded = None if config.cache is None else DecodedPictures(config.cache, int(config.cache_gb * 1e9))
-    return ImageFiles(paths, labels, config, train=train, decoded=decoded)
+    augmentation = None
+    if train and augment is not None and augment.is_on:
+        from lockstep.recipes.classify.augment import Augmentation  # late: torchvision.transforms takes time to import
+
+        augmentation = Augmentation(augment, len(classes))
+    return ImageFiles(paths, labels, config, train=train, augmentation=augmentation, decoded=decoded)

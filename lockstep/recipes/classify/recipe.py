@@ -111,7 +111,9 @@ def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> Im
     if not train and other is not None and _whole(other) != dataset_info["held_out_from"]:
         # The user evaluates on images other than the validation split of the run.
         files = _list_other(config, other, dataset_info["classes"])
-    return open_files(_base(config, train=train), files, dataset_info["classes"], config.data, train=train)
+    return open_files(
+        _base(config, train=train), files, dataset_info["classes"], config.data, train=train, augment=config.augment
+    )
 
 
 def _open_set(config: Config, dataset_info: Mapping[str, Any], name: str) -> ImageFiles:

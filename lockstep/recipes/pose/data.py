@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from lockstep.data.keyed import IntArray, KeyArray
+from lockstep.data.normalise import MEAN, STD
 from lockstep.data.samples import Batch
 from lockstep.recipes.pose.affine import UNIT_PX, Floats, Pixels, Placement, draw_placement
 from lockstep.recipes.pose.config import DataConfig
-from lockstep.recipes.pose.normalise import MEAN, STD
 from lockstep.recipes.pose.targets import Maps, draw_heatmaps, index_joints
 
 STRIDES = (4, 2)  # of the two outputs of the network

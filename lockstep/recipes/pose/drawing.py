@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,14 +11,13 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from lockstep.data.images import read_rgb
+from lockstep.data.normalise import MEAN, STD
 from lockstep.data.samples import Batch
 from lockstep.recipes.pose.data import STRIDES
 from lockstep.recipes.pose.metric import PoseMetric
-from lockstep.recipes.pose.normalise import MEAN, STD
 from lockstep.recipes.pose.skeletons import Skeleton
-from lockstep.report.pictures import draw_sheet
+from lockstep.report.pictures import colours, draw_sheet
 
-Colour = tuple[int, int, int]
 Points = npt.NDArray[np.float64]
 
 # Joints with a lower score are not drawn, because refinement puts every joint somewhere. People with too few other
@@ -69,21 +67,6 @@ def draw_people(image: Image.Image, people: Sequence[Points], skeleton: Skeleton
                 radius = (width * 1.5 + extra) / 2 + 0.5
                 draw.ellipse((x - radius, y - radius, x + radius, y + radius), ink)
     return canvas.resize(image.size, Image.Resampling.LANCZOS) if fine > 1 else canvas
-
-
-def colours(num_people: int) -> list[Colour]:
-    """Return one bright colour per person; successive hues are far apart."""
-    # Steps of the golden ratio: each hue falls into the largest gap between those before it.
-    hues = [(0.07 + number * 0.618034) % 1 for number in range(num_people)]
-    return [_bright(hue) for hue in hues]
-
-
-def _bright(hue: float) -> Colour:
-    """Return a saturated colour of a hue; dark hues such as blue are lightened more than yellow and green."""
-    red, green, blue = colorsys.hls_to_rgb(hue, 0.55, 1.0)
-    luma = 0.299 * red + 0.587 * green + 0.114 * blue
-    red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, 0.5 + 0.28 * (1 - luma), 1.0))
-    return red, green, blue
 
 
 def draw_prediction(path: Path, prediction: Mapping[str, Any], *, skeleton: Skeleton) -> Image.Image:

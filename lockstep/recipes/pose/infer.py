@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.data.images import read_rgb
+from lockstep.data.normalise import normalise
 from lockstep.recipes.pose.assign import SCORE, Y
 from lockstep.recipes.pose.config import Config
 from lockstep.recipes.pose.group import Grouping
-from lockstep.recipes.pose.normalise import normalise
 from lockstep.recipes.pose.view import View, check_shape, view
 
 # The category id of "person" in COCO and CrowdPose.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from lockstep.data.normalise import MEAN, STD
 from lockstep.engine.parts import Parts
 from lockstep.recipes.pose.coco.files import open_files
 from lockstep.recipes.pose.config import Config, DataConfig
@@ -17,7 +18,6 @@ from lockstep.recipes.pose.infer import make_infer, read_image, to_prediction
 from lockstep.recipes.pose.loss import pose_loss
 from lockstep.recipes.pose.metric import PoseMetric
 from lockstep.recipes.pose.model import HigherHRNet
-from lockstep.recipes.pose.normalise import MEAN, STD
 from lockstep.recipes.pose.synthetic import NUM_EVAL, NUM_TRAIN, SyntheticPeople
 from lockstep.storage.pretrained import load_pretrained
 

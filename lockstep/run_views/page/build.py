@@ -10,19 +10,21 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
 from lockstep.errors import printable
-from lockstep.report.format import metric_name
+from lockstep.report.format import clock, metric_name, metric_value
 from lockstep.run_views.compare import SECTIONS, ComparedValue, Comparison, compare, metric_names
 from lockstep.run_views.compare_table import letters_of
 from lockstep.run_views.history import RunHistory
 from lockstep.run_views.page.chart import NUM_COLOURS, ChartLine
-from lockstep.run_views.page.markup import Markup, element, joined, section
+from lockstep.run_views.page.markup import Markup, element, joined, section, table
 from lockstep.run_views.page.pictures import Budget
 from lockstep.run_views.page.sections import ChartSet, run_sections
+from lockstep.run_views.summary import RunSummary
 from lockstep.version import __version__
 
 GENERATOR = "lockstep report"
@@ -41,6 +43,63 @@ def report_page(runs: Sequence[RunHistory]) -> str:
         body.append(element("h2", {"id": f"run-{index}"}, f"{letters_of(len(runs))[index]}  {run.name}"))
         body += [_origin(run), *run_sections(run, charts, budget)]
     return _document(f"{len(runs)} runs", body, charts)
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """A trial of a sweep, as a row of its table.
+
+    Attributes:
+        summary: Its run.
+        values: The settings in which it differs from others, in the order of the columns.
+        shared: Number of steps that were trained once for several trials.
+    """
+
+    summary: RunSummary
+    values: Sequence[str]
+    shared: int = 0
+
+
+def sweep_page(name: str, keys: Sequence[str], rows: Sequence[SweepRow], runs: Sequence[RunHistory]) -> str:
+    """Return the page on a sweep.
+
+    Args:
+        name: Its name.
+        keys: Names of the settings that differ between trials.
+        rows: All trials, best first.
+        runs: The trials whose curves and values are compared, best first.
+    """
+    charts = ChartSet()
+    states = [row.summary.state for row in rows]
+    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    compared = _compared(compare(runs), charts) if len(runs) > 1 else []
+    note = f"Curves and values of the {len(runs)} best trials." if len(runs) < len(rows) and compared else None
+    body = [
+        _title(name),
+        element("p", {"class": "soft"}, f"Sweep of {len(rows)} trials: {counted}"),
+        section("Trials", _trials(keys, rows)),
+        element("p", {"class": "soft"}, note) if note else None,
+        *compared,
+    ]
+    return _document(name, body, charts)
+
+
+def _trials(keys: Sequence[str], rows: Sequence[SweepRow]) -> Markup:
+    monitors = {row.summary.monitor for row in rows if row.summary.monitor}
+    metric = next(iter(monitors), "")
+    names = [metric, *(["loss"] if metric != "loss" and any("loss" in row.summary.metrics for row in rows) else [])]
+    has_shared = any(row.shared for row in rows)
+    heads = ["trial", "state", *keys, *map(metric_name, names), "step", "took", "SHA-256"]
+    cells = []
+    for row in rows:
+        run = row.summary
+        values = [metric_value(name, run.metrics[name]) if name in run.metrics else "" for name in names]
+        took = clock(run.took_s) if run.took_s is not None else ""
+        state = element("span", {"class": f"state {run.state}"}, run.state)
+        shared = (f"{row.shared:,}" if row.shared else "",) if has_shared else ()
+        sha256 = element("code", None, run.weights_sha256[:8])
+        cells.append((run.name, state, *row.values, *values, f"{run.step:,}", took, sha256, *shared))
+    return table(cells, (*heads, *(("shared steps",) if has_shared else ())))
 
 
 def comparison_page(comparison: Comparison) -> str:

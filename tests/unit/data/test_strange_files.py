@@ -18,6 +18,8 @@ import torch
 from PIL import Image
 
 from lockstep.config.document import read
+from lockstep.data.coco.fields import read_json
+from lockstep.data.coco.store import Zip
 from lockstep.data.images import EncodedImage, read_rgb
 from lockstep.data.names import first_outside
 from lockstep.errors import ConfigError, DataError, LockstepError
@@ -26,8 +28,6 @@ from lockstep.recipes.classify.listing import read_csv
 from lockstep.recipes.mnist.data import SCALES
 from lockstep.recipes.mnist.idx import read_idx
 from lockstep.recipes.mnist.predict import read_image
-from lockstep.recipes.pose.coco.fields import read_json
-from lockstep.recipes.pose.coco.store import Zip
 from lockstep.recipes.text.alphabet import read_alphabet
 from lockstep.recipes.text.config import Config as TextConfig
 from lockstep.recipes.text.config import DataConfig

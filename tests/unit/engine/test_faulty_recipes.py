@@ -63,6 +63,39 @@ def test_a_fault_is_named_with_what_to_do(fault: str, text: str, capsys: pytest.
     assert "\n  fix " in error
 
 
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("uncounted", "the metric Uncounted has no num_samples"),
+        ("method", "num_samples of the metric Method is a method"),
+        ("made metric", "the recipe's metric is a Accuracy, not a function"),
+        ("misspelt", "the metric Misspelt has failed: AttributeError: 'Batch' object has no attribute 'labels'"),
+        ("twice", "the metric Twice counted 8 samples of 4"),
+        ("unsendable", "the metric Unsendable has failed: TypeError: "),
+        ("other name", "the validation has no metric top1"),
+        ("infer", "the recipe's infer has failed: AttributeError: "),
+    ],
+)
+def test_a_faulty_metric_is_named_before_the_first_step(
+    fault: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(fault) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert "\n  fix " in error
+    if " has failed" in text and fault != "unsendable":
+        assert f"faulty_recipe.py:{line_of('len(batch.labels)' if fault == 'misspelt' else 'numpi()')}, in " in error
+    assert not Path("run/config.yaml").exists(), "no step was trained"
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(RECIPE.read_text().splitlines(), 1) if text in line)
+
+
+def test_a_metric_without_a_value_for_few_samples_is_accepted() -> None:
+    assert train("demanding") == 0
+
+
 def test_an_empty_evaluation_set_is_refused_before_training(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("no evaluation") == 3
     assert "the validation set is empty" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,3 +85,51 @@ def test_factors_are_between_nothing_and_the_peak(
     )
     for step in range(num_steps):
         assert 0 <= factor(step, num_steps, steps_per_epoch, config) <= 1 + 1e-12
+
+
+def test_warmup_cosine_is_torchvisions_schedule_at_each_epoch() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(()))
+    sgd = torch.optim.SGD([parameter], lr=1.0)
+    # As in torchvision's references/classification/train.py, stepped after each epoch.
+    reference = torch.optim.lr_scheduler.SequentialLR(
+        sgd,
+        [
+            torch.optim.lr_scheduler.LinearLR(sgd, start_factor=0.01, total_iters=5),
+            torch.optim.lr_scheduler.CosineAnnealingLR(sgd, T_max=25, eta_min=0.001),
+        ],
+        milestones=[5],
+    )
+    expected = []
+    for _ in range(30):
+        expected.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        reference.step()
+    got = factors(30_000, 1000, schedule="warmup_cosine", warmup_epochs=5, warmup_factor=0.01, final_factor=0.001)
+    assert got[::1000] == pytest.approx(expected, abs=1e-4)
+    assert got[-1] == pytest.approx(0.001)
+    assert len(set(got[:5000])) == 5000  # changes at each step, not at each epoch
+
+
+def test_a_warmup_factor_is_where_the_warmup_starts() -> None:
+    got = factors(10, 2, warmup_epochs=2, warmup_factor=0.2)
+    assert got[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+
+
+@settings(max_examples=200, deadline=None)
+@given(num_steps=st.integers(2, 300), steps_per_epoch=st.integers(1, 60), warmup=st.floats(0, 20))
+def test_warmup_takes_at_most_half_of_a_run_and_a_shorter_one_is_as_configured(
+    num_steps: int, steps_per_epoch: int, warmup: float
+) -> None:
+    shape = {"schedule": "cosine", "final_factor": 0.1}
+    got, without = factors(num_steps, steps_per_epoch, warmup_epochs=warmup, **shape), factors(num_steps, 1, **shape)
+    length = math.ceil(min(warmup * steps_per_epoch, num_steps / 2))
+    assert got[length:] == without[length:]
+    assert got[:length] == pytest.approx([(step + 1) / (length + 1) for step in range(length)])
+    assert length <= (num_steps + 1) // 2
+
+
+def test_a_run_that_would_be_all_warmup_ends_at_a_low_learning_rate() -> None:
+    got = factors(20, 10, schedule="cosine", warmup_epochs=2)  # the preset of classify with epochs=2
+    assert got[9] == max(got)
+    assert got[9] == pytest.approx(10 / 11)
+    assert got[-1] == 0

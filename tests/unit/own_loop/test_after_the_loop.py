@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_model
 from torch import nn
@@ -43,3 +44,24 @@ def test_gradients_of_other_code_add_up_after_the_loop() -> None:
     once = first.grad.clone()
     model(inputs).square().mean().backward()
     assert torch.allclose(first.grad, 2 * once)
+
+
+def test_buffers_change_by_the_passes_before_a_backward_pass_only() -> None:
+    def train(measures: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = lockstep.exact(model, optimizer, data_loader(), global_batch=8, micro_batch=4)
+        for batch in loader:
+            optimizer.zero_grad()
+            model(batch[0]).square().mean().backward()
+            if measures:
+                model(batch[0])  # in training mode
+            optimizer.step()
+        return model.state_dict()
+
+    usual = train(measures=False)
+    assert usual["0.num_batches_tracked"] == 2  # one for each of the two steps
+    with pytest.warns(UserWarning, match="after the last backward pass of a loop's body change no buffers"):
+        measured = train(measures=True)
+    assert all(torch.equal(measured[name], value) for name, value in usual.items())

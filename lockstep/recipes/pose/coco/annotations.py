@@ -13,43 +13,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.data.keyed import IntArray
-from lockstep.errors import DataError
-from lockstep.recipes.pose.affine import Floats
-from lockstep.recipes.pose.coco.fields import (
+from lockstep.data.coco.fields import (
     LARGEST,
+    MAX_PIXELS,
     Fields,
+    Floats,
+    check_pixels,
     entries_of,
     is_count,
+    is_id,
     is_name,
     is_number,
-    is_size,
+    is_side,
     is_whole,
     read_json,
     shown,
 )
+from lockstep.data.coco.regions import Region, read_region
+from lockstep.data.keyed import IntArray
+from lockstep.errors import DataError
 from lockstep.recipes.pose.skeletons import SKELETONS, Skeleton
-
-MAX_PIXELS = 178_956_970
-
-
-@dataclass(frozen=True)
-class Runs:
-    """A region as run lengths, column by column: so many pixels outside, so many inside, and so on.
-
-    Attributes:
-        counts: The lengths, or COCO's text for them.
-        height: Of the image, pixels.
-        width: Of the image, pixels.
-    """
-
-    counts: IntArray | str
-    height: int
-    width: int
-
-
-Outlines = list[Floats]  # each x, y, x, y ...
-Region = Runs | Outlines
 
 
 @dataclass(frozen=True)
@@ -128,12 +111,12 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
     images, entries, categories = (entries_of(content, part, path) for part in ("images", "annotations", "categories"))
     category = _person(categories, skeleton, path)
     image = Fields(images, "images", path)
-    ids = image.column("id", _is_64_bit, "a whole number of 64 bits")
+    ids = image.column("id", is_id, "a whole number of 64 bits")
     names = image.column("file_name", is_name, "a file name that can be printed, without .. or a leading /")
     sizes = f"a whole number of pixels, up to {MAX_PIXELS:,} in the image"
-    widths, heights = (image.column(name, _is_side, sizes) for name in ("width", "height"))
+    widths, heights = (image.column(name, is_side, sizes) for name in ("width", "height"))
     image.unique("id", ids)
-    _check_pixels(widths, heights, ids, path)
+    check_pixels(widths, heights, ids, path)
     crowd_indices = image.column("crowdIndex", lambda value: value is None or is_number(value), "a number, or none")
 
     numbers = [None, *(each.get("id") for each in categories)]
@@ -143,7 +126,7 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
     chosen = [place for place, number in enumerate(owned) if number in (None, category)]
     entries = [entries[place] for place in chosen]
     person = Fields(entries, "annotations", path, chosen)
-    people_ids = person.column("id", _is_64_bit, "a whole number of 64 bits")
+    people_ids = person.column("id", is_id, "a whole number of 64 bits")
     person.unique("id", people_ids)
     known = {number: place for place, number in enumerate(ids)}
     owners = person.column("image_id", known.__contains__, "the id of one of the file's images")
@@ -175,7 +158,7 @@ def read_annotations(path: Path, skeleton: Skeleton) -> Annotations:
         boxes=boxes[order],
         areas=None if areas is None else np.array(areas, dtype=np.float64)[order],
         is_crowd=is_crowd,
-        regions={row: _region(entries, person, int(order[row])) for row in np.flatnonzero(is_masked).tolist()},
+        regions={row: read_region(person, int(order[row])) for row in np.flatnonzero(is_masked).tolist()},
     )
 
 
@@ -222,44 +205,3 @@ def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path
             fix=f"Set data.name={others[0]}." if others else "Use an annotation file of the dataset data.name.",
         )
     return int(people[0]["id"])
-
-
-def _is_64_bit(value: Any) -> bool:
-    return is_whole(value) and -(2**63) <= value < 2**63
-
-
-def _is_side(value: Any) -> bool:
-    return is_size(value) and value <= MAX_PIXELS
-
-
-def _check_pixels(widths: Sequence[int], heights: Sequence[int], ids: Sequence[int], path: Path) -> None:
-    for width, height, number in zip(widths, heights, ids, strict=True):
-        if width * height > MAX_PIXELS:
-            raise DataError(
-                f"image {number} is {width}x{height} by its annotation",
-                where=path,
-                allowed=f"at most {MAX_PIXELS:,} pixels",
-                fix="Correct the width and the height, or remove the image.",
-            )
-
-
-def _region(entries: Sequence[Mapping[str, Any]], person: Fields, place: int) -> Region | None:
-    """Read a region as arrays, which take a tenth of the memory."""
-    region: Any = entries[place].get("segmentation")
-    if not region:
-        return None
-    try:
-        if isinstance(region, dict):
-            counts = region["counts"]
-            runs = counts if isinstance(counts, str) else np.array(counts, dtype=np.int64)
-            return Runs(runs, height=int(region["size"][0]), width=int(region["size"][1]))
-        outlines = [np.array(outline, dtype=np.float64) for outline in region]
-        if all(outline.ndim == 1 and len(outline) >= 6 and np.isfinite(outline).all() for outline in outlines):
-            return outlines
-    except (TypeError, ValueError, KeyError, IndexError, OverflowError):
-        pass
-    raise person.wrong(
-        place,
-        "segmentation",
-        "polygons of at least three points, of finite numbers, or run lengths with size and counts",
-    )

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.data.coco.store import Store, decode, open_store
 from lockstep.errors import DataError
 from lockstep.recipes.pose.coco.annotations import Annotations, read_annotations
 from lockstep.recipes.pose.coco.regions import draw_mask
-from lockstep.recipes.pose.coco.store import Store, decode, open_store
 from lockstep.recipes.pose.config import SPLITS, DataConfig
 from lockstep.recipes.pose.data import Example
 

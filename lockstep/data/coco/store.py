@@ -9,9 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from lockstep.data.image_file import MAX_FILE_BYTES, read_content, too_large
-from lockstep.data.images import EncodedImage
+from lockstep.data.images import ByteArray, EncodedImage
 from lockstep.errors import DataError
-from lockstep.recipes.pose.affine import Pixels
 
 # Others have decoders whose memory the file decides on.
 _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -141,7 +140,7 @@ def _check_size(name: str, found: tuple[int, int], annotated: tuple[int, int]) -
         )
 
 
-def decode(content: bytes, name: str, size: tuple[int, int]) -> Pixels:
+def decode(content: bytes, name: str, size: tuple[int, int]) -> ByteArray:
     """Decode an image file to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
 
     Args:

@@ -11,15 +11,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lockstep.config.plain_file import parse_json, read_plain
 from lockstep.errors import DataError
-from lockstep.recipes.pose.affine import Floats
+
+Floats = npt.NDArray[np.float64]
 
 # No image has so many pixels, and the square of this is still a number: what is larger is a slip.
 LARGEST = 1e9
 _SHOWN = 60
 _FIX = "Correct the annotation file."
+MAX_PIXELS = 178_956_970
 MAX_JSON_BYTES = 1 << 31  # COCO's largest file of annotations has 450 MB
 
 
@@ -84,6 +87,10 @@ class Fields:
             raise self.wrong(place, field, f"a number up to {LARGEST:,.0f}; {count} of them: {names}", item)
         return array
 
+    def value(self, place: int, field: str) -> Any:
+        """Return a field of one entry, unchecked; None if it is missing."""
+        return self._entries[place].get(field)
+
     def unique(self, field: str, values: Sequence[int]) -> None:
         """Refuse a value that comes twice."""
         seen: dict[int, int] = {}
@@ -109,7 +116,8 @@ class Fields:
         entry = self._entries[place]
         number: Any = entry.get("id")
         is_known = is_whole(number) and abs(number) < 2**64
-        name = f"{self._part[:-1]} {number if is_known else f'number {self._places[place]}'}"
+        kind = "category" if self._part == "categories" else self._part[:-1]
+        name = f"{kind} {number if is_known else f'number {self._places[place]}'}"
         if field not in entry:
             return DataError(
                 f"{name} has no {field}", where=f"{self._path}: {self._at(place)}", allowed=expected, fix=_FIX
@@ -222,9 +230,41 @@ def _floats(values: Sequence[Sequence[Any]]) -> Floats:
     return np.array([[each if is_number(each) else np.nan for each in value] for value in values], dtype=np.float64)
 
 
+def is_id(value: Any) -> bool:
+    """Return whether a value is a whole number of 64 bits."""
+    return is_whole(value) and -(2**63) <= value < 2**63
+
+
 def is_name(value: Any) -> bool:
     """Return whether a value is a file name that stays inside of its folder."""
     if not isinstance(value, str) or not value:
         return False
     name = PurePosixPath(value)
     return not name.is_absolute() and ".." not in name.parts and "\\" not in value and value.isprintable()
+
+
+def is_side(value: Any) -> bool:
+    """Return whether a value is a plausible width or height of an image, in pixels."""
+    return is_size(value) and value <= MAX_PIXELS
+
+
+def check_pixels(widths: Sequence[int], heights: Sequence[int], ids: Sequence[int], path: Path) -> None:
+    """Check that no image has more pixels than are decoded.
+
+    Args:
+        widths: N widths, pixels.
+        heights: N heights, pixels.
+        ids: N image numbers, for the error.
+        path: The annotation file, for the error.
+
+    Raises:
+        DataError: An image has too many.
+    """
+    for width, height, number in zip(widths, heights, ids, strict=True):
+        if width * height > MAX_PIXELS:
+            raise DataError(
+                f"image {number} is {width}x{height} by its annotation",
+                where=path,
+                allowed=f"at most {MAX_PIXELS:,} pixels",
+                fix="Correct the width and the height, or remove the image.",
+            )

@@ -1,0 +1,114 @@
+"""`lockstep sweep` as users run it: steps that are trained once, kills, a search, and what a recipe may read."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import TINY, kill_session, lockstep, processes_with, records, start, wait_until
+
+pytestmark = pytest.mark.full
+COMMON = ["device=cpu", "epochs=4", "report.tensorboard=false", "loader.num_workers=0", "report.every_steps=1"]
+STEPS = ["optim.schedule=multi_step", "optim.milestones=[2]"]
+
+
+def table(folder: Path) -> dict[str, Any]:
+    """The trials of a sweep without times, and without where their steps were trained."""
+    trials = json.loads(lockstep("sweep", folder, "--show", "--json", cwd=folder.parent).stdout)["trials"]
+    return {
+        trial["trial"]: {name: trial[name] for name in trial if name not in ("took_s", "shared")} for trial in trials
+    }
+
+
+def test_trials_with_equal_first_steps_train_them_once_to_equal_hashes(tmp_path: Path) -> None:
+    grid = [*COMMON, *STEPS, "--grid", "optim.gamma=0.1,0.5", "max_steps=14,20"]
+    out = lockstep("sweep", TINY, *grid, "--sweep-dir", "shared", cwd=tmp_path).stdout
+    assert "train them once: 30 steps instead of 68" in out  # 10, then 4 + 6 for each gamma
+    lockstep("sweep", TINY, *grid, "--sweep-dir", "alone", "--no-share", cwd=tmp_path)
+    found = table(tmp_path / "shared")
+    assert found == table(tmp_path / "alone")
+    assert [trial["state"] for trial in found.values()] == ["done"] * 4
+    assert not list((tmp_path / "alone").glob("prefix-*"))
+    lockstep("verify", tmp_path / "shared" / "trial-0004", "--all", cwd=tmp_path)
+    lockstep("report", tmp_path / "shared", "--out", tmp_path / "sweep.html", cwd=tmp_path)
+    page = (tmp_path / "sweep.html").read_text()
+    assert all(trial["weights_sha256"][:8] in page for trial in found.values())
+
+
+def kill_and_resume(folder: Path, command: list[object], moments: list[float]) -> None:
+    """Kill a sweep after so many seconds, each time with -9, and at last let it end."""
+    for seconds in [*moments, None]:
+        process = start(*(command if not (folder / "sweep.json").exists() else ["sweep", folder]), cwd=folder.parent)
+        try:
+            if seconds is None:
+                out, err = process.communicate(timeout=300)
+                assert process.returncode == 0, out + err
+                return
+            wait_until(lambda: (folder / "sweep.json").exists())
+            time.sleep(seconds)
+            os.kill(process.pid, signal.SIGKILL)
+        finally:
+            if process.poll() is None and seconds is None:
+                kill_session(process)
+            process.communicate()
+
+
+@pytest.mark.parametrize("kind", ["grid", "search"])
+def test_a_sweep_that_is_killed_and_resumed_has_the_same_table(tmp_path: Path, kind: str) -> None:
+    """KILLS=10 for more of them; SEED=7 for other moments."""
+    values = ["--grid", "optim.gamma=0.1,0.5,0.9"]
+    if kind == "search":
+        pytest.importorskip("optuna")
+        values = ["--search", "optuna", "--trials", 4, "--jobs", 2, "--space", "optim.lr=1e-3:1e-1:log"]
+    command = ["sweep", TINY, *COMMON, *STEPS, "data.slow_s=0.02", *values]
+    lockstep(*command, "--sweep-dir", "whole", cwd=tmp_path)
+    draw = random.Random(int(os.environ.get("SEED", "1")))
+    moments = [draw.uniform(0, 20) for _ in range(int(os.environ.get("KILLS", "2")))]
+    kill_and_resume(tmp_path / "killed", [*command, "--sweep-dir", "killed"], moments)
+    assert table(tmp_path / "killed") == table(tmp_path / "whole")
+    wait_until(lambda: not processes_with(str(tmp_path / "killed")))
+
+
+def test_ctrl_c_saves_all_trials_and_names_the_command_that_resumes(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    slow.touch()
+    settings = [*COMMON, "data.slow_s=0.3", f"data.slow_while={slow}", "--grid", "seed=0:2", "--sweep-dir", "sweep"]
+    process = start("sweep", TINY, *settings, "--jobs", 2, cwd=tmp_path)
+    try:
+        trials = [tmp_path / "sweep" / name for name in ("trial-0001", "trial-0002")]
+        wait_until(lambda: all(records(trial, "train") for trial in trials))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 130, out + err
+    finally:
+        kill_session(process)
+    assert "lockstep sweep sweep" in out
+    slow.unlink()
+    assert all((trial / "checkpoints").glob("step-*") for trial in trials)
+    lockstep("sweep", "sweep", cwd=tmp_path)
+    assert {trial["state"] for trial in table(tmp_path / "sweep").values()} == {"done"}
+
+
+READS_EPOCHS = """
+from tests.e2e.tiny_recipe import *
+from tests.e2e import tiny_recipe
+
+def build(config):
+    config.epochs
+    return tiny_recipe.build(config)
+"""
+
+
+def test_a_recipe_that_reads_the_number_of_epochs_shares_no_steps_of_trials_with_others(tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text(READS_EPOCHS)
+    values = ["--grid", "epochs=1,2", "--sweep-dir", "sweep"]
+    out = lockstep("sweep", "recipe.py", *COMMON[:1], *values, cwd=tmp_path).stdout
+    assert "no shared steps: the recipe reads epochs" in out
+    assert sorted(path.name for path in (tmp_path / "sweep").glob("*-0*")) == ["trial-0001", "trial-0002"]

@@ -1,0 +1,225 @@
+"""Masks and COCO files of the segment recipe: what is read, and what is refused with its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.data.keyed import keys
+from lockstep.errors import DataError, LockstepError
+from lockstep.metrics.segmentation import IGNORED
+from lockstep.recipes.segment.config import Config, DataConfig, MakeConfig
+from lockstep.recipes.segment.data import LabelledImages
+from lockstep.recipes.segment.listing import check_micro_batches, list_images, open_source
+from lockstep.recipes.segment.make import make
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """Ten synthetic images with masks and as a COCO file."""
+    make(MakeConfig(num_images=10, size_px=48), tmp_path / "made")
+    return tmp_path / "made"
+
+
+def opened(root: Path, *, train: bool = True, **settings: Any) -> tuple[dict[str, Any], LabelledImages]:
+    config = DataConfig(root=root, size_px=(32, 64), **settings)
+    info = json.loads(json.dumps(list_images(config, 0)))
+    return info, LabelledImages(open_source(config, info, train=train), config, train=train)
+
+
+def read_all(root: Path, **settings: Any) -> None:
+    for train in (True, False):
+        _, samples = opened(root, train=train, **settings)
+        indices = np.arange(len(samples))
+        samples.batch(indices, keys(0, 0, indices))
+
+
+def save_mask(root: Path, name: str, values: Any, **options: Any) -> None:
+    for folder in ("images", "masks"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    mask = np.asarray(values)
+    Image.fromarray(mask).save(root / "masks" / f"{name}.png", **options)
+    Image.new("RGB", mask.shape[1::-1]).save(root / "images" / f"{name}.jpg")
+
+
+def test_masks_and_a_coco_file_give_the_same_labels(made: Path) -> None:
+    info, from_masks = opened(made, train=False)
+    assert (info["classes"], info["values"]) == (["0", "1", "2", "3"], [0, 1, 2, 3])
+    assert (len(info["train"]), len(info["held_out"])) == (8, 2)
+    coco_info, from_coco = opened(made / "coco.json", train=False)
+    assert coco_info["classes"] == ["background", "circles", "squares", "triangles"]
+    config = DataConfig(root=made, eval=made / "coco.json")
+    with pytest.raises(DataError, match="a folder and a COCO file"):
+        list_images(config, 0)
+    indices = np.arange(2)
+    batches = [samples.batch(indices, keys(0, 0, indices)) for samples in (from_masks, from_coco)]
+    names = [{samples.source.name(index)[-8:-4] for index in range(2)} for samples in (from_coco,)]
+    assert names[0] <= {f"{number:04}" for number in range(10)}
+    everything = opened(made / "coco.json", train=True)[1].source, from_coco.source
+    by_name = {s.name(i)[7:11]: s.read(i, 0)[1] for s in everything for i in range(len(s))}
+    for index in range(2):
+        np.testing.assert_array_equal(by_name[from_masks.source.name(index)], from_masks.source.read(index, 0)[1])
+    assert batches[0].inputs.shape == (2, 32, 64, 3)
+    assert batches[0].targets["masks"][0].shape == (48, 48)
+    assert len(from_masks.files or ()) == 4
+
+
+def test_a_crop_cuts_image_and_labels_at_the_same_place(made: Path) -> None:
+    class Striped:
+        files = None
+
+        def __len__(self) -> int:
+            return 6
+
+        def name(self, index: int) -> str:
+            return ""
+
+        def read(self, index: int, key: int) -> Any:
+            labels = np.repeat(np.arange(0, 250, 5, dtype=np.uint8)[None], 40, 0).repeat(4, axis=1)
+            return np.stack([labels] * 3, axis=2), labels
+
+    samples = LabelledImages(Striped(), DataConfig(size_px=(64, 96), crop_area=(0.2, 0.9)), train=True)
+    indices = np.arange(6)
+    batch = samples.batch(indices, keys(0, 3, indices))
+    assert len({int(labels[0, 0]) for labels in batch.targets["labels"]}) > 2
+    directions = set()
+    for image, labels in zip(batch.inputs[..., 0].int(), batch.targets["labels"].int(), strict=True):
+        assert (image - labels).abs().max() <= 5  # smoothed by less than a stripe
+        directions.add(bool(labels[0, 0] < labels[0, -1]))
+    assert directions == {True, False}
+    assert torch.equal(samples.batch(indices[2:4], keys(0, 3, indices[2:4])).inputs, batch.inputs[2:4])
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "classes", "labels"),
+    [
+        ([[0, 255]], {}, ["0", "255"], [0, 1]),
+        ([[0, 255]], {"classes": ("sky", "road")}, ["sky", "road"], [0, 1]),
+        ([[0, 7, 255]], {}, ["0", "7"], [0, 1, IGNORED]),
+        ([[3, 1, 9]], {"values": (9, 3), "ignore_label": 1}, ["9", "3"], [1, IGNORED, 0]),
+        ([[0, 1]], {"classes": ("a", "b", "c")}, ["a", "b", "c"], [0, 1]),
+    ],
+)
+def test_values_of_masks_become_classes(
+    tmp_path: Path, values: Any, settings: dict[str, Any], classes: list[str], labels: list[int]
+) -> None:
+    for name in ("a", "b"):
+        save_mask(tmp_path, name, np.array(values, np.uint8))
+    info, samples = opened(tmp_path, **settings)
+    assert info["classes"] == classes
+    assert samples.source.read(0, 0)[1].tolist() == [labels]
+
+
+def test_palette_and_16_bit_masks_with_a_suffix_in_named_folders_are_read(tmp_path: Path) -> None:
+    save_mask(tmp_path, "a_seg", np.array([[0, 300]], np.uint16))
+    mask = Image.fromarray(np.array([[0, 1]], np.uint8), "P")
+    mask.putpalette([9, 9, 9, 200, 0, 0])
+    (tmp_path / "images" / "a_seg.jpg").rename(tmp_path / "images" / "a.jpg")
+    mask.save(tmp_path / "masks" / "b_seg.png")
+    Image.new("RGB", (2, 1)).save(tmp_path / "images" / "b.png")
+    Image.new("RGB", (2, 1)).save(tmp_path / "images" / "c.png")
+    (tmp_path / "masks").rename(tmp_path / "labels")
+    info, samples = opened(tmp_path, mask_folder="labels", mask_suffix="_seg")
+    assert (info["values"], info["num_without_mask"], len(samples)) == ([0, 1, 300], 1, 1)
+
+
+BAD_MASKS: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
+    "colours": (lambda r: save_mask(r, "b", np.zeros((2, 2, 3), np.uint8)), {}, "b.png has colours, not classes"),
+    "lossy": (lambda r: (r / "masks/b.png").rename(r / "masks/b.jpg"), {}, "b.jpg has a lossy format"),
+    "no image": (lambda r: (r / "images/b.jpg").unlink(), {}, "b.png has no image"),
+    "twice": (lambda r: Image.new("L", (2, 2)).save(r / "masks/b.tif"), {}, "has two files for b"),
+    "damaged": (lambda r: (r / "masks/b.png").write_bytes(b"\x89PNG"), {}, "b.png"),
+    "one class": (lambda r: None, {"values": None}, "have only one class"),
+    "names": (
+        lambda r: save_mask(r, "b", np.array([[0, 9], [0, 9]], np.uint8)),
+        {"classes": ("a", "b", "c")},
+        "have other values than data.classes, which names 3 classes",
+    ),
+    "no folder": (lambda r: None, {"mask_folder": "labels"}, "has no folder labels"),
+    "no masks": (lambda r: None, {"mask_suffix": "_x"}, "contains no masks"),
+    "unknown value": (
+        lambda r: save_mask(r, "b", np.array([[0, 1], [1, 7]], np.uint8)), {"values": (0, 1)},
+        "b.png has the value 7, which is no class",
+    ),
+    "size": (
+        lambda r: Image.new("RGB", (3, 2)).save(r / "images/b.jpg"), {"values": (0, 1)},
+        "b.png is 2x2, but its image is 3x2",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_MASKS)
+def test_a_mask_that_can_not_be_used_is_named(case: str, tmp_path: Path) -> None:
+    spoil, settings, problem = BAD_MASKS[case]
+    for name in ("a", "b"):
+        save_mask(tmp_path, name, np.zeros((2, 2), np.uint8))
+    spoil(tmp_path)
+    with pytest.raises(DataError) as caught:
+        read_all(tmp_path, **settings)
+    assert problem in caught.value.what
+    assert caught.value.slots["fix"]
+
+
+def test_crowds_and_shared_pixels_are_ignored_and_other_categories_are_background(tmp_path: Path) -> None:
+    def box(x: int, y: int, side: int) -> list[list[int]]:
+        return [[x, y, x + side, y, x + side, y + side, x, y + side]]
+
+    entries = [(1, box(0, 0, 8), 0), (2, box(4, 0, 8), 0), (3, box(0, 10, 4), 0), (1, box(10, 10, 4), 1)]
+    content = {
+        "images": [{"id": 4, "file_name": "a.png", "width": 16, "height": 16}],
+        "annotations": [
+            {"id": n, "image_id": 4, "category_id": category, "segmentation": region, "iscrowd": crowd}
+            for n, (category, region, crowd) in enumerate(entries)
+        ],
+        "categories": [{"id": 3, "name": "tree"}, {"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
+    }
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(content))
+    config = DataConfig(train=path, eval=path, classes=("dog", "cat"))
+    info = list_images(config, 0)
+    assert info["classes"] == ["background", "dog", "cat"]
+    _, labels = open_source(config, info, train=True).read(0, 0)
+    found = {place: int(labels[place]) for place in ((2, 2), (2, 5), (2, 10), (11, 2), (11, 11), (15, 0))}
+    assert list(found.values()) == [2, IGNORED, 1, 0, IGNORED, 0]
+
+
+BAD_FIELDS: dict[str, tuple[list[Any], Any, str]] = {
+    "category": (["annotations", 0, "category_id"], 9, "category_id of annotation 1 is 9"),
+    "region": (["annotations", 0, "segmentation"], [[1, 2]], "segmentation of annotation 1 is [[1, 2]]"),
+    "no region": (["annotations", 0, "segmentation"], [], "segmentation of annotation 1 is []"),
+    "name": (["images", 0, "file_name"], "../x.jpg", "file_name of image 0 is"),
+    "class": (["categories", 0, "name"], "a\nb", "name of category 1 is"),
+    "width": (["images", 0, "width"], 10**12, "width of image 0 is 1000000000000"),
+    "runs": (["annotations", 0, "segmentation"], {"size": [9, 9], "counts": [81]}, "the region of annotation 1 does"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FIELDS)
+def test_a_wrong_field_of_a_coco_file_is_named(case: str, made: Path) -> None:
+    (part, place, field), value, problem = BAD_FIELDS[case]
+    path = made / "coco.json"
+    content = json.loads(path.read_text())
+    content[part][place][field] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError) as caught:
+        read_all(path)
+    assert problem in caught.value.what
+
+
+@pytest.mark.parametrize(("num_images", "is_refused"), [(8, False), (9, True)])
+def test_deeplab_refuses_micro_batches_of_one_image(num_images: int, is_refused: bool) -> None:
+    settings = {"recipe": "segment", "global_batch": 8, "micro_batch": 4, "model": {"name": "deeplabv3_resnet50"}}
+    config = Config.model_validate(settings)
+    if is_refused:
+        with pytest.raises(LockstepError, match="needs two images in each micro-batch"):
+            check_micro_batches(config, num_images)
+    else:
+        check_micro_batches(config, num_images)

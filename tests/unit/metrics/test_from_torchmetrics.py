@@ -1,0 +1,110 @@
+"""Objects of torchmetrics as a recipe's metric."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from functools import cache
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.cluster import codec
+from lockstep.data.samples import Batch
+from lockstep.errors import ConfigError
+from lockstep.metrics.make import make_metric
+from lockstep.metrics.metric import Metric
+
+NUM_CLASSES, BATCH = 4, 8
+
+
+@cache
+def own() -> ModuleType:
+    """The metrics, imported by the tests that use them: torchmetrics takes seconds to import."""
+    pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
+    return importlib.import_module("tests.unit.metrics.own_torchmetrics")
+
+
+def metric() -> Metric:
+    return make_metric(lambda: own().several(NUM_CLASSES))
+
+
+def batches(seed: int, num_samples: int) -> list[tuple[torch.Tensor, Batch]]:
+    generator = torch.Generator().manual_seed(seed)
+    outputs = torch.randn(num_samples, NUM_CLASSES, generator=generator)
+    labels = torch.randint(NUM_CLASSES, (num_samples,), generator=generator)
+    places = torch.arange(num_samples).split(BATCH)
+    return [(outputs[place], Batch(None, labels[place], place)) for place in places]
+
+
+def merged(pairs: list[tuple[torch.Tensor, Batch]], world_size: int) -> dict[str, float]:
+    total = metric()
+    for rank in range(world_size):
+        counted = metric()
+        for outputs, batch in pairs[rank::world_size]:
+            counted.add(outputs, batch)
+        state = codec.decode(codec.encode(counted.state()))
+        total.merge(json.loads(json.dumps(state)))  # plain values only
+    assert total.num_samples == sum(len(batch) for _, batch in pairs)
+    return total.result()
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 1000), num_samples=st.integers(1, 60), world_size=st.integers(2, 5))
+def test_values_have_equal_bits_at_any_world_size(seed: int, num_samples: int, world_size: int) -> None:
+    pairs = batches(seed, num_samples)
+    assert list(map(repr, merged(pairs, 1).items())) == list(map(repr, merged(pairs, world_size).items()))
+
+
+@pytest.mark.full
+def test_values_are_those_of_torchmetrics_over_all_samples() -> None:
+    pairs = batches(0, 50)
+    values = merged(pairs, 3)
+    outputs, labels = torch.cat([outputs for outputs, _ in pairs]), torch.cat([batch.targets for _, batch in pairs])
+    whole = {name: one(outputs, labels) for name, one in own().several(NUM_CLASSES).items() if name != "scaled"}
+    assert (values["accuracy"], values["auroc"]) == (float(whole["accuracy"]), float(whole["auroc"]))
+    assert [values[f"f1/{number}"] for number in range(NUM_CLASSES)] == whole["f1"].tolist()
+    assert values["scaled/largest"] == float(outputs.max())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("a function", "BinaryAccuracy"), ("an object", "BinaryAccuracy"), ("a collection", "val_BinaryAccuracy")],
+)
+def test_metrics_are_named_as_in_torchmetrics(given: str, name: str) -> None:
+    made, again = (make_metric(own().NAMED[given]) for _ in range(2))
+    for one in (made, again):
+        one.add(torch.tensor([0.9, 0.2], dtype=torch.bfloat16), Batch(None, torch.tensor([1, 1]), torch.arange(2)))
+    again.merge(made.state())
+    assert again.result() == {name: 0.5}
+    assert (made.num_samples, again.num_samples) == (2, 4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("list", "BinaryAUROC .*its state preds is a list of all predictions"),
+        ("mean", "its state mean has the reduction mean"),
+        ("offset", "its state offset is summed and does not start at 0"),
+        ("full state", "full_state_update"),
+        ("no reduction", "its state mean_x has the reduction none"),
+        ("composed", "it has no states of its own"),
+    ],
+)
+def test_states_that_do_not_merge_exactly_are_refused_by_name(kind: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make_metric(own().REFUSED[kind])
+
+
+@pytest.mark.full
+def test_a_state_may_become_another_type_than_its_default() -> None:
+    made, other = (make_metric(own().Count) for _ in range(2))
+    for one, size in ((made, 3), (other, 2)):
+        one.add(torch.zeros(size, 1), Batch(None, torch.zeros(size), torch.arange(size)))
+    made.merge(other.state())
+    assert made.result() == {"Count": 5.0}

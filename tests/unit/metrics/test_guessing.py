@@ -1,0 +1,76 @@
+"""Classifiers whose answers do not depend on their inputs are recognized, others are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lockstep.data.samples import Batch
+from lockstep.metrics import confusion
+from lockstep.metrics.classification import Accuracy
+from lockstep.metrics.guessing import guess, is_guessing, single_answer
+
+COUNTS = st.lists(st.integers(0, 200), min_size=2, max_size=12).filter(lambda counts: sum(counts) >= 10)
+
+
+def accuracy(labels: Tensor, answers: Tensor, num_classes: int, **settings: object) -> Accuracy:
+    metric = Accuracy(num_classes, **settings)  # type: ignore[arg-type]
+    outputs = torch.nn.functional.one_hot(answers, num_classes).float()
+    metric.add(outputs, Batch(None, labels, torch.arange(len(labels))))
+    return metric
+
+
+@settings(max_examples=200, deadline=None)
+@given(counts=COUNTS, answer=st.integers(0, 11))
+def test_one_answer_for_all_samples_is_named_unless_the_samples_are_of_one_class(
+    counts: list[int], answer: int
+) -> None:
+    labels, answers = torch.tensor(counts), torch.zeros(len(counts), dtype=torch.int64)
+    answer %= len(counts)
+    answers[answer] = sum(counts)
+    chance = guess(labels, answers)
+    assert chance.accuracy == pytest.approx(counts[answer] / sum(counts))
+    is_named = single_answer(labels, answers) == answer
+    assert is_named == (counts[answer] < 0.98 * sum(counts))
+
+
+@settings(max_examples=200, deadline=None)
+@given(counts=COUNTS)
+def test_a_perfect_classifier_is_never_warned_about(counts: list[int]) -> None:
+    labels = torch.tensor(counts)
+    assert not is_guessing(labels, labels, sum(counts))
+    assert single_answer(labels, labels) is None or max(counts) >= 0.99 * sum(counts)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10_000), num_classes=st.integers(2, 10))
+def test_shuffled_answers_are_at_chance_level_and_good_ones_are_not(seed: int, num_classes: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(num_classes, (2000,), generator=generator)
+    counts = torch.bincount(labels, minlength=num_classes)
+    chance = guess(counts, counts)
+    assert is_guessing(counts, counts, int(2000 * chance.accuracy))
+    assert not is_guessing(counts, counts, int(2000 * (chance.accuracy + 4 * chance.std)) + 1)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_the_warnings_name_the_class_and_the_chance_level(is_sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_sparse:
+        monkeypatch.setattr(confusion, "MAX_DENSE_CLASSES", 1)
+    labels = torch.arange(160) % 5
+    classes = ["daisy", "dandelion", "roses", "sunflowers", "tulips"]
+    one = accuracy(labels, torch.full((160,), 2), 5, classes=classes)
+    assert one.warnings() == ["all 160 predictions are roses, as 20.0% of the samples are"]
+    assert accuracy(labels, torch.full((160,), 2), 5).warnings()[0].startswith("all 160 predictions are class 2,")
+    shifted = accuracy(labels, (labels + torch.arange(160) // 5) % 5, 5)
+    assert shifted.warnings() == ["top-1 21.88% is at chance level (13.7% to 26.3%)"]
+    assert accuracy(labels, labels, 5).warnings() == []
+    assert Accuracy(5).warnings() == []
+
+
+def test_a_few_samples_say_nothing() -> None:
+    labels = torch.arange(8) % 2
+    assert accuracy(labels, torch.zeros(8, dtype=torch.int64), 2).warnings() == []
