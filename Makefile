@@ -14,7 +14,7 @@ PY := .venv/bin/python
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := lockstep tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-trackers bench-sweep
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-sweep bench-trackers bench-augmentation
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ bench-precision: .venv/.installed  ## compare the final accuracy of digits in fp
 bench-mnist-accuracy: .venv/.installed  ## compare the accuracy after each epoch with hand-written DDP; DATA=folder with MNIST's .gz files
 	@$(PY) benchmarks/mnist_accuracy.py --data "$(DATA)" $(BENCH_ARGS)
 
+bench-augmentation: .venv/.installed  ## compare images/s with augmentation with torchvision's v2 pipeline; DATA=folder of class folders
+	@$(PY) benchmarks/augmentation.py --data "$(DATA)" $(BENCH_ARGS)
+
 bench-checkpoints: .venv/.installed  ## compare how long a checkpoint blocks training with torch.save and fsync
 	@$(PY) benchmarks/checkpoints.py $(BENCH_ARGS)
 
@@ -143,11 +146,11 @@ bench-diff: .venv/.installed  ## plant 50 differences between two runs and count
 bench-runs: .venv/.installed-dev  ## measure how long lockstep runs, compare and report take on 1,000 run folders
 	@$(PY) -m benchmarks.many_runs $(BENCH_ARGS)
 
-bench-trackers: .venv/.installed  ## measure the cost of trackers that raise, hang or fill the disk; needs root
-	@$(PY) -m benchmarks.tracker_cost $(BENCH_ARGS)
-
 bench-sweep: .venv/.installed  ## measure what a sweep saves by training equal first steps once, and kill it 10 times: half an hour
 	@$(PY) -m benchmarks.sweep_sharing $(BENCH_ARGS)
+
+bench-trackers: .venv/.installed  ## measure the cost of trackers that raise, hang or fill the disk; needs root
+	@$(PY) -m benchmarks.tracker_cost $(BENCH_ARGS)
 
 bench-order: .venv/.installed  ## measure the cost of the sample order for 100 million samples
 	@$(PY) benchmarks/order.py

@@ -52,6 +52,11 @@ class Search:
         for number in range(len(sweep.trials)):  # those that ended just before this process's predecessor was killed
             self._conclude(number)
 
+    @property
+    def num_done(self) -> int:
+        """Number of trials that have ended."""
+        return len(self._sweep.outcomes)
+
     def candidates(self) -> Iterator[Part]:
         """Yield the trials that can start now, and choose the settings of new ones."""
         for number in range(self._spec.num_trials):

@@ -245,7 +245,7 @@ def train_all(
     procs: int,
     stop: StopSignal,
     notify: Callable[[str], None],
-    show: Callable[[int], None],
+    show: Callable[[int, int], None],
 ) -> dict[str, str]:
     """Train what is left of a sweep.
 
@@ -256,7 +256,7 @@ def train_all(
         procs: Processes of each trial.
         stop: Set by a signal.
         notify: Reports a line.
-        show: Shows the number of parts that are being trained.
+        show: Shows how many parts are being trained, and how many trials have ended.
 
     Returns:
         Why parts failed, by name.

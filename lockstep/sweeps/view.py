@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,13 @@ class Trial:
         }
 
 
-def read_trials(folder: Path, sweep: Sweep) -> list[Trial]:
+def read_trials(folder: Path, sweep: Sweep, reasons: Mapping[str, str] | None = None) -> list[Trial]:
     """Return the trials of a sweep, by number.
 
     Args:
         folder: The folder of the sweep.
         sweep: The sweep.
+        reasons: Why trials failed that have no run folder, by name.
     """
     trials = []
     for number, overrides in enumerate(sweep.trials):
@@ -67,7 +69,8 @@ def read_trials(folder: Path, sweep: Sweep) -> list[Trial]:
             summary = read_summary(run)
             summary.settings = {**summary.settings, **typed}
         else:
-            summary = RunSummary(run, state="waiting", settings=dict(typed))
+            reason = (reasons or {}).get(run.name, "")
+            summary = RunSummary(run, state="failed" if reason else "waiting", reason=reason, settings=dict(typed))
         summary.recipe = ""  # that of all trials
         outcome = sweep.outcomes.get(number)
         if outcome is not None and outcome.state == "pruned":

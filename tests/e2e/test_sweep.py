@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import TINY, kill_session, lockstep, processes_with, records, start, wait_until
+from tests.runs import TINY, chain, kill_session, lockstep, processes_with, records, start, wait_until, weights
 
 pytestmark = pytest.mark.full
 COMMON = ["device=cpu", "epochs=4", "report.tensorboard=false", "loader.num_workers=0", "report.every_steps=1"]
@@ -40,6 +40,16 @@ def test_trials_with_equal_first_steps_train_them_once_to_equal_hashes(tmp_path:
     lockstep("report", tmp_path / "shared", "--out", tmp_path / "sweep.html", cwd=tmp_path)
     page = (tmp_path / "sweep.html").read_text()
     assert all(trial["weights_sha256"][:8] in page for trial in found.values())
+
+
+def test_a_run_stops_after_some_steps_and_is_resumed_on_another_number_of_processes(tmp_path: Path) -> None:
+    run, alone = tmp_path / "run", tmp_path / "alone"
+    out = lockstep("train", TINY, *COMMON, "--run-dir", run, "--stop-after", 10, "--procs", 2, cwd=tmp_path).stdout
+    assert "stopped after step 10 and saved" in out
+    assert [record["step"] for record in records(run, "eval")] == [5, 10]  # after the evaluation that is due
+    lockstep("train", "--run-dir", run, "--resume", "auto", "--procs", 1, cwd=tmp_path)
+    lockstep("train", TINY, *COMMON, "--run-dir", alone, "--procs", 1, cwd=tmp_path)
+    assert (weights(run), chain(run)) == (weights(alone), chain(alone))
 
 
 def kill_and_resume(folder: Path, command: list[object], moments: list[float]) -> None:

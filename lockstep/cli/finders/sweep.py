@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -163,7 +164,7 @@ def _define(
 
         check_optuna()
         base = define_search(source, overrides, SearchSpec(space, trials, 1, prunes=prunes)).load([]).config
-        spec = SearchSpec(space, trials, lag=min(trials, _num_slots(jobs, base)), prunes=prunes)
+        spec = SearchSpec(space, trials, min(trials, _num_slots(jobs, base)), base.seed, prunes)
         found = define_search(source, overrides, spec)
     config = found.load(found.trials[0] if found.trials else []).config
     check_before_start(config, None, "never")
@@ -193,15 +194,15 @@ def _run(found: Sweep, folder: Path, console: Console, jobs: int | None, procs: 
         )
         ask_recipe(found, folder, stop)
 
-        def show(num_active: int) -> None:
-            done = sum((folder / f"trial-{number + 1:04}" / "result.json").exists() for number in range(num_trials))
-            console.share_done(f"{num_active} training, trials done", done, num_trials)
+        def show(num_active: int, num_done: int) -> None:
+            console.share_done(f"{num_active} training, trials done", num_done, num_trials)
 
+        reasons: dict[str, str] = {}
         if not stop.requested:
             _say_shared(found, console)
             reasons = train_all(found, folder, slots, procs, stop, console.say, show)
         console.close()
-        code = _print(found, folder, console, as_json=as_json)
+        code = _print(found, folder, console, reasons, as_json=as_json)
         if stop.requested:
             console.say(f"stopped; resume with\n  lockstep sweep {shlex.quote(str(folder))}")
             return stop.exit_code
@@ -227,12 +228,14 @@ def _say_shared(found: Sweep, console: Console) -> None:
         console.say(f"trials with equal first steps train them once: {trained:,} steps instead of {alone:,}")
 
 
-def _print(found: Sweep, folder: Path, console: Console, *, as_json: bool) -> int:
+def _print(
+    found: Sweep, folder: Path, console: Console, reasons: Mapping[str, str] | None = None, *, as_json: bool
+) -> int:
     """Print the trials, best first; return the exit code."""
     from lockstep.run_views.table import one_line, runs_table
     from lockstep.sweeps.view import ranked, read_trials
 
-    trials = read_trials(folder, found)
+    trials = read_trials(folder, found, reasons)
     if as_json:
         content = {
             "sweep": str(folder),

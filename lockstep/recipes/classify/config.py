@@ -124,11 +124,18 @@ class ModelConfig(Settings):
 
     name: str = Field(
         default="resnet34",
-        description=f"Network: {', '.join(RESNETS)}; or timm/NAME if timm is installed.",
+        description=f"Network: {', '.join(RESNETS)}; others of torchvision as torchvision/NAME; or timm/NAME if "
+        "timm is installed.",
     )
-    weights: Path | None = Field(
+    weights: Literal["pretrained"] | Path | None = Field(
         default=None,
-        description="Pretrained weights: .pth, .pt, .pth.tar or .safetensors. The head may have another size.",
+        description="Pretrained weights: a file (.pth, .pt, .pth.tar or .safetensors); or pretrained: those published "
+        "for the network, from the library's cache or downloaded into it. The head may have another size.",
+    )
+    drop_path: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0,
+        description="Stochastic depth: probability that a sample skips the last residual block; earlier blocks are "
+        "skipped less often, in proportion.",
     )
     freeze: Literal["backbone"] | tuple[str, ...] = Field(
         default=(),
@@ -142,7 +149,7 @@ class ModelConfig(Settings):
     @field_validator("name")
     @classmethod
     def _is_known(cls, name: str) -> str:
-        if name in RESNETS or name.startswith("timm/"):
+        if name in RESNETS or name.startswith(("timm/", "torchvision/")):
             return name
         near = difflib.get_close_matches(name, RESNETS, n=1)
         raise ValueError(f"must be one of the names below; fix: Use model.name={near[0] if near else RESNETS[0]}.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.engine.parts import Parts
 from lockstep.metrics.classification import Accuracy
@@ -19,6 +19,7 @@ from lockstep.recipes.classify.folders import Files
 from lockstep.recipes.classify.listing import count_shared, find_images, list_validation, take_all
 from lockstep.recipes.classify.loss import cross_entropy
 from lockstep.recipes.classify.model import build_model, frozen_row
+from lockstep.recipes.classify.published import find_published, load_published
 from lockstep.storage.pretrained import load_pretrained
 
 NUM_TOP = 5
@@ -28,7 +29,7 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
     """List the classes, the training and validation images, and the damaged images left out.
 
     Raises:
-        DataError: The images can't be found, or the splits do not match.
+        DataError: The images can't be found, the splits do not match, or pretrained weights cannot be downloaded.
     """
     data = config.data
     skipped: dict[str, str] = {}
@@ -39,9 +40,11 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
         return kept
 
     found = find_images(data, config.seed, choose if data.on_error == "skip" else take_all)
+    published = {"weights": find_published(config.model.name)} if config.model.weights == "pretrained" else {}
     # Chosen once, as the validation images are (ADR 11).
     sets = {name: [_whole(path), _list_other(config, path, found.classes)] for name, path in data.eval_sets.items()}
     return {
+        **published,
         "classes": found.classes,
         **({"eval_sets": sets} if sets else {}),
         "held_out_from": None if data.eval is None else _whole(data.eval),
@@ -75,7 +78,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         eval_sets={name: partial(_open_set, config, dataset_info, name) for name in config.data.eval_sets},
         metric=partial(Accuracy, len(classes), num_top=NUM_TOP, classes=classes),
         monitor=("top1", "max"),
-        init_weights=None if config.model.weights is None else partial(load_pretrained, path=config.model.weights),
+        init_weights=_initializer(config, dataset_info),
         preprocess=partial(preprocess, config=config.data),
         postprocess=partial(to_prediction, classes=classes),
         draw=partial(draw_evaluation, classes=classes),
@@ -85,6 +88,16 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         metadata={"classes": classes, "mean": config.data.mean, "std": config.data.std},
         describe={name: text for name, text in rows.items() if text},
     )
+
+
+def _initializer(config: Config, dataset_info: Mapping[str, Any]) -> Callable[[nn.Module], Mapping[str, str]] | None:
+    weights = config.model.weights
+    if weights is None:
+        return None
+    if weights == "pretrained":
+        info = dataset_info["weights"]
+        return partial(load_published, name=config.model.name, info=info, data=config.data)
+    return partial(load_pretrained, path=Path(weights))
 
 
 def to_prediction(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:

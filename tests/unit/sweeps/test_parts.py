@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.cli.main import run
 from lockstep.config.load import load
 from lockstep.errors import ConfigError
 from lockstep.launch.slurm import BatchJob, batch_script
@@ -149,3 +150,30 @@ def test_gpus_and_cores_are_divided_among_trials_side_by_side(monkeypatch: pytes
         make_slots(3, 2, _config("device=auto"))
     assert [slot.gpus for slot in make_slots(3, 2, _config("device=cpu"))] == [None] * 3
     assert make_slots(1, 1, _config("device=cpu"))[0].cores == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["digits"], "a sweep needs values to try"),
+        (["digits", "--grid", "optim.lrr=1,2"], "optim.lrr"),
+        (
+            ["digits", "epochs=2", "--grid", "seed=0:2", "epochs=1,2"],
+            "epochs is given both as epochs=2 and with values",
+        ),
+        (["digits", "--grid", "seed=0:2", "optim.lr=1,-1"], "optim.lr"),
+        (["digits", "--search", "optuna"], "a sweep needs values to try"),
+        (["digits", "--show"], "is not the folder of a sweep"),
+    ],
+)
+def test_a_wrong_command_is_refused_before_a_folder_is_made(
+    arguments: list[str],
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["sweep", *arguments]) == 2
+    assert problem in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,117 @@
+"""The ImageNet presets against the recipes that they follow: schedule and augmentation.
+
+torchvision's recipe V2 is the command line in its references/classification/README.md (ResNet-50, IMAGENET1K_V2);
+DeiT's are the defaults of main.py in facebookresearch/deit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm.scheduler
+import torch
+from torch import nn
+from torchvision.transforms import InterpolationMode, v2
+
+from lockstep.config.load import load
+from lockstep.optim.schedule import factor
+from lockstep.recipes.catalog import find
+from lockstep.recipes.classify.augment import Augmentation
+from lockstep.recipes.classify.config import Config, ModelConfig
+from lockstep.recipes.classify.model import build_model
+
+STEPS = 1252  # an epoch of 1,281,167 images in batches of 1,024
+
+
+def preset(name: str) -> Config:
+    return load(Config, find(name).layers, []).config
+
+
+def rates(config: Config) -> list[float]:
+    """The learning rate in the first step of each epoch."""
+    num_steps = config.epochs * STEPS
+    return [config.peak_lr * factor(epoch * STEPS, num_steps, STEPS, config.optim) for epoch in range(config.epochs)]
+
+
+def operations(config: Config) -> dict[str, Any]:
+    """What the transforms of a preset were made with."""
+    made = Augmentation(config.augment, 1000)
+    return {"image": made._image, "erase": made._erase, "mix": made._mix.transforms}
+
+
+def test_resnet50_has_the_schedule_and_the_augmentation_of_torchvisions_recipe() -> None:
+    config = preset("classify/imagenet_resnet50")
+    sgd = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.5)
+    reference = torch.optim.lr_scheduler.SequentialLR(
+        sgd,
+        [
+            torch.optim.lr_scheduler.LinearLR(sgd, start_factor=0.01, total_iters=5),
+            torch.optim.lr_scheduler.CosineAnnealingLR(sgd, T_max=600 - 5, eta_min=0.0),
+        ],
+        milestones=[5],
+    )
+    expected = []
+    for _ in range(600):
+        expected.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        reference.step()
+    assert rates(config) == pytest.approx(expected, abs=1e-5)
+    assert rates(config)[0] == 0.005
+    assert (config.global_batch, config.loss.label_smoothing, config.optim.weight_decay) == (1024, 0.1, 2e-5)
+    assert (config.data.train_px, config.data.size_px, config.data.eval_resize_px) == (176, 224, 232)
+    assert config.data.crop_area == (0.08, 1.0)
+    # The reference adjusts 0.99998 by the batch: alpha = (1 - 0.99998) * 1024 * 32 / 600 at every 32nd step.
+    assert config.optim.ema == pytest.approx((1 - 2e-5 * 1024 * 32 / 600) ** (1 / 32), abs=1e-6)
+    made = operations(config)
+    (policy,) = made["image"]
+    assert (type(policy), policy.interpolation) == (v2.TrivialAugmentWide, InterpolationMode.BILINEAR)
+    assert (made["erase"].p, made["erase"].value) == (0.1, [0.0])
+    assert [(type(each), each.alpha) for each in made["mix"]] == [(v2.MixUp, 0.2), (v2.CutMix, 1.0)]
+
+
+def test_vit_small_has_the_schedule_and_the_augmentation_of_deit() -> None:
+    config = preset("classify/imagenet_vit_small")
+    adamw = torch.optim.AdamW([nn.Parameter(torch.zeros(()))], lr=5e-4 * 1024 / 512)
+    reference = timm.scheduler.CosineLRScheduler(adamw, t_initial=300, lr_min=1e-5, warmup_lr_init=1e-6, warmup_t=5)
+    expected = []
+    for epoch in range(300):
+        reference.step(epoch)
+        expected.append(adamw.param_groups[0]["lr"])
+    assert rates(config) == pytest.approx(expected, abs=1e-8)
+    assert (config.optim.weight_decay, config.loss.label_smoothing, config.model.drop_path) == (0.05, 0.1, 0.1)
+    made = operations(config)
+    (policy,) = made["image"]
+    assert (type(policy), policy.num_ops, policy.magnitude / (policy.num_magnitude_bins - 1)) == (
+        v2.RandAugment,
+        1,
+        0.9,
+    )
+    assert (made["erase"].p, made["erase"].value) == (0.25, None)  # None: noise
+    assert [(type(each), each.alpha) for each in made["mix"]] == [(v2.MixUp, 0.8), (v2.CutMix, 1.0)]
+    with torch.device("meta"):
+        model = build_model(config.model, 1000)
+    assert sum(each.numel() for each in model.parameters()) == 22_050_664  # of DeiT-S
+    assert model.blocks[11].drop_path1.drop_prob == pytest.approx(0.1)
+
+
+def test_samples_skip_residual_blocks_in_training_and_none_in_evaluation() -> None:
+    torch.manual_seed(0)
+    plain = build_model(ModelConfig(name="resnet18"), 4)
+    model = build_model(ModelConfig(name="resnet18", drop_path=0.5), 4)
+    model.load_state_dict(plain.state_dict())
+    inputs = torch.randn(64, 3, 32, 32)
+    assert torch.equal(model.eval()(inputs), plain.eval()(inputs))
+    branches: list[torch.Tensor] = []
+    for block in (model.layer1[0], model.layer4[1]):
+        block.bn2.register_forward_hook(lambda _, __, output: branches.append(output.clone()))
+    model.train()
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(model(inputs))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+    first, last = ((branch.flatten(1) == 0).all(1).sum().item() for branch in branches[:2])
+    assert first == 0
+    assert 16 < last < 48
