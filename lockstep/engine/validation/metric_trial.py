@@ -20,6 +20,7 @@ from lockstep.engine.evaluate import evaluating, no_metric
 from lockstep.engine.job import Job
 from lockstep.errors import ConfigError, LockstepError, is_out_of_memory
 from lockstep.metrics.early_stop import metric_of
+from lockstep.metrics.eval_sets import with_set
 from lockstep.metrics.metric import Metric
 
 LOGGER = logging.getLogger("lockstep")
@@ -74,6 +75,7 @@ def _try(job: Job) -> None:
     if values is None:
         return
     names += values
+    names += [each for name in job.eval_sets for each in with_set(name, dict.fromkeys(names, 0.0))]
     monitored = [(parts.monitor[0], "Parts.monitor")]
     if job.config.stop_early.patience is not None:
         monitored.append((metric_of(job.config.stop_early, parts.monitor)[0], "stop_early.metric"))
