@@ -12,7 +12,7 @@ _MIN_EVALUATIONS = 3  # before a notice within a run
 
 
 class Quality:
-    """Collects what the recipe's metric has to say about its results, at most once before the last validation."""
+    """Collects the warnings of the recipe's metric, at most once before the last validation."""
 
     def __init__(self) -> None:
         self._num_evaluations = 0
