@@ -19,7 +19,7 @@ from lockstep.engine.output.reports import Reports
 from lockstep.engine.replica_check import ReplicaCheck
 from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.step import run_step
-from lockstep.engine.validation.validate import validate
+from lockstep.engine.validation import validate
 
 StopNow = Callable[[], bool]
 STOP, COMPARE = 1, 2  # bits of the flag that rank 0 sends to all ranks with a step's gradients

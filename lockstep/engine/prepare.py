@@ -15,7 +15,7 @@ from lockstep.engine.job import Job
 from lockstep.engine.output.summary import head
 from lockstep.engine.run_spec import RunSpec
 from lockstep.engine.saving import CheckpointManager
-from lockstep.engine.validation.metric_trial import try_metric
+from lockstep.engine.validation import try_metric
 from lockstep.errors import LockstepError
 from lockstep.provenance import step_log
 from lockstep.provenance.environment import environment

@@ -12,7 +12,7 @@ from lockstep.engine.job import Job
 from lockstep.engine.output.recorder import digest_content, record_of, sample_ids
 from lockstep.engine.saving import pack_job
 from lockstep.engine.step import run_step
-from lockstep.engine.validation.validate import validate
+from lockstep.engine.validation import validate
 from lockstep.errors import CheckpointError, LockstepError
 from lockstep.provenance.step_log import NO_DIGEST, StepLog
 from lockstep.report.console import Console

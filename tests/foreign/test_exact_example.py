@@ -54,5 +54,9 @@ def test_the_page_on_own_loops_shows_lines_of_the_example() -> None:
     start, end = (page.index(f"## {title}") for title in ("Precision, clipping", "Evaluation"))
     excerpts = re.findall(r"```python\n(.*?)```", page[start:end], re.DOTALL)
     assert len(excerpts) == 7
-    source = PARTS.read_text(encoding="utf-8")
-    assert [excerpt for excerpt in excerpts if excerpt not in source] == []
+    source = _unindented(PARTS.read_text(encoding="utf-8"))
+    assert [excerpt for excerpt in excerpts if _unindented(excerpt) not in source] == []
+
+
+def _unindented(text: str) -> str:
+    return "\n".join(line.strip() for line in text.splitlines())

@@ -13,7 +13,7 @@ _MIN_EVALUATIONS = 3  # before a notice within a run
 
 
 class Quality:
-    """Collects what the recipe's metric has to say about its results, at most once before the last validation.
+    """Collects the warnings of the recipe's metric, at most once before the last validation.
 
     Args:
         num_steps: Steps of the whole run.
