@@ -16,6 +16,7 @@ DISTRIBUTION = "lockstep-train"  # `lockstep` on the package index is another pr
 # Extra -> the modules that it installs.
 EXTRAS = {
     "classify": ("cv2", "simplejpeg", "torchvision"),
+    "hub": ("huggingface_hub",),
     "lmdb": ("lmdb",),
     "notebook": ("ipykernel", "pandas"),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),

@@ -51,6 +51,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "launchers",
             "containers",
             "export",
+            "publish",
             "debug-a-hang",
             "faults",
             "find",

@@ -14,6 +14,7 @@ from lockstep.cli import (
     diff,
     evaluate,
     export,
+    hub,
     predict,
     track,
     train,
@@ -67,6 +68,8 @@ app.command("runs")(runs.runs)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("export")(export.export)
+app.command("push")(hub.push)
+app.command("pull")(hub.pull)
 app.command("config")(config.config)
 app.command("check")(check.check)
 app.command("doctor")(doctor.doctor)
