@@ -2,7 +2,8 @@
 
 Measures the environment of the interpreter that runs it. In an empty one:
 
-    make dist && python3 -m venv empty && empty/bin/pip install dist/*.whl && empty/bin/python benchmarks/install_size.py
+    make dist && python3 -m venv empty && empty/bin/pip install dist/*.whl
+    empty/bin/python benchmarks/install_size.py
 
 Packages that torch itself needs count as torch's. Bytes are those of the installed files without compiled ones (.pyc).
 """
