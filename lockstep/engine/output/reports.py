@@ -98,7 +98,8 @@ class Reports:
         if self._records is not None and job.loader is not None and job.parts.draw_samples and not job.progress.step:
             job.loader.num_to_keep = min(NUM_SAMPLES, len(job.train_data))
         self._data_wait.start(job.progress.seconds, job.progress.data_s)
-        self._loss_sum, self._num_samples = 0.0, 0
+        if job.world.membership is None or job.last_result is None:
+            self._loss_sum, self._num_samples = 0.0, 0
         self.resume(job)
 
     def resume(self, job: Job) -> None:
@@ -184,7 +185,6 @@ class Reports:
             best, train_loss = job.progress.best, self._loss_sum / self._num_samples if self._num_samples else None
             is_best = best is not None and best["step"] == job.progress.step
             self._console.evaluation(epoch, metrics, metric.num_samples, train_loss, is_best=is_best)
-            self._loss_sum, self._num_samples = 0.0, 0
             if job.progress.has_stopped_early:
                 stale = job.progress.num_stale
                 of = f"{stale} validation{'s' if stale > 1 else ''}"
@@ -192,6 +192,12 @@ class Reports:
             is_last = job.is_complete
             if is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S:
                 self._draw(job, metric, self._records)
+        self._loss_sum, self._num_samples = 0.0, 0
+
+    def take_over(self, before: Reports) -> None:
+        """Continue the reports of a process that becomes rank 0."""
+        self.first_step_at = before.first_step_at
+        self._loss_sum, self._num_samples = before._loss_sum, before._num_samples
 
     def close(self) -> None:
         """Flush and close the records, and remove the progress line."""
