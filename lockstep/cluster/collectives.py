@@ -53,19 +53,25 @@ def all_gather_object(world: World, value: T) -> list[T]:
         return _decoded(world, padded, lengths)
 
 
-def broadcast_object(world: World, value: T) -> T:
-    """Return rank 0's value on every rank; the other ranks' values are ignored."""
+def broadcast_object(world: World, value: T, src: int = 0) -> T:
+    """Return one rank's value on every rank.
+
+    Args:
+        world: The ranks.
+        value: This rank's value; ignored on the other ranks.
+        src: The rank that sends its value.
+    """
     if world.size == 1:
         return value
     with world.activity.waiting(EXCHANGING):
-        data = codec.encode(value) if world.is_main else b""
+        data = codec.encode(value) if world.rank == src else b""
         length = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
-        dist.broadcast(length, src=0)
+        dist.broadcast(length, src=src)
         lengths = _checked_lengths(length.tolist())
         message = _message(data, lengths[0], world)
-        dist.broadcast(message, src=0)
-        # Rank 0 keeps its own object, without a round trip through the codec.
-        return value if world.is_main else cast(T, _decoded(world, [message], lengths)[0])
+        dist.broadcast(message, src=src)
+        # The sender keeps its own object, without a round trip through the codec.
+        return value if world.rank == src else cast(T, _decoded(world, [message], lengths)[0])
 
 
 def _with_lengths(world: World, value: object) -> tuple[Tensor, list[int]]:
@@ -119,7 +125,7 @@ def run_on_rank0(world: World, make: Callable[[], T]) -> T:
         LockstepError: The function raised it on rank 0; it is raised on every rank.
     """
     value: T | LockstepError | None = None
-    if world.is_main:
+    if world.is_main or world.size == 1:
         try:
             value = make()
         except LockstepError as error:

@@ -21,6 +21,7 @@ from lockstep.cluster.activity import Activity
 from lockstep.cluster.address import interface_towards
 from lockstep.cluster.backends import choose_backend
 from lockstep.cluster.env import ALONE, RankAssignment
+from lockstep.cluster.epochs.membership import Membership
 from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.cluster.rendezvous import RankInfo
 from lockstep.cluster.signed import SignedStore
@@ -57,6 +58,7 @@ class World:
         restart: How many worlds this run has had before, at least.
         signed: Values in the store that only processes with the run's key can write; None in a world of one process.
         activity: What the main thread is doing now; the hang detector reads it.
+        membership: The members that the launcher names, where they may change during a run; otherwise None.
     """
 
     rank: int
@@ -72,11 +74,17 @@ class World:
     signed: SignedStore | None = field(default=None, repr=False, compare=False)
     turns: _BarrierCount = field(default_factory=_BarrierCount, repr=False, compare=False)
     activity: Activity = field(default_factory=Activity, repr=False, compare=False)
+    membership: Membership | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which prints and writes files."""
         return self.rank == 0
+
+    @property
+    def is_replacement(self) -> bool:
+        """Whether this process has no rank yet: it replaces a lost one."""
+        return self.rank < 0
 
     @property
     def num_ranks_here(self) -> int:

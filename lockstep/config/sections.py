@@ -172,6 +172,11 @@ class ClusterConfig(Settings):
         gt=0,
         description="With --nodes: a node without a heartbeat for this long counts as lost, seconds.",
     )
+    recovery: Literal["restart", "in_step"] = Field(
+        default="restart",
+        description="After the loss of a process. restart: all restart from the last checkpoint; in_step: the others "
+        "finish the step, and a new process joins them (exact mode, one machine, CPU).",
+    )
 
 
 class WatchConfig(Settings):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+
+from torch.distributed import DistError
 
 from lockstep.cluster.signals import StopSignal
+from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.world import World
 
 STORE_KEY = "lockstep/stop"
@@ -33,6 +37,14 @@ class StopFlag:
 
     def _is_requested(self, *, polls: bool) -> bool:
         store = self._world.signed
+        if self._world.membership is not None:
+            # The launcher serves the store of such a world. Where it has ended, all processes stop by themselves.
+            with suppress(DistError):
+                return self._read_request(store, polls=polls)
+            return self._stop.requested
+        return self._read_request(store, polls=polls)
+
+    def _read_request(self, store: SignedStore | None, *, polls: bool) -> bool:
         if self._stop.requested:
             if store is not None and not self._world.is_main and not self._is_reported:
                 store.put(STORE_KEY, self._world.rank)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, fields
-from itertools import tee
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.data.loader import Loader, requests_of
 from lockstep.data.order import Order, Step
+from lockstep.data.resumed_step import ResumedStep
 from lockstep.data.samples import Samples
 from lockstep.engine.parts import Parts
 from lockstep.errors import CheckpointError
@@ -28,6 +29,7 @@ from lockstep.provenance.fingerprint import Fingerprint
 from lockstep.version import __version__
 
 if TYPE_CHECKING:
+    from lockstep.engine.step import StepResult
     from lockstep.module.compiled import Compiled
     from lockstep.parallel.sharded import ShardedReducer
 
@@ -162,6 +164,8 @@ class Job:
         resumed_from: The fingerprint in the checkpoint that the run was resumed from; None for a new run.
         warnings: Warnings to report when training starts or resumes.
         stop_after: Number of steps after which training stops and is saved; None: at its end.
+        last_result: Number and result of the last step that this process has applied.
+        resumed: The next step, if another world has begun it (`cluster.recovery=in_step`).
     """
 
     config: RunConfig
@@ -184,6 +188,9 @@ class Job:
     resumed_from: Fingerprint | None = None
     warnings: list[str] = field(default_factory=list)
     stop_after: int | None = None
+    last_result: tuple[int, StepResult] | None = None
+    resumed: ResumedStep | None = None
+    _before_evaluation: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_steps(self) -> int:
@@ -214,7 +221,9 @@ class Job:
         """
         # Computed once: DataLoader workers are sent the requests of `ahead`, and the loop follows in `steps`.
         stop = min(self.num_steps, self.stop_after or self.num_steps) if stop is None else stop
-        steps, ahead = tee(self.order.steps(self.world, start=self.progress.step, stop=stop))
+        start = self.progress.step
+        first = [self.resumed] if self.resumed is not None and self.resumed.number == start else []
+        steps, ahead = tee(chain(first, self.order.steps(self.world, start=start + len(first), stop=stop)))
         self.loader = Loader(
             self.train_data,
             lambda: requests_of(ahead),
@@ -259,6 +268,15 @@ class Job:
     def is_evaluated(self) -> bool:
         """Return whether the current weights were validated."""
         return self.progress.evaluated_step == self.progress.step
+
+    def begin_evaluation(self) -> None:
+        """Remember the progress, for `forget_evaluation`."""
+        names = ("evaluated_step", "metrics", "best", "stop_best", "num_stale", "has_stopped_early")
+        self._before_evaluation = {name: getattr(self.progress, name) for name in names}
+
+    def forget_evaluation(self) -> None:
+        """Undo the last validation's part of the progress, since a lost rank had not completed it."""
+        self.progress = replace(self.progress, **self._before_evaluation)
 
     def note_world(self) -> None:
         """Record the current world, if the run had another one or another environment so far."""

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lockstep.cluster.epochs.membership import EpochEnded
+from lockstep.data.order import Step
 from lockstep.engine.evaluate import EvaluationStopped
 from lockstep.engine.job import Job
 from lockstep.engine.nonfinite import handle_nonfinite
 from lockstep.engine.output.reports import Reports
 from lockstep.engine.replica_check import ReplicaCheck
 from lockstep.engine.saving import CheckpointManager
-from lockstep.engine.step import run_step
+from lockstep.engine.step import StepResult, run_step
 from lockstep.engine.validation import validate
 
 StopNow = Callable[[], bool]
-STOP, COMPARE = 1, 2  # bits of the flag that rank 0 sends to all ranks with a step's gradients
+STOP, COMPARE, JOIN = 1, 2, 4  # bits of the flag that rank 0 sends to all ranks with a step's gradients
 
 
 def train(
@@ -55,19 +57,18 @@ def train(
     loader, steps = job.open_loader()
     try:
         reports.start(job)
+        if job.world.membership is not None and job.last_result is not None and saver.is_due(job):
+            saver.save(job)  # the world has changed between the last step and its checkpoint
         if job.is_evaluation_due() and not job.is_evaluated():  # it stopped between its last step and the validation
             end_epoch(job, saver, reports, stop_now, is_due=True)
         for step in steps:
             if job.is_complete:
                 break  # stop_early
-            result = run_step(job, step, loader, STOP * stop_flag() + COMPARE * replica_check.is_due(job))
+            flag = STOP * stop_flag() + COMPARE * replica_check.is_due(job) + JOIN * is_joining(job)
+            result = run_step(job, step, loader, flag)
             if not result.is_finite and not result.is_overflow:
                 handle_nonfinite(job, step, saver, reports)
-            job.progress.step = step.number + 1
-            # Progress advances for skipped steps too: the sample order depends on the step number only.
-            job.progress.num_samples += step.num_samples if result.is_finite else 0
-            reports.step(job, step, result)
-
+            complete_step(job, step, result, reports)
             if int(result.flag) & COMPARE:
                 replica_check.compare(job)  # before a checkpoint could store the difference
             is_stopping = bool(int(result.flag) & STOP)
@@ -80,6 +81,8 @@ def train(
                 end_epoch(job, saver, reports, stop_now, is_due=is_due)
             if is_due or job.is_evaluation_due():
                 reports.resume(job)
+            if int(result.flag) & JOIN:
+                raise EpochEnded("a new process joins")
     except EvaluationStopped:
         # Between steps, no gradients carry the flag. `evaluate` raises this on all ranks if one of them stops.
         saver.save(job)
@@ -88,6 +91,26 @@ def train(
         saver.close()
     saver.wait()  # an error of the last checkpoint is raised here
     return job.is_complete and job.is_evaluated()
+
+
+def complete_step(job: Job, step: Step, result: StepResult, reports: Reports) -> None:
+    """Count and report a step that was applied. Calls no other rank, except with `record.content`.
+
+    Args:
+        job: The run; its progress advances.
+        step: The step's plan.
+        result: Its result.
+        reports: Reports to the user, on rank 0.
+    """
+    job.progress.step = step.number + 1
+    # Progress advances for skipped steps too: the sample order depends on the step number only.
+    job.progress.num_samples += step.num_samples if result.is_finite else 0
+    reports.step(job, step, result)
+
+
+def is_joining(job: Job) -> bool:
+    """Return whether a new process waits to join, as rank 0 sees it."""
+    return job.world.is_main and job.world.membership is not None and job.world.membership.has_changed
 
 
 def end_epoch(job: Job, saver: CheckpointManager, reports: Reports, stop_now: StopNow, *, is_due: bool) -> None:
@@ -104,6 +127,7 @@ def end_epoch(job: Job, saver: CheckpointManager, reports: Reports, stop_now: St
         ConfigError: The validation has no metric of the name in `Parts.monitor`.
         EvaluationStopped: A stop was requested.
     """
+    job.begin_evaluation()
     metrics, metric, is_best = validate(job, stop_now)
     reports.evaluation(job, metrics, metric)
     if is_due or is_best or job.progress.has_stopped_early:

@@ -84,6 +84,24 @@ def prepare(
     return job, manager, [*notes, *job.warnings], head(spec, job, started)
 
 
+def prepare_replacement(
+    spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder
+) -> tuple[Job, CheckpointManager]:
+    """Assemble the job of a process that replaces a lost one. Its state comes from another rank.
+
+    Args:
+        spec: The run, with its folder.
+        recipe: Builds data, model, loss and metric.
+        world: The replacement's world, in which it is alone.
+        folder: The run folder, which it only reads.
+    """
+    config = spec.config
+    dataset_info = dataset_info_for(recipe, config, world, folder.path)
+    job = make_job(config, lambda: build_from(recipe, config, dataset_info, folder.path), world, is_restart=True)
+    job.identity = identity(config, dataset_info)
+    return job, CheckpointManager(folder, config.checkpoint, world)
+
+
 def find_origin(spec: RunSpec, folder: RunFolder) -> Path | None:
     """Return the run folder that this run resumes from, if it does."""
     if spec.resume not in ("never", "auto"):

@@ -27,6 +27,8 @@ from lockstep.config.given import flat
 from lockstep.data.loader import lost_reader
 from lockstep.engine.dataset_info import Recipe
 from lockstep.engine.graceful_stop import StopFlag
+from lockstep.engine.in_step.in_step_run import InStepRun
+from lockstep.engine.in_step.opening import open_run
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.output.reports import Reports
@@ -56,6 +58,8 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
         LockstepError: A failure that the user can act on.
     """
     folder = RunFolder(spec.run_folder)
+    if world.membership is not None:
+        return _run_in_step(spec, recipe, world, stop, folder)
     with _opened(folder, world), announced(spec.run_folder, world) as announce:
         origin = find_origin(spec, folder)
         # A resumed run keeps its name: its source may be the run folder, whose name would be shown instead.
@@ -86,10 +90,7 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
                     except RollBack:
                         manager.restore(job, "auto", reports.notify)
             if not is_complete:
-                reports.notify(
-                    f"stopped after step {job.progress.step:,} and saved; resume with\n"
-                    f"  lockstep train --run-dir {shlex.quote(str(folder.path))} --resume auto"
-                )
+                reports.notify(_stopped(job.progress.step, folder))
                 reports.trackers.outcome = "stopped"
                 announce("stopped")
                 if job.is_at_stop and not stop.requested:
@@ -107,10 +108,32 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
             reports.close()
 
 
+def _run_in_step(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal, folder: RunFolder) -> int:
+    """Train as a process whose world may change; see `run`."""
+    with _opened(folder, world):
+        opened = open_run(spec, recipe, world, folder)
+        try:
+            is_complete = InStepRun(opened, stop).run()
+            if not is_complete and not opened.job.world.is_replacement:
+                opened.reports.notify(_stopped(opened.job.progress.step, folder))
+            opened.reports.trackers.outcome = "done" if is_complete else "stopped"
+            return 0 if is_complete else stop.exit_code or 143
+        finally:
+            opened.reports.close()
+
+
+def _stopped(step: int, folder: RunFolder) -> str:
+    return (
+        f"stopped after step {step:,} and saved; resume with\n"
+        f"  lockstep train --run-dir {shlex.quote(str(folder.path))} --resume auto"
+    )
+
+
 @contextmanager
 def _opened(folder: RunFolder, world: World) -> Iterator[None]:
     """Lock the run folder on rank 0, and write a log on every rank."""
-    with rank_log(folder.path, world.rank):
+    # The rank at the start: where worlds change, a process keeps its log, and a replacement that of the lost one.
+    with rank_log(folder.path, world.rank if world.membership is None else world.assignment.rank):
         if world.is_main:
             folder.open()
         try:

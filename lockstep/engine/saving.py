@@ -159,6 +159,10 @@ class CheckpointManager:
         if is_kept is not None:
             checkpoint.prune(target, step, self._config.keep, is_kept)
 
+    def take_over(self) -> None:
+        """Continue the work of another process that was lost: the checkpoints on disk are this run's."""
+        self._saved_step = max(checkpoint.steps(self.folder.checkpoints), default=None)
+
     def wait(self) -> None:
         """Wait until all checkpoints are on disk.
 

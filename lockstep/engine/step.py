@@ -97,4 +97,6 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
     else:
         job.reducer.undo_buffers()  # the forward passes have already updated batch norm's statistics
     terms_by_name = dict(zip(names, extras, strict=False))
-    return StepResult(sum(extras), terms_by_name, norm, lr, is_finite, is_overflow, job.reducer.flag)
+    result = StepResult(sum(extras), terms_by_name, norm, lr, is_finite, is_overflow, job.reducer.flag)
+    job.last_result = step.number, result  # from here on the step counts as applied
+    return result

@@ -21,6 +21,8 @@ from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError, no_shared_memory
 from lockstep.launch import forkserver
 from lockstep.launch.agent import LOCAL, Agent, LocalRendezvous
+from lockstep.launch.crew.crew import Crew, CrewSupervisor
+from lockstep.launch.crew.crew_process import Entry
 from lockstep.launch.nodes import auth
 from lockstep.launch.nodes.rendezvous import EndedOnOtherNode, NodeRendezvous
 from lockstep.launch.supervisor import StopRequested, Supervisor
@@ -42,6 +44,7 @@ def launch(
     log_dir: Path | None = None,
     preload: Sequence[str] = (),
     on_stop: Callable[[], str] = lambda: "stopping",
+    recovers_in_step: bool = False,
 ) -> int:
     """Run `entry(*args)` in `num_procs` processes of this node until all are done.
 
@@ -58,6 +61,7 @@ def launch(
         log_dir: Folder of launcher.log, a copy of what the launcher prints.
         preload: Modules that the workers import.
         on_stop: Returns what the processes do after a signal, for the user.
+        recovers_in_step: The entry can continue without a lost process (`lockstep.launch.crew`). Not with `nodes`.
 
     Returns:
         The exit code: 0, that of the root cause, 128 + the signal's number after a stop, or an entry's return value.
@@ -68,8 +72,8 @@ def launch(
     raise_open_files()
     forkserver.prepare(preload)
     with forkserver.temp_folder() as folder:
-        supervisor = Supervisor(folder, stop_timeout_s, log_dir, on_stop)
-        agents: list[Agent] = []
+        supervisor = (CrewSupervisor if recovers_in_step else Supervisor)(folder, stop_timeout_s, log_dir, on_stop)
+        agents: list[Agent | Crew] = []
         try:
             with (
                 _quiet(),
@@ -77,6 +81,11 @@ def launch(
                 forkserver.without_script(),
                 supervisor.signals(lambda: agents[0].pids() if agents else []),
             ):
+                if isinstance(supervisor, CrewSupervisor):
+                    crew_entry = Entry(entry, args, folder, stop_timeout_s, auth.key_for_launch())
+                    crew = Crew(crew_entry, supervisor, num_procs, min_procs or num_procs, max_restarts)
+                    agents.append(crew)
+                    return supervisor.exit_code(*crew.run())
                 rendezvous = (
                     NodeRendezvous(nodes, supervisor.raise_if_stop_requested, supervisor.report)
                     if nodes is not None
@@ -93,8 +102,9 @@ def launch(
                     monitor_interval=0.02,
                     local_addr=LOCAL,
                 )
-                agents.append(Agent(spec, supervisor, min_procs or num_procs))
-                return _run(agents[0], supervisor, rendezvous)
+                agent = Agent(spec, supervisor, min_procs or num_procs)
+                agents.append(agent)
+                return _run(agent, supervisor, rendezvous)
         except StopRequested:
             return supervisor.exit_code(False, {})
         except OSError as error:

@@ -18,6 +18,7 @@ from lockstep.config.process_range import MAX_NODES, ProcessRange, RendezvousCon
 from lockstep.config.schema import RunConfig
 from lockstep.cores import num_cores
 from lockstep.errors import ConfigError
+from lockstep.launch.crew.recovery import recovers_in_step
 from lockstep.launch.shared_settings import shared_settings
 from lockstep.report.log import log_path
 
@@ -226,16 +227,10 @@ def resume_from(resume: str, run_dir: Path | None) -> str:
 @contextmanager
 def join_world(here: RankAssignment, config: RunConfig) -> Iterator[World]:
     """Join the world with the timeouts and the backend of the settings; see `cluster.world.join`."""
-    from lockstep.cluster.world import join
+    from lockstep.cluster.epochs.regroup import join_any
 
     cluster = config.cluster
-    with join(
-        here,
-        device=config.device,
-        backend=cluster.backend,
-        join_timeout_s=cluster.join_timeout_s,
-        timeout_s=cluster.timeout_s,
-    ) as joined:
+    with join_any(here, config.device, cluster.backend, cluster.join_timeout_s, cluster.timeout_s) as joined:
         yield joined
 
 
@@ -275,6 +270,7 @@ def launch_here(
         log_dir=folder / "logs" if folder is not None else None,
         preload=PRELOAD,
         on_stop=_on_stop(folder),
+        recovers_in_step=folder is not None and recovers_in_step(config, nodes, procs.most),
     )
 
 

@@ -177,6 +177,12 @@ class Supervisor:
         elif self.stop is not None:
             self._forward_stop(processes)
 
+    def forward_stop(self, processes: Processes) -> None:
+        """Forward a stop signal to the workers, by rank; see `poll`. Failures are not looked for."""
+        forkserver.keep_tracker_alive()
+        if self.stop is not None:
+            self._forward_stop(processes)
+
     def _forward_stop(self, processes: Processes) -> None:
         # Workers that were restarted meanwhile have new ids, and have not been signalled yet.
         pids = {process.pid for process in processes.values() if process.pid is not None}
@@ -220,11 +226,16 @@ class Supervisor:
         self.report(self.cause.text)
 
     def _read_report(self, rank: int, restart: int) -> ErrorReport | None:
-        # A process that was killed leaves none, or the unfinished .part file under another name.
-        try:
-            return ErrorReport(**json.loads(report_path(self.folder, rank, restart).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return None
+        return read_report(report_path(self.folder, rank, restart))
+
+
+def read_report(path: Path) -> ErrorReport | None:
+    """Return a worker's report of its failure; None if it left none, like a process that was killed."""
+    # A report that was not finished has another name, .part.
+    try:
+        return ErrorReport(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _over_progress() -> str:

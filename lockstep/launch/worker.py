@@ -41,7 +41,12 @@ class WorkerResult:
 
 
 def run_worker(
-    entry: Callable[..., object], args: tuple[Any, ...], folder: Path, stop_timeout_s: float, key: str = ""
+    entry: Callable[..., object],
+    args: tuple[Any, ...],
+    folder: Path,
+    stop_timeout_s: float,
+    key: str = "",
+    failure_path: Path | None = None,
 ) -> WorkerResult:
     """Run `entry(*args)`, and report every kind of end to the launcher.
 
@@ -51,6 +56,7 @@ def run_worker(
         folder: Folder for the report of a failure; contains a file called stop once all workers shall stop.
         stop_timeout_s: How long it may continue after the launcher has died, seconds.
         key: Secret with which the run's processes sign messages.
+        failure_path: File for the report of a failure; None: see `report_path`.
 
     Returns:
         The result that torch's agent hands to the launcher once all workers are done.
@@ -70,7 +76,8 @@ def run_worker(
     assert here is not None, "the agent sets the world's variables"
     # Opened early: if no more files can be opened later, that must still be reported.
     try:
-        report = report_path(folder, here.rank, here.restart).with_suffix(".part").open("w", encoding="utf-8")
+        path = failure_path or report_path(folder, here.rank, here.restart)
+        report = path.with_suffix(".part").open("w", encoding="utf-8")
     except FileNotFoundError:  # the launcher has ended already
         return WorkerResult(0, True)
     state = {"finished": False, "orphan": False}

@@ -126,6 +126,7 @@ class Bucket:
         nodes: This process's nodes of the tree, each with its sum.
         result: Sum over all ranks in float32, after `settle`.
         next_leaf: Index of the next micro-batch to enter the tree.
+        later_leaves: Those after it, where they do not follow in order.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class Bucket:
         self._scratch: list[Tensor] = []
         self._num_lent = 0
         self._waiting: dict[int, Leaf] = {}
+        self.later_leaves: list[int] = []
         self._gaps: Tensor | None = None
 
     def flat(self) -> Flat:
@@ -189,7 +191,7 @@ class Bucket:
         if self.result is not None and self.result is not self._float32:
             self._free.append(self.result)
         self.nodes, self.result, self._num_lent = [], None, 0
-        self.next_leaf, self._waiting = first_leaf, {}
+        self.next_leaf, self._waiting, self.later_leaves = first_leaf, {}, []
 
     def start_leaf(self, index: int, num_leaves: int, *, is_alone: bool = False) -> Leaf:
         """Return a leaf for a micro-batch's gradients.
@@ -294,11 +296,11 @@ class Bucket:
         while self.next_leaf in self._waiting:
             ready = self._waiting.pop(self.next_leaf)
             first = self.next_leaf
-            self.next_leaf += 1
+            self.next_leaf = self.later_leaves.pop(0) if self.later_leaves else first + 1
             if ready.is_joining:
                 # The sibling's node leaves the list, since its copy is now the sum of both.
                 (first, _), _ = self.nodes.pop()
-            push(self.nodes, (first, self.next_leaf), ready.flat, num_leaves, self._merge)
+            push(self.nodes, (first, ready.index + 1), ready.flat, num_leaves, self._merge)
         # Fast mode: a single node for each process, as `Reducer.begin` expects of every rank.
         if not self.exact and len(self.nodes) > 1:
             ((first, _), flat), *others = self.nodes

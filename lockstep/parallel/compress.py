@@ -69,7 +69,8 @@ def make_buckets(
     Returns:
         The buckets, and the PowerSGD reduction of one of them, or None.
     """
-    device, size = parameters[0].device, world.size
+    # The length of a bucket must not depend on a world whose size may change.
+    device, size = parameters[0].device, world.size if world.membership is None else 1
     taken = [parameter for parameter in parameters if compress.applies_to(parameter)]
     others = [parameter for parameter in parameters if not compress.applies_to(parameter)]
     dtype = LOW_PRECISION.get(compress.name, torch.float32)

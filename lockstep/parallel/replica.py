@@ -18,6 +18,7 @@ from lockstep.data.order import Order
 from lockstep.data.rechecked_order import RecheckedOrder
 from lockstep.parallel.compress import Compression
 from lockstep.parallel.recheck import RecheckedReducer
+from lockstep.parallel.recoverable import RecoverableReducer
 from lockstep.parallel.reduce import Reducer
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ class WholeReplica:
         """See `Replica.make_reducer`."""
         if isinstance(order, RecheckedOrder):
             return RecheckedReducer(self.trained, self._world, order, num_extras=num_extras, compress=compress)
-        return Reducer(
+        kind = Reducer if self._world.membership is None else RecoverableReducer
+        return kind(
             self.trained,
             self._world,
             exact=exact,

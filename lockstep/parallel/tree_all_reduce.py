@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.cluster.world import World
-from lockstep.parallel.bucket import Bucket
+from lockstep.parallel.bucket import ALIGNMENT, Bucket, round_up
 from lockstep.parallel.tree import Node, push
 
 SMALL_BYTES = 2 * 1024 * 1024  # sent by a rank; below this, a second round costs more than the bytes it saves
@@ -35,6 +35,9 @@ class TreeAllReduce:
         world: The ranks.
         nodes: For each rank, its nodes.
         tag: Number of the bucket: messages of different buckets must not be matched with each other.
+
+    Attributes:
+        has_added: Whether this rank's partial sums have been overwritten by sums over ranks.
     """
 
     def __init__(self, bucket: Bucket, world: World, nodes: list[list[Node]], tag: int) -> None:
@@ -50,6 +53,7 @@ class TreeAllReduce:
         self._works: list[dist.Work] = []
         self._sends: list[tuple[Tensor, int, int]] = []  # what, to which rank, tag
         self._receives: list[tuple[Tensor, int, int]] = []
+        self.has_added = False
 
     def start(self) -> None:
         """Send this rank's nodes or their chunks, and post the receives of the other ranks' nodes."""
@@ -69,6 +73,7 @@ class TreeAllReduce:
     def middle(self) -> None:
         """Add up the bucket, or this rank's chunk of a large one, and send the chunk's sum to all."""
         self._wait()
+        self.has_added = True
         destination = self._chunk(self._total, self._world.rank)
         stack: list[tuple[Node, Tensor]] = []
 
@@ -108,7 +113,8 @@ class TreeAllReduce:
     def _chunk(self, values: Tensor, owner: int) -> Tensor:
         if not self._in_chunks:
             return values
-        size = self._bucket.length // self._world.size
+        # Equal chunks, unless the world has changed since the bucket was made: the last chunk is then shorter.
+        size = round_up(-(-self._bucket.length // self._world.size), ALIGNMENT)
         return values[owner * size : (owner + 1) * size]
 
     def _send(self, values: Tensor, peer: int, tag: int) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from lockstep.cluster import collectives
 from lockstep.data.micro_batches import Alone
 from lockstep.data.order import WINDOW, Order, Step
+from lockstep.data.resumed_step import ResumedStep
 from lockstep.engine.job import Job
 from lockstep.engine.step import StepResult
 from lockstep.provenance.step_log import (
@@ -24,6 +25,7 @@ from lockstep.provenance.step_log import (
     StepRecord,
     StepWriter,
     digest_of_samples,
+    read_steps,
 )
 
 
@@ -76,6 +78,31 @@ def record_of(step: Step, result: StepResult, samples: bytes, content: bytes) ->
     """
     outcome = OVERFLOW if result.is_overflow else APPLIED if result.is_finite else SKIPPED
     return StepRecord(step.number, result.loss, result.norm, result.lr, samples, content, outcome)
+
+
+def recover_chain(job: Job, folder: Path) -> str:
+    """Return the link before the next step, from the records of a process that was lost.
+
+    The record of the last step is written if that process was lost before it had written it.
+
+    Args:
+        job: The run, before its next step.
+        folder: The run folder.
+
+    Raises:
+        CheckpointError: The records are damaged, or cannot be written.
+    """
+    if not job.config.record.steps:
+        return ""
+    path, step = folder / FILE_NAME, job.progress.step
+    log = read_steps(path).head(step)
+    writer = StepWriter(path, log.stop, log.link())
+    if job.last_result is not None and log.stop == step - 1 == job.last_result[0]:
+        plan = next(job.order.steps(job.world, start=step - 1, stop=step))
+        ids = next(sample_ids(job.order, step - 1, step))
+        writer.append(record_of(plan, job.last_result[1], ids, NO_DIGEST))
+    writer.close()
+    return writer.link.hex()
 
 
 class StepRecorder:
@@ -134,7 +161,8 @@ class StepRecorder:
             return
         content = digest_content(job) if job.config.record.content else NO_DIGEST
         if self._writer is not None:
-            samples = digest_of_step(step) if step.world_size == 1 else next(self._ids)
+            has_all = step.world_size == 1 and not isinstance(step, ResumedStep)
+            samples = digest_of_step(step) if has_all else next(self._ids)
             self._writer.append(record_of(step, result, samples, content))
             job.progress.chain = self._writer.link.hex()
 

@@ -104,7 +104,8 @@ class Reports:
             self._device = DeviceRecords(job)
         self.waits.start(job)
         self._quality.trend.start(job.progress.step, self._first_loss() if job.progress.step else None)
-        self._loss_sum, self._num_samples = 0.0, 0
+        if job.world.membership is None or job.last_result is None:
+            self._loss_sum, self._num_samples = 0.0, 0
         self.resume(job)
 
     def resume(self, job: Job) -> None:
@@ -191,7 +192,6 @@ class Reports:
             self._console.evaluation(epoch, own, metric.num_samples, train_loss, is_best=is_best)
             for name, values in others.items():
                 self._console.evaluation_of(name, values, len(job.eval_sets[name]))
-            self._loss_sum, self._num_samples = 0.0, 0
             if job.progress.has_stopped_early:
                 stale = job.progress.num_stale
                 of = f"{stale} validation{'s' if stale > 1 else ''}"
@@ -201,6 +201,12 @@ class Reports:
                 self.notify("\n".join([*texts, f"  fix  {learn_more(job.config)}"]))
             if is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S:
                 self._draw(job, metric, self._records)
+        self._loss_sum, self._num_samples = 0.0, 0
+
+    def take_over(self, before: Reports) -> None:
+        """Continue the reports of a process that becomes rank 0."""
+        self.first_step_at = before.first_step_at
+        self._loss_sum, self._num_samples = before._loss_sum, before._num_samples
 
     def checkpoint(self, step: int, path: Path) -> None:
         """Record a checkpoint that is whole on disk. Called in the background.

@@ -1,0 +1,169 @@
+"""The members of a world that may change: the launcher names them, and each of its processes reads it.
+
+    launcher    epochs.json: number, port of its store, workers in the order of their ranks   replaced for each epoch
+    workers     main thread: waits for the next epoch after a loss, or between two steps
+                watch thread: reads the file 50 times a second; an urgent epoch ends the present group
+
+A worker is one process that the launcher has started, and its number is never used again. The file is in the launcher's
+temporary folder, which only this user can read. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+WATCH_S = 0.02
+# How long a worker that has lost a connection waits for the launcher to name the members.
+NOTICE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One world of a run.
+
+    Attributes:
+        number: Grows with each epoch.
+        port: Port of the launcher's store for this epoch, on this machine.
+        workers: Its members by rank.
+        urgent: The newest epoch that followed a loss: groups of earlier ones cannot be used any more.
+    """
+
+    number: int
+    port: int
+    workers: tuple[int, ...]
+    urgent: int = 0
+
+
+def write_epoch(path: Path, epoch: Epoch) -> None:
+    """Replace the file at once, so that a reader sees the old or the new epoch."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asdict(epoch)), encoding="utf-8")
+    part.replace(path)
+
+
+def read_epoch(path: Path) -> Epoch:
+    """Read the present epoch.
+
+    Raises:
+        OSError: The launcher has ended.
+    """
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return Epoch(found["number"], found["port"], tuple(found["workers"]), found["urgent"])
+
+
+class EpochEnded(RuntimeError):
+    """Another epoch has replaced the one that this process was entering."""
+
+
+class Membership:
+    """One worker's view of the epochs.
+
+    Args:
+        path: The launcher's file.
+        worker: This process's number.
+
+    Attributes:
+        worker: This process's number.
+        present: The epoch whose group this process uses; None before the first one.
+        newest: The newest epoch that was read.
+        lock: Held while the group is changed or ended.
+    """
+
+    def __init__(self, path: Path, worker: int) -> None:
+        self._path, self.worker = path, worker
+        self.present: Epoch | None = None
+        self.newest = read_epoch(path)
+        self.lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._ended = -1
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the newest epoch has this process."""
+        return self.worker in self.newest.workers
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether a newer epoch than the present one is known."""
+        return self.present is not None and self.newest.number > self.present.number
+
+    def read(self) -> Epoch:
+        """Read the file, and return the newest epoch; the last known one if the launcher has ended."""
+        try:
+            found = read_epoch(self._path)
+        except (OSError, ValueError, KeyError):
+            return self.newest
+        if found.number > self.newest.number:
+            self.newest = found
+        return self.newest
+
+    def wait_for_next(self, timeout_s: float = NOTICE_S) -> Epoch:
+        """Wait for an epoch after the present one that has this process.
+
+        Args:
+            timeout_s: Longest wait, seconds.
+
+        Raises:
+            TimeoutError: There was none.
+        """
+        end = time.monotonic() + timeout_s
+        before = -1 if self.present is None else self.present.number
+        while not (self.read().number > before and self.is_member):
+            if time.monotonic() > end:
+                raise TimeoutError
+            time.sleep(0.005)
+        return self.newest
+
+    def check(self, epoch: Epoch) -> None:
+        """Raise `EpochEnded` if another epoch has replaced this one."""
+        if self.read().number > epoch.number:
+            raise EpochEnded(f"epoch {epoch.number} has ended")
+
+    def mark(self, name: str) -> None:
+        """Report to the launcher how far this process is: an empty file beside its own."""
+        mark_path(self._path.parent, name, self.worker).touch()
+
+    def watch(self, end_group: Callable[[], object]) -> None:
+        """Start the watch thread.
+
+        Args:
+            end_group: Ends the present group, so that a blocked call of the main thread raises an error.
+        """
+
+        def run() -> None:
+            seen = (0, 0)
+            while not self._is_over.wait(WATCH_S):
+                try:
+                    found = os.stat(self._path)
+                except OSError:
+                    return
+                if seen == (seen := (found.st_ino, found.st_mtime_ns)):
+                    continue
+                self.read()
+                with self.lock:
+                    if self.present is not None and self.newest.urgent > max(self.present.number, self._ended):
+                        self._ended = self.newest.urgent
+                        end_group()
+
+        threading.Thread(target=run, name="membership", daemon=True).start()
+
+    def close(self) -> None:
+        """End the watch thread."""
+        self._is_over.set()
+
+
+def mark_path(folder: Path, name: str, worker: int) -> Path:
+    """Return the file by which a worker reports to the launcher how far it is.
+
+    Args:
+        folder: The launcher's temporary folder.
+        name: ready: its run is built, and it can enter an epoch; member: it has the run's weights.
+        worker: The worker's number.
+    """
+    return folder / f"{name}-{worker}"

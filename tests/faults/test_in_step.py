@@ -1,0 +1,134 @@
+"""cluster.recovery=in_step: processes are killed or stopped, and the others finish the step, to the same weights."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.faults import STEPS_PER_EPOCH, WAIT_S, Job, job
+from tests.runs import lockstep, records, result, wait_until, weights
+
+IN_STEP = ("cluster.recovery=in_step", "data.slow_s=0.05", "data.eval_slow_s=0.1")
+NUM_MOMENTS = int(os.environ.get("FAULTS", "0"))
+SEED = int(os.environ.get("FAULTS_SEED", "1"))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Which processes are lost, when and how.
+
+    Attributes:
+        size: Processes.
+        victims: Their places among the processes.
+        step: After this many steps.
+        delay_s: And so much later.
+        number: The signal.
+        again_s: A second loss, of the last process, this long after the first; None: no second one.
+    """
+
+    size: int
+    victims: tuple[int, ...]
+    step: int
+    delay_s: float = 0.0
+    number: signal.Signals = signal.SIGKILL
+    again_s: float | None = None
+
+    def __str__(self) -> str:
+        places = "-".join(map(str, self.victims))
+        again = f"-again-{self.again_s:.2f}" if self.again_s is not None else ""
+        return f"{self.number.name}-of-{places}-of-{self.size}-after-{self.step}-{self.delay_s:.3f}{again}"
+
+
+def at_random(seed: int) -> Loss:
+    draw = random.Random(seed)
+    size = draw.choice([2, 3, 4])
+    return Loss(
+        size,
+        tuple(draw.sample(range(size), draw.choice([1, 1, size - 1]))),
+        draw.randint(1, 33),
+        0.15 * draw.random(),
+        draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]),
+        draw.choice([None, draw.random()]),
+    )
+
+
+KINDS = [
+    pytest.param(Loss(3, (1,), 5), id="a rank"),
+    pytest.param(Loss(3, (0,), 5), id="rank 0", marks=pytest.mark.full),
+    pytest.param(Loss(4, (0, 2), 7, 0.03, again_s=0.1), id="three of four", marks=pytest.mark.full),
+    pytest.param(Loss(2, (1,), STEPS_PER_EPOCH, 0.06), id="evaluation", marks=pytest.mark.full),
+    pytest.param(Loss(2, (0,), 33, 0.05, signal.SIGSTOP), id="stopped at the end", marks=pytest.mark.full),
+    *(pytest.param(at_random(SEED + number), marks=pytest.mark.full) for number in range(NUM_MOMENTS)),
+]
+
+
+def send(process: psutil.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def lose(running: Job, loss: Loss) -> tuple[list[int], float]:
+    """Cause the losses; return the process ids of the survivors, and how long the next step took to come."""
+    workers = wait_until(lambda: (found := running.workers()) and len(found) >= loss.size and found, WAIT_S)
+    running.wait_for_step(loss.step)
+    time.sleep(loss.delay_s)
+    lost = {workers[place] for place in loss.victims}
+    before, began = running.steps(), time.monotonic()
+    for victim in lost:
+        send(victim, loss.number)
+    if loss.again_s is not None:
+        time.sleep(loss.again_s)
+        if len(lost) < loss.size - 1:
+            lost.add(workers[-1])
+            send(workers[-1], signal.SIGKILL)
+    # One step may have been complete already, and not recorded.
+    wait_until(lambda: running.steps() >= min(before + 2, 34) or running.process.poll() is not None, WAIT_S)
+    return [worker.pid for worker in workers if worker not in lost], time.monotonic() - began
+
+
+@pytest.mark.parametrize("loss", KINDS, ids=str)
+def test_the_others_finish_the_step_in_their_processes(loss: Loss, undisturbed: str, tmp_path: Path) -> None:
+    with job(tmp_path, *IN_STEP, "--procs", loss.size, "--max-restarts", 5) as running:
+        survivors, took_s = lose(running, loss)
+        # At the last step the run may be over by now.
+        if running.process.poll() is None and running.steps() < 30:
+            assert {*survivors} <= {worker.pid for worker in running.workers()}
+        code, said = running.ended()
+        assert code == 0, said
+        assert running.left() == []
+    assert weights(running.run) == undisturbed, said
+    assert "from the last checkpoint" not in said, "steps were repeated"
+    assert [record["step"] for record in records(running.run, "train")] == [*range(1, 35)]
+    assert result(running.run)["steps"] == 34
+    sizes = [world["size"] for world in result(running.run)["worlds"]]
+    print(f"{loss}: two steps later after {took_s:.2f} s; worlds of {sizes}")
+
+
+@pytest.mark.full
+def test_without_restarts_the_run_continues_with_fewer_processes(undisturbed: str, tmp_path: Path) -> None:
+    with job(tmp_path, *IN_STEP, "--procs", "2:3") as running:
+        lose(running, Loss(3, (2,), 5))
+        code, said = running.ended()
+    assert code == 0, said
+    assert "continuing with 2 of 3 processes" in said
+    assert weights(running.run) == undisturbed
+    assert [world["size"] for world in result(running.run)["worlds"]] == [3, 2]
+    lockstep("verify", running.run, "--all", cwd=tmp_path)
+
+
+@pytest.mark.full
+def test_a_run_that_cannot_recover_in_the_step_restarts_and_reports_why(tmp_path: Path) -> None:
+    with job(tmp_path, *IN_STEP, "batch_norm=sync", "--procs", 2, "--max-restarts", 1) as running:
+        lose(running, Loss(2, (1,), 5))
+        code, said = running.ended()
+    assert code == 0, said
+    assert "cluster.recovery=in_step does not work with batch_norm=sync" in said
+    assert "restart 1 of 1" in said
