@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from lockstep.errors import ConfigError
+from lockstep.report.format import metrics_line
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
@@ -48,3 +49,14 @@ def metrics_of(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
         metrics: The metrics of all sets, by full name.
     """
     return {each.removeprefix(f"{name}."): value for each, value in metrics.items() if each.startswith(f"{name}.")}
+
+
+def describe_set(name: str, metrics: Mapping[str, float], num_samples: int) -> str:
+    """Return a line on a validation set for the console.
+
+    Args:
+        name: The set.
+        metrics: Its metrics, by their names without the set.
+        num_samples: Its samples.
+    """
+    return f"  {name} ({num_samples:,} samples)  {metrics_line(metrics)}"

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TextIO
 
-from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -20,8 +19,16 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.errors import LockstepError, printable
-from lockstep.report.format import COLUMNS, block, clock, metric_name, metric_value, metric_width, wrap_error
-from lockstep.report.stream import SafeStream, is_terminal
+from lockstep.report.format import (
+    COLUMNS,
+    block,
+    clock,
+    metric_name,
+    metric_value,
+    metric_width,
+    wrap_error,
+)
+from lockstep.report.stream import RichStream, SafeStream, is_terminal
 
 # Drawing takes 0.4 ms of rank 0's time.
 _REDRAW_S = 0.25
@@ -58,7 +65,7 @@ class Console:
         self._interactive = is_terminal(stream) if interactive is None else interactive
         is_coloured = self._interactive and not os.environ.get("NO_COLOR")
         self._stream = SafeStream(stream, strict=strict)
-        self._rich = _Rich(
+        self._rich = RichStream(
             file=self._stream,  # type: ignore[arg-type]  # it has all that rich uses of a file
             force_terminal=self._interactive,
             force_interactive=self._interactive,
@@ -243,21 +250,6 @@ class Console:
         rows.add_row(when, loss, *texts.values(), mark)
         self._print(rows)
 
-    def evaluation_of(self, name: str, values: Mapping[str, float], num_samples: int) -> None:
-        """Add a line with the metrics of a further validation set.
-
-        Args:
-            name: The set.
-            values: Its metrics by name.
-            num_samples: Its samples.
-        """
-        texts = [
-            f"{printable(metric_name(key))} {metric_value(key, value)}"
-            for key, value in values.items()
-            if "/" not in key
-        ]
-        self.say(f"  {name} ({num_samples:,} samples)  {'  '.join(texts)}")
-
     def close(self) -> None:
         """Remove the progress line."""
         with self._lock:
@@ -305,13 +297,3 @@ class Console:
             # rich pads the cells of a table with spaces.
             self._stream.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
             self._stream.flush()
-
-
-class _Rich(RichConsole):
-    def show_cursor(self, show: bool = True) -> bool:
-        """Never hide the cursor: a killed process could not show it again."""
-        return False
-
-    def on_broken_pipe(self) -> None:
-        """Re-raise the error, which rich is handling: rich itself would end the process."""
-        raise

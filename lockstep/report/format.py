@@ -7,6 +7,8 @@ import re
 import textwrap
 from collections.abc import Collection, Mapping
 
+from lockstep.errors import printable
+
 COLUMNS = 80
 # Metrics between 0 and 1 that are shown in percent.
 _SHARES = ("top", "accuracy", "precision", "recall")
@@ -115,6 +117,15 @@ def metric_value(name: str, value: float) -> str:
     if value == 0 or abs(value) >= 0.001:
         return f"{value:.3f}"
     return f"{value:.4f}" if abs(value) >= 0.0001 else f"{value:.1e}"
+
+
+def metrics_line(values: Mapping[str, float]) -> str:
+    """Format metrics in one line: "loss 0.5036  top-1 80.00%". Details, whose names have a slash, are left out."""
+    return "  ".join(
+        f"{printable(metric_name(name))} {metric_value(name, value)}"
+        for name, value in values.items()
+        if "/" not in name
+    )
 
 
 def metric_width(name: str) -> int:

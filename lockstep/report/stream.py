@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from rich.console import Console
+
 
 class SafeStream:
     """A stream that can write any character, and where a run does not notice that its reader has gone.
@@ -54,3 +56,15 @@ def encodable(text: str, stream: TextIO) -> str:
 def is_terminal(stream: TextIO) -> bool:
     """Return whether a stream is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
+
+
+class RichStream(Console):
+    """A console of rich that leaves the cursor and a closed pipe to its caller."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        """Never hide the cursor: a killed process could not show it again."""
+        return False
+
+    def on_broken_pipe(self) -> None:
+        """Re-raise the error, which rich is handling: rich itself would end the process."""
+        raise

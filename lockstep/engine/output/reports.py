@@ -18,7 +18,7 @@ from lockstep.engine.output.recorder import StepRecorder
 from lockstep.engine.output.waits import Waits
 from lockstep.engine.step import StepResult
 from lockstep.extras import is_installed
-from lockstep.metrics.eval_sets import metrics_of, with_set
+from lockstep.metrics.eval_sets import describe_set, metrics_of, with_set
 from lockstep.report.console import Console
 from lockstep.report.profile import StepProfile
 from lockstep.report.rate import Rate
@@ -191,7 +191,7 @@ class Reports:
             own = {name: value for name, value in metrics.items() if name not in names}
             self._console.evaluation(epoch, own, metric.num_samples, train_loss, is_best=is_best)
             for name, values in others.items():
-                self._console.evaluation_of(name, values, len(job.eval_sets[name]))
+                self._console.say(describe_set(name, values, len(job.eval_sets[name])))
             if job.progress.has_stopped_early:
                 stale = job.progress.num_stale
                 of = f"{stale} validation{'s' if stale > 1 else ''}"
