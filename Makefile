@@ -14,7 +14,7 @@ PY := .venv/bin/python
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := lockstep tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-augmentation bench-sweep
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-sweep bench-trackers bench-augmentation
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -148,6 +148,9 @@ bench-runs: .venv/.installed-dev  ## measure how long lockstep runs, compare and
 
 bench-sweep: .venv/.installed  ## measure what a sweep saves by training equal first steps once, and kill it 10 times: half an hour
 	@$(PY) -m benchmarks.sweep_sharing $(BENCH_ARGS)
+
+bench-trackers: .venv/.installed  ## measure the cost of trackers that raise, hang or fill the disk; needs root
+	@$(PY) -m benchmarks.tracker_cost $(BENCH_ARGS)
 
 bench-order: .venv/.installed  ## measure the cost of the sample order for 100 million samples
 	@$(PY) benchmarks/order.py

@@ -14,13 +14,14 @@ STAGED = {
     "recipes/classify.md": "lockstep/recipes/classify/README.md",
     "recipes/text.md": "lockstep/recipes/text/README.md",
     "recipes/pose.md": "lockstep/recipes/pose/README.md",
+    "recipes/segment.md": "lockstep/recipes/segment/README.md",
 }
 # Links to these lead to a page of the site.
 FOLDERS = {
     "README.md": "index.md",
     "README.zh-CN.md": "zh-CN/index.md",
     "docs/adr": "adr/index.md",
-    **{f"lockstep/recipes/{name}": f"recipes/{name}.md" for name in ("mnist", "classify", "text", "pose")},
+    **{f"lockstep/recipes/{name}": f"recipes/{name}.md" for name in ("mnist", "classify", "text", "pose", "segment")},
 }
 # Pages that generate.py and `write_sections` write are in docs/ too, with a line for readers of the repository.
 
@@ -31,6 +32,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
         "One page for each job.",
         [
             "own-images",
+            "segment",
             "own-model",
             "data",
             "lightning",
@@ -53,11 +55,12 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "debug-a-hang",
             "faults",
             "find",
+            "sweeps",
             "memory",
             "speed",
             "kernels",
             "clusters",
-            *(f"recipes/{name}" for name in ("mnist", "classify", "text", "pose")),
+            *(f"recipes/{name}" for name in ("mnist", "classify", "text", "pose", "segment")),
         ],
     ),
     "reference/index.md": (

@@ -159,8 +159,7 @@ def train(
         _check_no_options_of_a_node(hosts, given)
         if run_dir is not None:
             check_run_dir(run_dir, resume)
-        arguments = command_arguments(found, loaded.diff)
-        arguments += ["--stop-after", str(stop_after)] if stop_after is not None else []
+        arguments = [*command_arguments(found, loaded.diff), *_stop_option(stop_after)]
         return _on_hosts(hosts, found.name, arguments, rdzv_endpoint, run_dir, resume, max_restarts)
 
     if run_dir is not None:
@@ -170,11 +169,14 @@ def train(
     from lockstep.launch.subcommand import end_with_caller
 
     end_with_caller()
-    options = LaunchOptions(
-        procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank,
-        _with_port(master, master_port),
-    )  # fmt: skip
+    address = _with_port(master, master_port)
+    options = LaunchOptions(procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank,
+                            address)  # fmt: skip
     return start_run.train_command(found, loaded, run_dir, resume, options, stop_after)
+
+
+def _stop_option(stop_after: int | None) -> list[str]:
+    return [] if stop_after is None else ["--stop-after", str(stop_after)]
 
 
 def _check_trackers(trackers: Sequence[str], overrides: list[str], *, is_rank: bool) -> None:

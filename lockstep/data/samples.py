@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lockstep.data.collation import collate
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.sources.map_style import check_map_style, files_of, read_items
-from lockstep.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class DatasetSamples(Samples):
 
         check_map_style(dataset)
         self.dataset = dataset
-        self.collate = collate or default_collate
+        self.collate, self._function = collate or default_collate, collate
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -216,14 +216,6 @@ class DatasetSamples(Samples):
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Read samples, each with its own seed; see `Samples.batch`."""
-        collated = self.collate(read_items(self.dataset, indices, keys))
-        if not isinstance(collated, list | tuple) or len(collated) != 2:
-            size = f" of {len(collated)}" if isinstance(collated, list | tuple) else ""
-            raise ConfigError(
-                f"a sample of {type(self.dataset).__name__} is not a pair (input, target)",
-                given=f"after collation: a {type(collated).__name__}{size}",
-                fix="Return (input, target) from __getitem__, or from collate=, a function of a list of samples. "
-                "Put several inputs into one dict or tuple.",
-            )
-        inputs, targets = collated
+        items = read_items(self.dataset, indices, keys)
+        inputs, targets = collate(items, self._function, self.dataset, indices)
         return Batch(inputs, targets, torch.from_numpy(indices))

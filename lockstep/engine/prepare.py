@@ -12,10 +12,10 @@ from lockstep.config.document import to_yaml
 from lockstep.engine.assemble import init_weights, make_job
 from lockstep.engine.dataset_info import Recipe, build_from, dataset_info_for, write_dataset_info
 from lockstep.engine.job import Job
-from lockstep.engine.metric_trial import try_metric
 from lockstep.engine.output.summary import head
 from lockstep.engine.run_spec import RunSpec
 from lockstep.engine.saving import CheckpointManager
+from lockstep.engine.validation import try_metric
 from lockstep.errors import LockstepError
 from lockstep.provenance import step_log
 from lockstep.provenance.environment import environment

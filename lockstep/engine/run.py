@@ -77,7 +77,7 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
                 HangDetector(world, spec.config.watch.hang_timeout_s, folder.path / "logs") as detector,
                 job.compiling(),
             ):
-                reports.work_of_ranks = detector.work
+                reports.waits.work_of_ranks = detector.work
                 # A rollback repeats the loop with the same objects; `restore` resets their state.
                 while True:
                     try:

@@ -1,17 +1,36 @@
-"""Validation of a job: the metrics of its current weights, and whether they are the best so far."""
+"""Validation of a job: the metrics of its current weights, and a trial of the recipe's metric before training.
+
+The trial finds faults that would show after the first epoch otherwise.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from lockstep.data.samples import Samples
-from lockstep.engine.evaluate import evaluate, no_metric
+import torch
+
+from lockstep.cluster import codec, collectives
+from lockstep.data.groups import groups_of
+from lockstep.data.keyed import FORWARD, key, keys, seed_forward, seeded
+from lockstep.data.loader import Loader
+from lockstep.data.samples import Batch, Samples
+from lockstep.engine.evaluate import evaluate, evaluating, no_metric
 from lockstep.engine.job import Job
+from lockstep.errors import ConfigError, LockstepError, is_out_of_memory
 from lockstep.metrics.early_stop import Patience, metric_of
 from lockstep.metrics.eval_sets import with_set
 from lockstep.metrics.metric import Metric
+
+LOGGER = logging.getLogger("lockstep")
+NUM_SAMPLES = 4
+_NOT_OWN = ("site-packages", "dist-packages", "lockstep")  # parts of paths whose lines are not the user's
+_BUGS = (AttributeError, ImportError, NameError, TypeError)
 
 
 def validate(job: Job, stop_now: Callable[[], bool] = lambda: False) -> tuple[dict[str, float], Any, bool]:
@@ -74,3 +93,141 @@ def _note_for_early_stop(job: Job, metrics: Mapping[str, float]) -> None:
     patience = Patience(progress.stop_best, progress.num_stale).after(metrics[name], sign, config)
     progress.stop_best, progress.num_stale = patience.best, patience.num_stale
     progress.has_stopped_early = patience.is_over(config) and progress.step < job.num_steps
+
+
+def try_metric(job: Job) -> None:
+    """Evaluate a few samples with the recipe's metric, on rank 0. Nothing of the job changes.
+
+    Only for recipe files, because tests hold the metrics of Lockstep's own recipes. Left out if the model is sharded,
+    because rank 0 alone cannot run it.
+
+    Args:
+        job: The job, with the weights that training starts from.
+
+    Raises:
+        ConfigError: The metric, `Parts.infer` or the loss failed, or there is no metric of the name in
+            `Parts.monitor`. On all ranks.
+    """
+    if job.config.recipe.endswith(".py") and not job.replica.is_sharded:
+        collectives.run_on_rank0(job.world, lambda: _try(job))
+
+
+def _try(job: Job) -> None:
+    device, parts = job.world.device, job.parts
+    with (
+        seeded(0),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        job.evaluated_weights(),
+        evaluating(job.model),
+        torch.inference_mode(),
+    ):
+        batch = _first_samples(job)
+        if batch is None:
+            return
+        seed_forward(key(0, FORWARD, 0), device)
+        names: list[str] = []
+        if parts.infer is not None:
+            with _faults_of("the recipe's infer"):
+                outputs = parts.infer(job.model, batch.inputs)
+        else:
+            try:
+                outputs = job.model(batch.inputs)
+            except Exception as error:  # the first step reports it
+                LOGGER.info("the trial evaluation failed: %s", error)
+                return
+            with _faults_of("the recipe's loss"):
+                names = ["loss", *parts.loss(outputs, batch)]
+        values = _count(parts.metric, outputs, batch)
+    if values is None:
+        return
+    names += values
+    # Each further set has the same metrics.
+    names += [full for each in job.eval_sets for full in with_set(each, dict.fromkeys(names, 0.0))]
+    monitored = [(parts.monitor[0], "Parts.monitor")]
+    if job.config.stop_early.patience is not None:
+        monitored.append((metric_of(job.config.stop_early, parts.monitor)[0], "stop_early.metric"))
+    for name, where in monitored:
+        if name not in names:
+            raise no_metric(name, dict.fromkeys(names, 0.0), where)
+
+
+def _first_samples(job: Job) -> Batch | None:
+    """Read the first validation samples of one group; None if that fails, which the first validation reports."""
+    samples = job.eval_data
+    groups = groups_of(samples)
+    of_group = range(len(samples)) if groups is None else (groups == groups[0]).nonzero()[0].tolist()
+    indices = torch.tensor(of_group[: min(NUM_SAMPLES, job.config.eval_batch)], dtype=torch.int64).numpy()
+    request = (indices, keys(0, 0, indices))
+    loader = Loader(
+        samples, lambda: iter([request]), job.world.device, num_workers=0, channels_last=job.config.channels_last
+    )
+    try:
+        return loader.batch(*request)
+    except LockstepError:
+        raise
+    except Exception as error:
+        LOGGER.info("the samples of the trial evaluation failed: %s", error)
+        return None
+    finally:
+        loader.close()
+
+
+def _count(make: Any, outputs: Any, batch: Batch) -> list[str] | None:
+    """Count a batch as a validation does, and merge it.
+
+    Args:
+        make: Makes an empty metric.
+        outputs: The model's outputs.
+        batch: The samples.
+
+    Returns:
+        The names of the values; None if these few samples have no values.
+    """
+    counted: Metric = make()
+    what = f"the metric {type(counted).__name__}"
+    with _faults_of(what):
+        counted.add(outputs, batch)
+        state = codec.decode(codec.encode(counted.state()))
+        merged: Metric = make()
+        merged.merge(state)
+        num_samples = merged.num_samples
+    if num_samples != len(batch):
+        raise ConfigError(
+            f"{what} counted {num_samples} samples of {len(batch)}",
+            where="Parts.metric",
+            fix="Count each sample of a batch once in add, and add up the counts in merge.",
+        )
+    with _faults_of(what):
+        try:
+            values = merged.result()
+        except _BUGS:
+            raise
+        except Exception as error:  # such as a correlation, which needs more samples
+            LOGGER.info("the metric has no result for %d samples: %s", num_samples, error)
+            return None
+        return [name for name, value in values.items() if isinstance(float(value), float)]
+
+
+@contextmanager
+def _faults_of(what: str) -> Iterator[None]:
+    """Raise an error of a user's code as a ConfigError that names its line.
+
+    Args:
+        what: What failed.
+    """
+    try:
+        yield
+    except LockstepError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not any(part in _NOT_OWN for part in Path(frame.filename).parts)]
+        frame = (own or frames)[-1]
+        raise ConfigError(
+            f"{what} has failed: {type(error).__name__}: {error}",
+            where=f"{frame.filename}:{frame.lineno}, in {frame.name}",
+            cause=f"It was tried on {NUM_SAMPLES} validation samples before training.",
+            fix="Correct it. LOCKSTEP_DEBUG=1 shows the traceback.",
+        ) from error

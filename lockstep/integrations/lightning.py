@@ -38,12 +38,11 @@ from lockstep.integrations.lightning_metrics import metrics_kept
 from lockstep.integrations.lightning_package import find
 from lockstep.integrations.lightning_refusals import check_loaders, check_optimizers, check_options, check_trainer
 from lockstep.module.determinism import set_kernels
-from lockstep.own_loop.agreement import check_same_script
+from lockstep.own_loop.agreement import check_same_data, check_same_script
 from lockstep.own_loop.current import current_world
 from lockstep.own_loop.exact import order_of
 from lockstep.own_loop.optimizer import attach, follow, plain_step
 from lockstep.own_loop.refusals import check_modules
-from lockstep.own_loop.same_data import check_same_data
 from lockstep.own_loop.samples import source_of
 from lockstep.own_loop.session import ExactLoop
 from lockstep.own_loop.watching import watch

@@ -31,7 +31,7 @@ _OWN = "Set full_state_update = False in its class, if no update depends on earl
 
 def is_torchmetrics(value: object) -> bool:
     """Return whether a value is a metric or collection of torchmetrics, or a dict of metrics by name."""
-    package = sys.modules.get("torchmetrics")  # whoever has such an object has imported it
+    package = sys.modules.get("torchmetrics")  # without it, there are no such objects
     if package is None:
         return False
     if isinstance(value, Mapping):

@@ -42,7 +42,7 @@ def guess(labels: Tensor, answers: Tensor) -> Guess:
 def is_guessing(labels: Tensor, answers: Tensor, num_correct: int) -> bool:
     """Return whether an accuracy is within two standard deviations of answers that ignore the input.
 
-    With so few samples that a perfect classifier could not be told from these, it is False.
+    With so few samples that a perfect classifier could not be distinguished from these, it is False.
 
     Args:
         labels: (C,) number of samples of each class.

@@ -10,7 +10,7 @@ from lockstep.metrics.from_torchmetrics import TorchMetrics, is_torchmetrics
 from lockstep.metrics.metric import Metric
 
 _MEMBERS = {
-    "num_samples": "a property: the number of samples added, merged ones included",
+    "num_samples": "num_samples, a property: the number of samples added, merged ones included",
     "add": "add(outputs, batch): count the outputs of one batch",
     "state": "state(): the counts, as plain numbers, strings, lists and dicts",
     "merge": "merge(state): add the counts of another rank",

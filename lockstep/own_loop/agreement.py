@@ -1,19 +1,27 @@
-"""Whether all ranks have the same weights, buffers and optimizer state, compared before each epoch."""
+"""Whether all ranks have the same script and data, and before each epoch the same weights and optimizer state."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from lockstep.cluster import collectives
 from lockstep.cluster.world import World
-from lockstep.errors import TrainError
+from lockstep.data.digests import sample_digests
+from lockstep.data.keyed import keys, seeded
+from lockstep.data.loader import Loader
+from lockstep.errors import DataError, TrainError
+from lockstep.own_loop.samples import LoaderSource
 from lockstep.own_loop.session import ExactLoop
 from lockstep.parallel.checksum import checksums
-from lockstep.provenance.fingerprint import code_digests
+from lockstep.provenance.fingerprint import code_digests, digest_of_sizes
+
+NUM_SAMPLES = 4  # that are read, spread over the dataset
 
 
 def check_equal_state(loop: ExactLoop, world: World) -> None:
@@ -56,12 +64,66 @@ def check_same_script(world: World, settings: dict[str, Any]) -> None:
     names = {name for own in by_rank for name in own}
     # What all ranks have is named first: a script in another folder also lacks the files of its folder.
     names_in_order = sorted(names, key=lambda name: (any(name not in own for own in by_rank), name))
-    for name in names_in_order:
+    difference = _difference(names_in_order, by_rank)
+    if difference is not None:
+        name, values = difference
+        raise TrainError(
+            f"the ranks differ in {name}",
+            given=values,
+            cause="Another version of the script or of a package is on one machine, or arguments differ by rank.",
+            fix="Start all ranks with the same files and the same arguments.",
+        )
+
+
+def check_same_data(world: World, source: LoaderSource, seed: int) -> None:
+    """Compare the ranks' datasets: number of samples, sizes of files, and a few samples. Called on all ranks.
+
+    Every rank computes its share of one order. With a split or a shuffle that is not seeded, index 5 is another sample
+    on each rank: some samples would be used twice in an epoch and others never, and no later check could find it.
+
+    Args:
+        world: The ranks.
+        source: This rank's data.
+        seed: Seed of the loop.
+
+    Raises:
+        DataError: They differ; the same error on all ranks.
+    """
+    if world.size == 1:
+        return
+    by_rank = collectives.all_gather_object(world, _describe(source, seed))
+    difference = _difference(dict.fromkeys(name for own in by_rank for name in own), by_rank)
+    if difference is not None:
+        name, values = difference
+        raise DataError(
+            f"the ranks have different data: {name}",
+            given=values,
+            cause="A split or a shuffle without a seed, or other files on one machine.",
+            fix="Seed everything that chooses samples, and give all ranks the same files.",
+        )
+
+
+def _describe(source: LoaderSource, seed: int) -> dict[str, str]:
+    samples = source.samples
+    found = {"number of samples": f"{len(samples):,}", "sizes of its files": digest_of_sizes(samples) or "none"}
+    indices = np.unique(np.linspace(0, len(samples) - 1, NUM_SAMPLES, dtype=np.int64))
+    requests = [(each, keys(seed, 0, each)) for each in indices.reshape(-1, 1)]
+    # In a worker, as in training: open files of some libraries do not survive a fork.
+    with seeded(seed):
+        loader = Loader(samples, lambda: iter(requests), torch.device("cpu"), num_workers=min(1, source.num_workers))
+        try:
+            for request in requests:
+                digests = sample_digests(loader.raw(*request))
+                found |= {f"sample {index}": digest for index, digest in digests.items()}
+        finally:
+            loader.close()
+    return found
+
+
+def _difference(names: Iterable[str], by_rank: Sequence[Mapping[str, str]]) -> tuple[str, str] | None:
+    """Return the first of some names under which ranks have different values, with the values as text."""
+    for name in names:
         values = [own.get(name, "missing") for own in by_rank]
         if len(set(values)) > 1:
-            raise TrainError(
-                f"the ranks differ in {name}",
-                given=", ".join(f"rank {rank}: {value[:16]}" for rank, value in enumerate(values))[:300],
-                cause="Another version of the script or of a package is on one machine, or arguments differ by rank.",
-                fix="Start all ranks with the same files and the same arguments.",
-            )
+            return name, ", ".join(f"rank {rank}: {value[:16]}" for rank, value in enumerate(values))[:300]
+    return None

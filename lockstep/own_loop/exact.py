@@ -10,12 +10,11 @@ from torch.optim import Optimizer
 
 from lockstep.errors import ConfigError
 from lockstep.module.determinism import set_kernels
-from lockstep.own_loop.agreement import check_same_script
+from lockstep.own_loop.agreement import check_same_data, check_same_script
 from lockstep.own_loop.current import current_world
 from lockstep.own_loop.loader import ExactLoader
 from lockstep.own_loop.optimizer import attach, attach_module, follow, plain_step
 from lockstep.own_loop.refusals import check_modules
-from lockstep.own_loop.same_data import check_same_data
 from lockstep.own_loop.samples import LoopOrder, source_of
 from lockstep.own_loop.session import ExactLoop
 from lockstep.own_loop.watching import watch

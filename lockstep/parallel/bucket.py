@@ -246,7 +246,7 @@ class Bucket:
 
         Args:
             leaf: The micro-batch's leaf.
-            gradients: By index of the parameter, each of its shape `(...)`.
+            gradients: Each of its parameter's shape (...), by the index of that.
             weight: Fraction of the step's samples.
         """
         if not gradients:

@@ -67,7 +67,7 @@ def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], 
             draw.rectangle((x, y, x + _CELL_PX - 2, y + _CELL_PX - 2), colour)
             if count:
                 text = _PAPER if strength > 0.5 else _INK
-                draw.text((x + _CELL_PX // 2, y + _CELL_PX // 2), str(count), text, small, anchor="mm")
+                draw.text((x + _CELL_PX // 2, y + _CELL_PX // 2), _short(count), text, small, anchor="mm")
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path)
 
@@ -130,6 +130,15 @@ def _bright(hue: float) -> Colour:
     luma = 0.299 * red + 0.587 * green + 0.114 * blue
     red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, 0.5 + 0.28 * (1 - luma), 1.0))
     return red, green, blue
+
+
+def _short(count: int) -> str:
+    """Format a count for a cell: pixels are millions."""
+    for size, unit in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**5, "k")):
+        if count >= size:
+            value = count / (1000 if unit == "k" else size)
+            return f"{value:.3g}{unit}" if value < 999.5 else f"{value:.0f}{unit}"
+    return str(count)
 
 
 def _blend(colour: Colour, strength: float) -> Colour:

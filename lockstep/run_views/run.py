@@ -1,4 +1,4 @@
-"""Runs as Python objects: `lockstep.runs("runs")` and `lockstep.Run`, also shown in notebooks."""
+"""Make runs Python objects: `lockstep.runs("runs")` and `lockstep.Run`, also shown in notebooks."""
 
 from __future__ import annotations
 

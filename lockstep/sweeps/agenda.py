@@ -13,6 +13,10 @@ from lockstep.sweeps.state_file import Sweep
 class Agenda(Protocol):
     """The parts of a sweep that are to be trained."""
 
+    @property
+    def num_done(self) -> int:
+        """Number of trials that have ended."""
+
     def candidates(self) -> Iterator[Part]:
         """Yield the parts that can start now, the most urgent one first."""
 
@@ -73,6 +77,11 @@ class Grid:
                 found.add(name)
                 left += [each for each in [donors[name]] if each is not None]
         return found
+
+    @property
+    def num_done(self) -> int:
+        """Number of trials that have ended."""
+        return sum(not part.is_prefix and part.name in self._done for part in self.parts) + len(self.reasons)
 
     def candidates(self) -> Iterator[Part]:
         """Yield the parts that can start now, prefixes first."""

@@ -31,7 +31,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Interval:
+class SearchInterval:
     """A setting and the interval that a search chooses its values from.
 
     Attributes:
@@ -60,7 +60,7 @@ def parse_grid(texts: Sequence[str]) -> list[Axis]:
     return axes
 
 
-def parse_space(texts: Sequence[str]) -> list[Axis | Interval]:
+def parse_space(texts: Sequence[str]) -> list[Axis | SearchInterval]:
     """Parse the values of `--space`: `optim.lr=1e-4:1e-1:log`, `model.width=16:64`, `optim.name=sgd,adamw`.
 
     Raises:
@@ -126,7 +126,7 @@ def _pieces(text: str) -> list[str]:
     return [piece.strip() for piece in pieces]
 
 
-def _dimension(text: str) -> Axis | Interval:
+def _dimension(text: str) -> Axis | SearchInterval:
     key, _, rest = text.partition("=")
     match = _INTERVAL.fullmatch(rest.strip())
     if match is None:
@@ -139,7 +139,7 @@ def _dimension(text: str) -> Axis | Interval:
             fix="Give an interval such as optim.lr=1e-4:1e-1:log.",
         )
     is_whole = all(re.fullmatch(r"[+-]?\d+", match[number]) for number in (1, 2))
-    return Interval(key.strip(), low, high, is_log, is_whole)
+    return SearchInterval(key.strip(), low, high, is_log, is_whole)
 
 
 def _check_names(keys: Sequence[str], option: str) -> None:

@@ -73,7 +73,8 @@ def groups_of(configs: Sequence[RunConfig]) -> list[list[int]]:
     """Return the numbers of the trials that can have steps in common, for each group of two or more."""
     found: dict[str, list[int]] = {}
     for number, config in enumerate(configs):
-        if config.mode == "exact":  # in fast mode, equal steps need not have equal results
+        # In fast mode, equal steps need not have equal results; without a record, nothing shows that they are equal.
+        if config.mode == "exact" and config.record.steps:
             found.setdefault(group_key(config), []).append(number)
     return [numbers for numbers in found.values() if len(numbers) > 1]
 

@@ -1,4 +1,4 @@
-"""What only a recipe can tell about its trials: steps per epoch, the monitored metric, and the settings that it reads.
+"""What only a recipe knows about its trials: steps per epoch, the monitored metric, and the settings that it reads.
 
 A recipe may use any setting, such as `epochs` for the strength of an augmentation. Trials can share steps only if the
 recipe does not read the settings in which they differ. So the recipe gets settings that record each read, while its
@@ -22,7 +22,7 @@ _WHOLE = frozenset({"model_dump", "model_dump_json", "model_copy", "copy", "dict
 
 @dataclass(frozen=True)
 class Probe:
-    """What a recipe says about a group of trials.
+    """What a recipe knows about a group of trials.
 
     Attributes:
         steps_per_epoch: Steps of one epoch.
@@ -38,7 +38,7 @@ class Probe:
 
 
 def probe(found: RecipeSpec, config: RunConfig) -> Probe:
-    """Build a recipe in this process, and return what it says about a group of trials.
+    """Build a recipe in this process, and return what it knows about a group of trials.
 
     Args:
         found: The recipe.

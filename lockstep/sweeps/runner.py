@@ -30,6 +30,7 @@ from lockstep.sweeps.state_file import Sweep
 
 OUTPUT = "output"  # folder of what the trials print; "logs" would make the sweep's folder look like a run's
 _POLL_S = 0.1
+_JUDGE_S = 1.0  # between looks at the evaluations of the trials
 _MAX_ATTEMPTS = 4  # of a part whose processes are killed
 _TAIL_BYTES = 4000
 # A prefix trains no one's whole run: it never ends early, and is no run for a tracker.
@@ -62,7 +63,7 @@ class Runner:
         procs: Processes of each trial.
         hand_over: Fills the folder of a part with the state of its donor.
         notify: Reports a line.
-        show: Shows the number of parts that are being trained.
+        show: Shows how many parts are being trained, and how many trials have ended.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Runner:
         procs: int,
         hand_over: Callable[[Part], str],
         notify: Callable[[str], None],
-        show: Callable[[int], None] = lambda _: None,
+        show: Callable[[int, int], None] = lambda active, done: None,
     ) -> None:
         self._folder, self._sweep, self._procs = folder, sweep, procs
         self._free, self._active = list(slots), list[_Active]()
@@ -87,17 +88,20 @@ class Runner:
             agenda: The parts.
             stop: Set by a signal.
         """
+        judged_at = 0.0
         try:
             while True:
+                is_time = time.monotonic() - judged_at > _JUDGE_S
+                judged_at = time.monotonic() if is_time else judged_at
                 for active in list(self._active):
-                    if stop.requested or agenda.is_pruned(active.part):
+                    if stop.requested or (is_time and agenda.is_pruned(active.part)):
                         active.stop()
                     if active.command.process.poll() is not None:
                         self._end(active, agenda, is_stopped=stop.requested)
                 is_waiting = False if stop.requested else self._start_ready(agenda)
                 if not self._active and not is_waiting:
                     return
-                self._show(len(self._active))
+                self._show(len(self._active), agenda.num_done)
                 time.sleep(_POLL_S)
         finally:
             for active in self._active:  # after a bug in this process
@@ -107,10 +111,10 @@ class Runner:
 
     def _start_ready(self, agenda: Agenda) -> bool:
         """Start what can start; return whether a part waits for a process of an earlier sweep that is still saving."""
+        if not self._free:
+            return False
         is_waiting = False
-        for part in list(agenda.candidates()):
-            if not self._free:
-                break
+        for part in agenda.candidates():
             if self._is_in_use(part):
                 is_waiting = True
                 continue
@@ -119,6 +123,8 @@ class Runner:
                 agenda.started(part)
             except LockstepError as error:
                 agenda.failed(part, error.line)
+            if not self._free:  # before the next one: a search chooses its settings when it is asked
+                break
         return is_waiting
 
     def _is_in_use(self, part: Part) -> bool:

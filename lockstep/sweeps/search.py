@@ -1,8 +1,8 @@
 """A search with Optuna: which settings the next trial has, and which trials are stopped early.
 
-Optuna runs in this process only, never in a rank: ranks receive settings, as in any run. It is asked for a trial and
-told its values (ask and tell). Its own storage is not used: a study is built from `sweep.json` for each question, so
-nothing else has to be kept, and a killed search continues as if it had not been.
+Optuna runs in this process only, never in a rank: ranks receive settings, as in any run. Its own storage is not used: a
+study is built from `sweep.json` for each question, so nothing else has to be kept, and a killed search continues as if
+it had not been.
 
 A trial's settings and its pruning follow from the trials up to `lag` before it, and from a seed of its own. Which of
 the trials side by side ends first has no influence, so a search has the same trials each time, as its runs are exact.
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import ConfigError
 from lockstep.report.records import read_records
-from lockstep.sweeps.grid import Axis, Interval, parse_space
+from lockstep.sweeps.grid import Axis, SearchInterval, parse_space
 from lockstep.sweeps.prefixes import Part, trial_name
-from lockstep.sweeps.state_file import Outcome, SearchSpec, Sweep
+from lockstep.sweeps.state_file import SearchSpec, Sweep, TrialOutcome
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -52,6 +52,11 @@ class Search:
         for number in range(len(sweep.trials)):  # those that ended just before this process's predecessor was killed
             self._conclude(number)
 
+    @property
+    def num_done(self) -> int:
+        """Number of trials that have ended."""
+        return len(self._sweep.outcomes)
+
     def candidates(self) -> Iterator[Part]:
         """Yield the trials that can start now, and choose the settings of new ones."""
         for number in range(self._spec.num_trials):
@@ -67,7 +72,7 @@ class Search:
                 self._sweep.write(self._folder)
             yield Part(name, number)
 
-    def _history(self, number: int) -> list[tuple[list[str], Outcome]]:
+    def _history(self, number: int) -> list[tuple[list[str], TrialOutcome]]:
         """Return settings and outcomes of the trials that a trial follows from."""
         return [
             (self._sweep.trials[earlier], self._sweep.outcomes[earlier])
@@ -94,7 +99,7 @@ class Search:
         # The last evaluation of a run that is complete decides nothing.
         if kept is None or (kept == len(values) and self._is_complete(number)):
             return False
-        self._settle(number, Outcome("pruned", values[:kept]))
+        self._settle(number, TrialOutcome("pruned", values[:kept]))
         return True
 
     def ended(self, part: Part) -> None:
@@ -106,7 +111,7 @@ class Search:
         """Note that a trial failed. Optuna ignores it from then on."""
         self._running.discard(part.name)
         self.reasons[part.name] = reason
-        self._settle(part.trial, Outcome("failed", [], reason[:300]))
+        self._settle(part.trial, TrialOutcome("failed", [], reason[:300]))
 
     def interrupted(self, part: Part) -> None:
         """Note that a trial stopped and can be resumed."""
@@ -117,9 +122,9 @@ class Search:
         if number in self._sweep.outcomes or not self._is_complete(number):
             return
         if not self.is_pruned(Part(trial_name(number), number)):
-            self._settle(number, Outcome("done", self._values(number)))
+            self._settle(number, TrialOutcome("done", self._values(number)))
 
-    def _settle(self, number: int, outcome: Outcome) -> None:
+    def _settle(self, number: int, outcome: TrialOutcome) -> None:
         self._sweep.outcomes[number] = outcome
         self._sweep.write(self._folder)
 
@@ -134,9 +139,9 @@ class Search:
 
 def choose(
     spec: SearchSpec,
-    space: Sequence[Axis | Interval],
+    space: Sequence[Axis | SearchInterval],
     number: int,
-    history: Sequence[tuple[list[str], Outcome]],
+    history: Sequence[tuple[list[str], TrialOutcome]],
     better: str,
 ) -> list[str]:
     """Return the settings of a trial, as overrides.
@@ -156,8 +161,8 @@ def choose(
 
 def until_pruned(
     spec: SearchSpec,
-    space: Sequence[Axis | Interval],
-    history: Sequence[tuple[list[str], Outcome]],
+    space: Sequence[Axis | SearchInterval],
+    history: Sequence[tuple[list[str], TrialOutcome]],
     overrides: Sequence[str],
     values: Sequence[tuple[int, float | None]],
     better: str,
@@ -195,8 +200,8 @@ def check_optuna() -> None:
 
 def _study(
     spec: SearchSpec,
-    space: Sequence[Axis | Interval],
-    history: Sequence[tuple[list[str], Outcome]],
+    space: Sequence[Axis | SearchInterval],
+    history: Sequence[tuple[list[str], TrialOutcome]],
     better: str,
     *,
     seed: int,
@@ -227,7 +232,7 @@ def _study(
     return study
 
 
-def _distributions(space: Sequence[Axis | Interval]) -> dict[str, BaseDistribution]:
+def _distributions(space: Sequence[Axis | SearchInterval]) -> dict[str, BaseDistribution]:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     found: dict[str, BaseDistribution] = {}
@@ -241,7 +246,7 @@ def _distributions(space: Sequence[Axis | Interval]) -> dict[str, BaseDistributi
     return found
 
 
-def _params(space: Sequence[Axis | Interval], overrides: Sequence[str]) -> dict[str, Any]:
+def _params(space: Sequence[Axis | SearchInterval], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a trial's settings as Optuna's parameters."""
     typed = dict(text.split("=", 1) for text in overrides)
     convert: dict[str, Callable[[str], Any]] = {

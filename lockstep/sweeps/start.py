@@ -1,37 +1,25 @@
-"""From the command line to a sweep: its folder, what its recipe says about it, its trials, and the rest of them."""
+"""From the command line to a sweep: its definition, its folder, and the training of its parts."""
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from lockstep.cluster.signals import StopSignal
-from lockstep.config.given import flat
 from lockstep.config.load import load
-from lockstep.config.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
-from lockstep.errors import CheckpointError, ConfigError, LaunchError
-from lockstep.launch.commands import LOCKSTEP
-from lockstep.launch.subcommand import Subcommand
-from lockstep.provenance.same_run import plain_settings
+from lockstep.errors import CheckpointError, ConfigError
 from lockstep.recipes.catalog import command_arguments, find
 from lockstep.recipes.trust import check_tracker_files, trust_named
 from lockstep.storage.run_folder import new_folder
 from lockstep.storage.run_lock import RunLock
 from lockstep.sweeps.agenda import Agenda, Grid
 from lockstep.sweeps.grid import combinations, parse_grid, parse_space
-from lockstep.sweeps.prefixes import Part, groups_of
-from lockstep.sweeps.runner import OUTPUT, Runner
+from lockstep.sweeps.prefixes import Part
+from lockstep.sweeps.runner import Runner
 from lockstep.sweeps.slots import Slot
 from lockstep.sweeps.state_file import Group, SearchSpec, Sweep, is_sweep
-
-PROBE = "probe"
-_MAX_PROBE_BYTES = 64 * 1024 * 1024
 
 
 def define_grid(source: str, overrides: Sequence[str], grid: Sequence[str], *, is_shared: bool) -> Sweep:
@@ -137,65 +125,6 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def ask_recipe(sweep: Sweep, folder: Path, stop: StopSignal) -> None:
-    """Ask the recipe, in a process of its own, what only it knows about the trials; the answer is stored.
-
-    Args:
-        sweep: The sweep; groups and metric are added.
-        folder: Its folder.
-        stop: Set by a signal; nothing is stored then.
-
-    Raises:
-        LockstepError: The recipe failed.
-    """
-    if sweep.groups or sweep.metric:
-        return
-    configs = [sweep.load(trial).config for trial in sweep.trials]
-    if sweep.search is None and not (sweep.is_shared and groups_of(configs)):
-        return
-    place = folder / OUTPUT
-    place.mkdir(exist_ok=True)
-    answer, error_file = place / f"{PROBE}-answer.json", place / f"{PROBE}.json"
-    for path in (answer, error_file):
-        path.unlink(missing_ok=True)
-    with open(place / f"{PROBE}.txt", "wb") as output:
-        command = Subcommand([*LOCKSTEP, "sweep-part", str(folder), PROBE], error_file, output=output)
-        while command.process.poll() is None:
-            if stop.requested:
-                command.process.terminate()
-            time.sleep(0.05)
-    if stop.requested:
-        return
-    text = (place / f"{PROBE}.txt").read_text(encoding="utf-8", errors="replace")
-    if error := command.error(text.strip()):
-        raise error
-    if command.process.returncode:
-        raise LaunchError(f"the recipe ended with exit code {command.process.returncode}", fix="Train it alone first.")
-    plain = parse_json(read_plain(answer, _MAX_PROBE_BYTES), MAX_MEMORY_BYTES)
-    sweep.groups = [Group(**each) for each in plain["groups"]]
-    sweep.metric, sweep.better = plain["metric"], plain["better"]
-    sweep.write(folder)
-
-
-def answer_for(sweep: Sweep, folder: Path) -> None:
-    """Build the recipe in this process and write what it says about the trials; see `ask_recipe`."""
-    from lockstep.sweeps.probe import probe
-
-    configs = [sweep.load(trial).config for trial in sweep.trials]
-    groups, metric, better = list[dict[str, Any]](), "", "max"
-    if sweep.search is not None:
-        found = probe(sweep.recipe, sweep.load([]).config)
-        metric, better = found.metric, found.better
-    for numbers in groups_of(configs) if sweep.is_shared else ():
-        found = probe(sweep.recipe, configs[numbers[0]])
-        metric, better = found.metric, found.better
-        settings = [flat(plain_settings(configs[number])) for number in numbers]
-        reads = [name for name in found.reads if any(each[name] != settings[0][name] for each in settings)]
-        groups.append(asdict(Group(numbers, found.steps_per_epoch, reads)))
-    content = {"groups": groups, "metric": metric, "better": better}
-    (folder / OUTPUT / f"{PROBE}-answer.json").write_text(json.dumps(content), encoding="utf-8")
-
-
 def fill_part(sweep: Sweep, folder: Path, part: Part) -> str:
     """Fill the folder of a part with the state of its donor.
 
@@ -245,7 +174,7 @@ def train_all(
     procs: int,
     stop: StopSignal,
     notify: Callable[[str], None],
-    show: Callable[[int], None],
+    show: Callable[[int, int], None],
 ) -> dict[str, str]:
     """Train what is left of a sweep.
 
@@ -256,7 +185,7 @@ def train_all(
         procs: Processes of each trial.
         stop: Set by a signal.
         notify: Reports a line.
-        show: Shows the number of parts that are being trained.
+        show: Shows how many parts are being trained, and how many trials have ended.
 
     Returns:
         Why parts failed, by name.

@@ -68,7 +68,7 @@ class SearchSpec:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """The end of a trial of a search.
 
     Attributes:
@@ -106,7 +106,7 @@ class Sweep:
     metric: str = ""
     better: Literal["max", "min"] = "max"
     search: SearchSpec | None = None
-    outcomes: dict[Number, Outcome] = field(default_factory=dict)
+    outcomes: dict[Number, TrialOutcome] = field(default_factory=dict)
 
     @cached_property
     def recipe(self) -> RecipeSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from lockstep.sweeps.state_file import Sweep, settings_of
 
 
 @dataclass
-class Trial:
+class TrialRow:
     """A trial in one row.
 
     Attributes:
@@ -52,12 +53,13 @@ class Trial:
         }
 
 
-def read_trials(folder: Path, sweep: Sweep) -> list[Trial]:
+def read_trials(folder: Path, sweep: Sweep, reasons: Mapping[str, str] | None = None) -> list[TrialRow]:
     """Return the trials of a sweep, by number.
 
     Args:
         folder: The folder of the sweep.
         sweep: The sweep.
+        reasons: Why trials failed that have no run folder, by name.
     """
     trials = []
     for number, overrides in enumerate(sweep.trials):
@@ -67,7 +69,8 @@ def read_trials(folder: Path, sweep: Sweep) -> list[Trial]:
             summary = read_summary(run)
             summary.settings = {**summary.settings, **typed}
         else:
-            summary = RunSummary(run, state="waiting", settings=dict(typed))
+            reason = (reasons or {}).get(run.name, "")
+            summary = RunSummary(run, state="failed" if reason else "waiting", reason=reason, settings=dict(typed))
         summary.recipe = ""  # that of all trials
         outcome = sweep.outcomes.get(number)
         if outcome is not None and outcome.state == "pruned":
@@ -76,11 +79,11 @@ def read_trials(folder: Path, sweep: Sweep) -> list[Trial]:
             value = outcome.values[-1][1] if outcome.values else None
             summary.metrics = {} if value is None else {sweep.metric: value}
         chain = text(read_object(run / "result.json").get("chain"))[:64]
-        trials.append(Trial(number, summary, typed, read_shared(run)[:2], chain))
+        trials.append(TrialRow(number, summary, typed, read_shared(run)[:2], chain))
     return trials
 
 
-def ranked(trials: list[Trial], sweep: Sweep) -> list[Trial]:
+def ranked(trials: list[TrialRow], sweep: Sweep) -> list[TrialRow]:
     """Return the trials, best metric first; those without one are last."""
     metric = sweep.metric or next((trial.summary.monitor for trial in trials if trial.summary.monitor), "")
     if not any(metric in trial.summary.metrics for trial in trials):

@@ -12,11 +12,22 @@ from typing import Any
 
 import pytest
 
-from tests.runs import TINY, kill_session, lockstep, processes_with, records, start, wait_until
+from tests.runs import TINY, chain, kill_session, lockstep, processes_with, records, start, wait_until, weights
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]  # each trial is a process that imports torch
 COMMON = ["device=cpu", "epochs=4", "report.tensorboard=false", "loader.num_workers=0", "report.every_steps=1"]
 STEPS = ["optim.schedule=multi_step", "optim.milestones=[2]"]
+
+
+def sweep(*arguments: object, cwd: Path) -> str:
+    """Run a sweep to its end, and return what it prints."""
+    process = start("sweep", *arguments, cwd=cwd)
+    try:
+        out, err = process.communicate(timeout=900)
+    finally:
+        kill_session(process)
+    assert process.returncode == 0, out + err
+    return out
 
 
 def table(folder: Path) -> dict[str, Any]:
@@ -29,9 +40,9 @@ def table(folder: Path) -> dict[str, Any]:
 
 def test_trials_with_equal_first_steps_train_them_once_to_equal_hashes(tmp_path: Path) -> None:
     grid = [*COMMON, *STEPS, "--grid", "optim.gamma=0.1,0.5", "max_steps=14,20"]
-    out = lockstep("sweep", TINY, *grid, "--sweep-dir", "shared", cwd=tmp_path).stdout
+    out = sweep(TINY, *grid, "--sweep-dir", "shared", cwd=tmp_path)
     assert "train them once: 30 steps instead of 68" in out  # 10, then 4 + 6 for each gamma
-    lockstep("sweep", TINY, *grid, "--sweep-dir", "alone", "--no-share", cwd=tmp_path)
+    sweep(TINY, *grid, "--sweep-dir", "alone", "--no-share", cwd=tmp_path)
     found = table(tmp_path / "shared")
     assert found == table(tmp_path / "alone")
     assert [trial["state"] for trial in found.values()] == ["done"] * 4
@@ -42,22 +53,28 @@ def test_trials_with_equal_first_steps_train_them_once_to_equal_hashes(tmp_path:
     assert all(trial["weights_sha256"][:8] in page for trial in found.values())
 
 
+def test_a_run_stops_after_some_steps_and_is_resumed_on_another_number_of_processes(tmp_path: Path) -> None:
+    run, alone = tmp_path / "run", tmp_path / "alone"
+    out = lockstep("train", TINY, *COMMON, "--run-dir", run, "--stop-after", 10, "--procs", 2, cwd=tmp_path).stdout
+    assert "stopped after step 10 and saved" in out
+    assert [record["step"] for record in records(run, "eval")] == [5, 10]  # after the evaluation that is due
+    lockstep("train", "--run-dir", run, "--resume", "auto", "--procs", 1, cwd=tmp_path)
+    lockstep("train", TINY, *COMMON, "--run-dir", alone, "--procs", 1, cwd=tmp_path)
+    assert (weights(run), chain(run)) == (weights(alone), chain(alone))
+
+
 def kill_and_resume(folder: Path, command: list[object], moments: list[float]) -> None:
     """Kill a sweep after so many seconds, each time with -9, and at last let it end."""
-    for seconds in [*moments, None]:
-        process = start(*(command if not (folder / "sweep.json").exists() else ["sweep", folder]), cwd=folder.parent)
+    for seconds in moments:
+        is_new = not (folder / "sweep.json").exists()
+        process = start("sweep", *(command if is_new else [folder]), cwd=folder.parent)
         try:
-            if seconds is None:
-                out, err = process.communicate(timeout=300)
-                assert process.returncode == 0, out + err
-                return
             wait_until(lambda: (folder / "sweep.json").exists())
             time.sleep(seconds)
-            os.kill(process.pid, signal.SIGKILL)
         finally:
-            if process.poll() is None and seconds is None:
-                kill_session(process)
+            os.kill(process.pid, signal.SIGKILL)  # not its trials, which have to save and end
             process.communicate()
+    sweep(folder, cwd=folder.parent)
 
 
 @pytest.mark.parametrize("kind", ["grid", "search"])
@@ -67,8 +84,8 @@ def test_a_sweep_that_is_killed_and_resumed_has_the_same_table(tmp_path: Path, k
     if kind == "search":
         pytest.importorskip("optuna")
         values = ["--search", "optuna", "--trials", 4, "--jobs", 2, "--space", "optim.lr=1e-3:1e-1:log"]
-    command = ["sweep", TINY, *COMMON, *STEPS, "data.slow_s=0.02", *values]
-    lockstep(*command, "--sweep-dir", "whole", cwd=tmp_path)
+    command = [TINY, *COMMON, *STEPS, "data.slow_s=0.02", *values]
+    sweep(*command, "--sweep-dir", "whole", cwd=tmp_path)
     draw = random.Random(int(os.environ.get("SEED", "1")))
     moments = [draw.uniform(0, 20) for _ in range(int(os.environ.get("KILLS", "2")))]
     kill_and_resume(tmp_path / "killed", [*command, "--sweep-dir", "killed"], moments)
@@ -92,7 +109,7 @@ def test_ctrl_c_saves_all_trials_and_names_the_command_that_resumes(tmp_path: Pa
     assert "lockstep sweep sweep" in out
     slow.unlink()
     assert all((trial / "checkpoints").glob("step-*") for trial in trials)
-    lockstep("sweep", "sweep", cwd=tmp_path)
+    sweep("sweep", cwd=tmp_path)
     assert {trial["state"] for trial in table(tmp_path / "sweep").values()} == {"done"}
 
 
@@ -109,6 +126,6 @@ def build(config):
 def test_a_recipe_that_reads_the_number_of_epochs_shares_no_steps_of_trials_with_others(tmp_path: Path) -> None:
     (tmp_path / "recipe.py").write_text(READS_EPOCHS)
     values = ["--grid", "epochs=1,2", "--sweep-dir", "sweep"]
-    out = lockstep("sweep", "recipe.py", *COMMON[:1], *values, cwd=tmp_path).stdout
+    out = sweep("recipe.py", *COMMON[:1], *values, cwd=tmp_path)
     assert "no shared steps: the recipe reads epochs" in out
     assert sorted(path.name for path in (tmp_path / "sweep").glob("*-0*")) == ["trial-0001", "trial-0002"]

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Subset
 
 from lockstep.cluster.world import World
 from lockstep.errors import DataError
-from lockstep.own_loop.same_data import check_same_data
+from lockstep.own_loop.agreement import check_same_data
 from lockstep.own_loop.samples import source_of
 
 

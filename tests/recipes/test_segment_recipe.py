@@ -53,7 +53,7 @@ def test_the_loss_is_the_mean_over_images_without_ignored_pixels() -> None:
     truth = F.one_hot(labels[1].long(), 4).permute(2, 0, 1)
     dice = 2 * (probabilities * truth).sum((1, 2)) / (probabilities + truth).sum((1, 2))
     alone = segment_loss(logits[1:2], Batch(None, {"labels": labels[1:2]}, torch.arange(1)), dice=2.0)
-    torch.testing.assert_close(alone["dice"], 2 * (1 - dice.mean()))
+    torch.testing.assert_close(alone["dice_loss"], 2 * (1 - dice.mean()))
     sum(terms.values()).backward()
     assert torch.isfinite(logits.grad).all()
     assert not logits.grad[2].any()

@@ -23,11 +23,18 @@ from lockstep.recipes.mnist import recipe as mnist
 from lockstep.recipes.pose import drawing, targets
 from lockstep.recipes.pose import recipe as pose
 from lockstep.recipes.pose.skeletons import COCO
+from lockstep.recipes.segment import recipe as segment
 from lockstep.recipes.text import recipe as text
 
 
 def _parts(name: str, tmp_path: Path) -> Parts:
-    overrides = {"classify": [f"data.root={tmp_path / 'shapes'}"], "text": [], "pose": [], "digits": []}[name]
+    overrides = {
+        "classify": [f"data.root={tmp_path / 'shapes'}"],
+        "text": [],
+        "pose": [],
+        "digits": [],
+        "segment_shapes": [],
+    }[name]
     if name == "classify":
         make(MakeConfig(num_per_class=4, size_px=64), tmp_path / "shapes")
     found = find(name)
@@ -37,6 +44,7 @@ def _parts(name: str, tmp_path: Path) -> Parts:
         "classify": lambda: classify.build(config, classify.dataset_info(config)),  # type: ignore[arg-type]
         "text": lambda: text.build(config, text.dataset_info(config)),  # type: ignore[arg-type]
         "pose": lambda: pose.build(config),  # type: ignore[arg-type]
+        "segment_shapes": lambda: segment.build(config, segment.dataset_info(config)),  # type: ignore[arg-type]
     }
     return builders[name]()
 
@@ -46,7 +54,7 @@ def _batch(parts: Parts, count: int) -> Batch:
     return parts.train_data().batch(indices, keys(0, 0, indices))
 
 
-@pytest.mark.parametrize("name", ["digits", "classify", "text", "pose"])
+@pytest.mark.parametrize("name", ["digits", "classify", "text", "pose", "segment_shapes"])
 def test_training_samples_are_drawn_and_left_as_they_are(name: str, tmp_path: Path) -> None:
     parts = _parts(name, tmp_path)
     assert parts.draw_samples is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -163,7 +164,7 @@ def _define(
 
         check_optuna()
         base = define_search(source, overrides, SearchSpec(space, trials, 1, prunes=prunes)).load([]).config
-        spec = SearchSpec(space, trials, lag=min(trials, _num_slots(jobs, base)), prunes=prunes)
+        spec = SearchSpec(space, trials, min(trials, _num_slots(jobs, base)), base.seed, prunes)
         found = define_search(source, overrides, spec)
     config = found.load(found.trials[0] if found.trials else []).config
     check_before_start(config, None, "never")
@@ -181,8 +182,9 @@ def _num_slots(jobs: int | None, config: Any) -> int:
 def _run(found: Sweep, folder: Path, console: Console, jobs: int | None, procs: int, *, as_json: bool) -> int:
     """Train what is left of a sweep, and print the table."""
     from lockstep.cluster.signals import StopSignal
+    from lockstep.sweeps.ask_recipe import ask_recipe
     from lockstep.sweeps.slots import make_slots
-    from lockstep.sweeps.start import ask_recipe, locked, train_all
+    from lockstep.sweeps.start import locked, train_all
 
     slots = make_slots(jobs, procs, found.load(found.trials[0] if found.trials else []).config)
     num_trials = len(found.trials) if found.search is None else found.search.num_trials
@@ -193,15 +195,15 @@ def _run(found: Sweep, folder: Path, console: Console, jobs: int | None, procs: 
         )
         ask_recipe(found, folder, stop)
 
-        def show(num_active: int) -> None:
-            done = sum((folder / f"trial-{number + 1:04}" / "result.json").exists() for number in range(num_trials))
-            console.share_done(f"{num_active} training, trials done", done, num_trials)
+        def show(num_active: int, num_done: int) -> None:
+            console.share_done(f"{num_active} training, trials done", num_done, num_trials)
 
+        reasons: dict[str, str] = {}
         if not stop.requested:
             _say_shared(found, console)
             reasons = train_all(found, folder, slots, procs, stop, console.say, show)
         console.close()
-        code = _print(found, folder, console, as_json=as_json)
+        code = _print(found, folder, console, reasons, as_json=as_json)
         if stop.requested:
             console.say(f"stopped; resume with\n  lockstep sweep {shlex.quote(str(folder))}")
             return stop.exit_code
@@ -227,12 +229,14 @@ def _say_shared(found: Sweep, console: Console) -> None:
         console.say(f"trials with equal first steps train them once: {trained:,} steps instead of {alone:,}")
 
 
-def _print(found: Sweep, folder: Path, console: Console, *, as_json: bool) -> int:
+def _print(
+    found: Sweep, folder: Path, console: Console, reasons: Mapping[str, str] | None = None, *, as_json: bool
+) -> int:
     """Print the trials, best first; return the exit code."""
     from lockstep.run_views.table import one_line, runs_table
     from lockstep.sweeps.view import ranked, read_trials
 
-    trials = read_trials(folder, found)
+    trials = read_trials(folder, found, reasons)
     if as_json:
         content = {
             "sweep": str(folder),
@@ -255,7 +259,8 @@ def _print(found: Sweep, folder: Path, console: Console, *, as_json: bool) -> in
 def part(folder: Annotated[Path, typer.Argument()], name: Annotated[str, typer.Argument()]) -> None:
     """Do one part of a sweep that needs a process of its own. Not for users."""
     from lockstep.launch.subcommand import end_with_caller
-    from lockstep.sweeps.start import PROBE, answer_for, fill_part, has_reached
+    from lockstep.sweeps.ask_recipe import PROBE, answer_for
+    from lockstep.sweeps.start import fill_part, has_reached
     from lockstep.sweeps.state_file import read_sweep
 
     end_with_caller()

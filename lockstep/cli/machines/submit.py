@@ -115,9 +115,10 @@ def _submit_sweep(job: BatchJob, source: str, overrides: list[str], grid: list[s
     """Define a sweep in the run folder, and submit its trials, each one after what it starts from."""
     from lockstep.launch.slurm import batch_script
     from lockstep.launch.stopped import raise_if_stopped
+    from lockstep.sweeps.ask_recipe import ask_recipe
     from lockstep.sweeps.batch import array_job, arrays_of
     from lockstep.sweeps.runner import OUTPUT
-    from lockstep.sweeps.start import ask_recipe, define_grid, make_folder
+    from lockstep.sweeps.start import define_grid, make_folder
 
     if job.variants:
         raise ConfigError("--grid and --variant were both given", fix="Use one of them.")

@@ -33,8 +33,20 @@ def decode_rgb(content: bytes | Mapping[str, Any], name: str = "image") -> ByteA
     Raises:
         DataError: It is not an image, is damaged, or exceeds a limit.
     """
-    if isinstance(content, Mapping):
-        content = content.get("bytes")  # type: ignore[assignment]
+    return EncodedImage(name, encoded_content(content, name)).pixels()
+
+
+def encoded_content(value: object, name: str) -> bytes:
+    """Return the content of an image file from the value of a column.
+
+    Args:
+        value: The content, or a mapping with it as `bytes`.
+        name: Name of the image in errors.
+
+    Raises:
+        DataError: It is neither, or too large.
+    """
+    content = value.get("bytes") if isinstance(value, Mapping) else value
     if not isinstance(content, bytes):
         raise DataError(
             f"{name} is not the content of an image file",
@@ -44,7 +56,7 @@ def decode_rgb(content: bytes | Mapping[str, Any], name: str = "image") -> ByteA
         )
     if len(content) > MAX_FILE_BYTES:
         raise too_large(name, len(content))
-    return EncodedImage(name, content).pixels()
+    return content
 
 
 def decode_member(extension: str, content: bytes, name: str, decoders: Mapping[str, Decoder]) -> Any:

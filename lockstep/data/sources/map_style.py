@@ -26,12 +26,14 @@ def check_map_style(dataset: Any) -> None:
     has_indices = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
     if has_indices and not isinstance(dataset, IterableDataset):
         return
+    length = "Give it a __len__ that returns the number of samples. If that is unknown: "
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(kind, name)]
     raise ConfigError(
         f"{kind.__name__} is a stream: it has no sample at an index",
         given="an IterableDataset" if isinstance(dataset, IterableDataset) else f"no {' and no '.join(missing)}",
         cause="exact order, resume and several ranks need any sample at any time",
-        fix="Use a map-style dataset: lockstep.TarShards for tar shards, lockstep.ParquetRows for Parquet, "
+        fix=(length if missing == ["__len__"] else "")
+        + "Use a map-style dataset: lockstep.TarShards for tar shards, lockstep.ParquetRows for Parquet, "
         "load_dataset without streaming=True for Hugging Face. Or write the stream to a folder once with "
         "lockstep.write_tar_shards(stream, folder), and train on lockstep.TarShards(folder).",
     )

@@ -80,7 +80,7 @@ class ParquetRows:
         transform: Callable[[Any], Any] | None = None,
         cache_bytes: int = 256 << 20,
     ) -> None:
-        _require_pyarrow()
+        require_pyarrow()
         self.files = find_files(files, ".parquet")
         self._columns = None if columns is None else list(columns)
         self._decode, self._transform, self._cache_bytes = dict(decode or {}), transform, cache_bytes
@@ -191,7 +191,12 @@ class ParquetRows:
         return self._open_files[number]
 
 
-def _require_pyarrow() -> None:
+def require_pyarrow() -> None:
+    """Check that pyarrow is installed.
+
+    Raises:
+        ConfigError: It is not.
+    """
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:

@@ -6,15 +6,24 @@ import logging
 from typing import Any
 
 from lockstep.config.schema import RunConfig
+from lockstep.report.loss_trend import LossTrend
 
 LOGGER = logging.getLogger("lockstep")
 _MIN_EVALUATIONS = 3  # before a notice within a run
 
 
 class Quality:
-    """Collects what the recipe's metric has to say about its results, at most once before the last validation."""
+    """Collects the warnings of the recipe's metric, at most once before the last validation.
 
-    def __init__(self) -> None:
+    Args:
+        num_steps: Steps of the whole run.
+
+    Attributes:
+        trend: Whether the training loss grows.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self.trend = LossTrend(num_steps)
         self._num_evaluations = 0
         self._is_said = False
 

@@ -16,6 +16,7 @@ from lockstep.engine.step import StepResult
 from lockstep.provenance.step_log import (
     APPLIED,
     DIGEST_BYTES,
+    FILE_NAME,
     FIRST_LINK,
     NO_DIGEST,
     OVERFLOW,
@@ -82,11 +83,11 @@ class StepRecorder:
 
     Args:
         job: The run.
-        path: The file.
+        folder: The run's folder.
     """
 
-    def __init__(self, job: Job, path: Path) -> None:
-        self._path, self._is_on = path, job.config.record.steps
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._path, self._is_on = folder / FILE_NAME, job.config.record.steps
         self._writer: StepWriter | None = None
         self._ids: Iterator[bytes] = iter(())
 

@@ -5,29 +5,24 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.cores import num_cores
 from lockstep.data.order import Step
 from lockstep.data.samples import Batch
 from lockstep.engine.job import Job
-from lockstep.engine.output.model_flops import flops_per_sample
+from lockstep.engine.output.device_records import DeviceRecords
 from lockstep.engine.output.quality import Quality, learn_more, lower_lr
 from lockstep.engine.output.recorder import StepRecorder
+from lockstep.engine.output.waits import Waits
 from lockstep.engine.step import StepResult
 from lockstep.extras import is_installed
 from lockstep.metrics.eval_sets import metrics_of, with_set
-from lockstep.provenance.step_log import FILE_NAME as STEPS
-from lockstep.report.bottleneck import DataWait, advice
 from lockstep.report.console import Console
-from lockstep.report.device_use import DeviceUse
-from lockstep.report.loss_trend import LossTrend
 from lockstep.report.profile import StepProfile
 from lockstep.report.rate import Rate
 from lockstep.report.records import Records, read_records
-from lockstep.report.stragglers import Stragglers, Work
 from lockstep.report.trackers.start import Trackers
 from lockstep.storage.background import Background
 from lockstep.storage.run_folder import RunFolder
@@ -46,7 +41,7 @@ class Reports:
         folder: The run folder.
 
     Attributes:
-        work_of_ranks: Returns each rank's own work so far, on rank 0; see `HangDetector.work`.
+        waits: What steps wait for.
         first_step_at: Unix time at which this process completed its first step, seconds.
         trackers: The experiment trackers; `close` reports their `outcome` to them.
         settings: The settings that differ from the preset, by dotted name, for TensorBoard's table of hyperparameters.
@@ -61,13 +56,11 @@ class Reports:
         self._console = Console(sys.stdout) if job.world.is_main else None
         has_tensorboard = job.config.report.tensorboard and is_installed("tensorboard")
         self._records = Records(folder.path, tensorboard=has_tensorboard) if job.world.is_main else None
-        self._recorder = StepRecorder(job, folder.path / STEPS)
+        self._recorder = StepRecorder(job, folder.path)
         self.trackers = Trackers(job.config.report.trackers if job.world.is_main else (), folder.path, self.notify)
-        config = job.config
-        self._device_use = DeviceUse(job.world.device, config.precision, config.report.peak_tflops)
-        self._flops_per_sample: float | None = None
-        self._stragglers, self._data_wait = Stragglers(), DataWait()
-        self._trend, self._quality = LossTrend(job.num_steps), Quality()
+        self._device: DeviceRecords | None = None
+        self.waits = Waits(self.notify)
+        self._quality = Quality(job.num_steps)
         self._waited_s = 0.0
         self._last_wait: float | None = None  # share of the time since the record before the last one
         self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
@@ -75,7 +68,6 @@ class Reports:
         steps = job.config.report.profile if job.world.is_main else None
         self._profile = StepProfile(steps, folder.path / "profile")
         self.settings: Mapping[str, Any] = {}
-        self.work_of_ranks: Callable[[], Work] = list
         self.first_step_at: float | None = None
 
     def notify(self, text: object) -> None:
@@ -108,10 +100,10 @@ class Reports:
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
         if self._records is not None and job.loader is not None and job.parts.draw_samples and not job.progress.step:
             job.loader.num_to_keep = min(NUM_SAMPLES, len(job.train_data))
-        if self._records is not None and self._device_use.peak is not None and self._flops_per_sample is None:
-            self._flops_per_sample = flops_per_sample(job)
-        self._data_wait.start(job.progress.seconds, job.progress.data_s)
-        self._trend.start(job.progress.step, self._first_loss() if job.progress.step else None)
+        if self._records is not None and self._device is None:
+            self._device = DeviceRecords(job)
+        self.waits.start(job)
+        self._quality.trend.start(job.progress.step, self._first_loss() if job.progress.step else None)
         self._loss_sum, self._num_samples = 0.0, 0
         self.resume(job)
 
@@ -145,7 +137,7 @@ class Reports:
         if self._console is None or self._records is None:
             return
         done, total = job.progress.step, job.num_steps
-        if text := self._trend.add(result.loss):
+        if text := self._quality.trend.add(result.loss):
             self.notify(f"{text}\n  fix  {lower_lr(job.config)}")
         if written := self._profile.at(done):
             self.notify(f"profile of steps {job.config.report.profile} written to {written}")
@@ -159,14 +151,13 @@ class Reports:
             if job.config.precision == "fp16":
                 values |= {"loss_scale": job.progress.loss_scale, "overflow_steps": job.progress.num_overflows}
             values |= {"samples_per_s": self._rate.samples_per_s, "seconds": job.progress.seconds}
-            self._last_wait = self._data_wait.share(job.progress.seconds, job.progress.data_s)
+            self._last_wait = self.waits.data_share(job)
             values["data_wait"] = self._last_wait
-            rate = self._flops_per_sample and self._flops_per_sample * self._rate.samples_per_s
-            values |= self._device_use.values(rate, job.world.size)
+            values |= self._device.values(self._rate.samples_per_s) if self._device is not None else {}
             self._records.write("train", done, done / job.order.steps_per_epoch, values)
-            self._compare_ranks(job, self._records)
-            if text := self._data_wait.notice(job.progress.seconds, job.progress.data_s, _advice(job)):
-                self.notify(text)
+            if values_of_ranks := self.waits.step_ms():
+                self._records.write("ranks", done, done / job.order.steps_per_epoch, values_of_ranks)
+            self.waits.notice_data(job)
         self._console.progress(
             epoch=step.epoch + 1,
             steps_per_epoch=job.order.steps_per_epoch,
@@ -178,13 +169,6 @@ class Reports:
             left_s=self._rate.seconds_for(left),
             data_wait=self._last_wait,
         )
-
-    def _compare_ranks(self, job: Job, records: Records) -> None:
-        work = self.work_of_ranks()
-        if values := self._stragglers.step_ms(work):
-            records.write("ranks", job.progress.step, job.progress.step / job.order.steps_per_epoch, values)
-        if text := self._stragglers.notice(work, time.monotonic()):
-            self.notify(text)
 
     def evaluation(self, job: Job, metrics: dict[str, float], metric: Any) -> None:
         """Report a completed validation.
@@ -290,12 +274,3 @@ def _main_settings(job: Job) -> dict[str, Any]:
         "epochs": config.epochs, "global_batch": config.global_batch, "seed": config.seed, "mode": config.mode,
         "optim.name": config.optim.name, "optim.lr": config.optim.lr,
     }  # fmt: skip
-
-
-def _advice(job: Job) -> str:
-    data: Any = getattr(job.config, "data", None)
-    return advice(
-        num_workers=job.loader.num_workers if job.loader is not None else 0,
-        num_free_cores=num_cores() // job.world.num_ranks_here - 1,
-        can_cache=hasattr(data, "cache") and data.cache is None,
-    )

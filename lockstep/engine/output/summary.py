@@ -51,7 +51,8 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
         f"({world.device.type}, {world.backend}, {threads})",
         "batch": f"{batch} = {num_micro} micro-batch{'es' if num_micro > 1 else ''} of up to "
         f"{config.micro_batch}, {config.mode} mode",
-        "data": f"{order.num_samples:,} training, {len(job.eval_data):,} validation: "
+        "data": f"{order.num_samples:,} training, {len(job.eval_data):,} validation"
+        f"{''.join(f', {len(samples):,} {name}' for name, samples in job.eval_sets.items())}: "
         f"{described.pop('data', spec.name)}",
         "model": f"{described.pop('model', type(job.model).__name__)}, {num_parameters:,} parameters",
         "steps": _steps(job),

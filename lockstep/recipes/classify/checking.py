@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from lockstep.cores import num_cores
 from lockstep.data.images import read_rgb
 from lockstep.errors import DataError
-from lockstep.recipes.classify.folders import Files
+from lockstep.recipes.classify.folders import Files, kind_of
 from lockstep.recipes.classify.listing import folder_of
+from lockstep.recipes.classify.rows import ImageRows
 
 
 def drop_unreadable(
-    files: Files, base: Path, least: int = 1, images: Path | None = None
+    files: Files,
+    base: Path,
+    least: int = 1,
+    images: Path | None = None,
+    columns: tuple[str, str] | None = None,
 ) -> tuple[Files, dict[str, str]]:
     """Decode every image, and leave out those that cannot be decoded.
 
@@ -23,6 +29,7 @@ def drop_unreadable(
         base: A folder, or a CSV file in it.
         least: Readable images that each class needs, if it has that many files.
         images: Folder that the paths of a CSV file are relative to. None: its own folder.
+        columns: Columns of image and class in rows. None: the usual ones.
 
     Returns:
         The readable files, and the problem of each unreadable one.
@@ -34,7 +41,12 @@ def drop_unreadable(
     names = [file for found in files.values() for file in found]
     # Threads instead of processes, since decoding releases the GIL.
     with ThreadPoolExecutor(num_cores()) as pool:
-        faults = dict(zip(names, pool.map(_fault, [folder / name for name in names], chunksize=16), strict=True))
+        if kind_of(base) is None:
+            found_faults = pool.map(_fault, [folder / name for name in names], chunksize=16)
+        else:
+            rows = ImageRows(base, columns)
+            found_faults = map(partial(_fault_of_row, rows), names)
+        faults = dict(zip(names, found_faults, strict=True))
     kept = {name: [file for file in found if faults[file] is None] for name, found in files.items()}
     for name, found in kept.items():
         if len(found) < min(least, len(files[name])):
@@ -57,6 +69,14 @@ def drop_unreadable(
 def _fault(path: Path) -> str | None:
     try:
         read_rgb(path)
+    except DataError as error:
+        return error.what
+    return None
+
+
+def _fault_of_row(rows: ImageRows, name: str) -> str | None:
+    try:
+        rows.pixels(int(name))
     except DataError as error:
         return error.what
     return None

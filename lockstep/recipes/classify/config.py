@@ -38,15 +38,14 @@ class DataConfig(Settings):
 
     root: Path | None = Field(
         default=None,
-        description="Folder with one subfolder of images per class. Without data.eval, data.val_fraction of each class "
-        "is the validation split.",
+        description="Folder with one subfolder of images per class; a CSV file of path,label; tar shards, Parquet "
+        "files or a Hugging Face dataset on disk. Without data.eval, data.val_fraction of each class is the "
+        "validation split.",
     )
-    train: Path | None = Field(
-        default=None, description="Training images, instead of data.root: class folders, or a CSV file of path,label."
-    )
+    train: Path | None = Field(default=None, description="Training images, instead of data.root, in one of its forms.")
     eval: Path | None = Field(
         default=None,
-        description="Validation images, with data.root or data.train: class folders, or a CSV file of path,label.",
+        description="Validation images, with data.root or data.train, in one of the forms of data.root.",
     )
     eval_sets: dict[str, Path] = Field(
         default={},
@@ -54,6 +53,11 @@ class DataConfig(Settings):
     )
     images: Path | None = Field(
         default=None, description="Folder that paths in CSV files are relative to. null: the folder of each CSV file."
+    )
+    columns: tuple[str, str] | None = Field(
+        default=None,
+        description="Columns of image and class in Parquet files and Hugging Face datasets; extensions in tar shards. "
+        "null: the usual names, such as image and label, or jpg and cls.",
     )
     val_fraction: float = Field(
         default=0.2, gt=0, lt=1, description="Fraction of each class in data.root that is used for validation."
@@ -183,10 +187,24 @@ class Config(RunConfig):
 
             find_images(data, self.seed)  # raises the error, with what to set
         for name in ("root", "train", "eval", "images"):
-            check_exists(f"data.{name}", getattr(data, name))
+            check_dataset(f"data.{name}", getattr(data, name))
         check_set_names(data.eval_sets, "data.eval_sets")
         for name, path in data.eval_sets.items():
-            check_exists(f"data.eval_sets.{name}", path)
+            check_dataset(f"data.eval_sets.{name}", path)
+
+
+def check_dataset(setting: str, path: Path | None) -> None:
+    """Check that the path of a setting exists, unless it is a pattern of tar shards or Parquet files.
+
+    Args:
+        setting: The dotted key.
+        path: Its value.
+
+    Raises:
+        DataError: It does not exist.
+    """
+    if path is None or not set("*?{") & set(path.name):
+        check_exists(setting, path)
 
 
 class MakeConfig(Settings):

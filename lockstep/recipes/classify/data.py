@@ -260,9 +260,14 @@ def open_files(
         )
     labels = torch.tensor([label for label, name in enumerate(classes) for _ in files.get(name, [])], dtype=torch.int64)
     decoded = None if config.cache is None else DecodedPictures(config.cache, int(config.cache_gb * 1e9))
-    augmentation = None
-    if train and augment is not None and augment.is_on:
-        from lockstep.recipes.classify.augment import Augmentation  # late: torchvision.transforms takes time to import
-
-        augmentation = Augmentation(augment, len(classes))
+    augmentation = make_augmentation(augment if train else None, len(classes))
     return ImageFiles(paths, labels, config, train=train, augmentation=augmentation, decoded=decoded)
+
+
+def make_augmentation(config: AugmentConfig | None, num_classes: int) -> Augmentation | None:
+    """Make the augmentation of training images after the crop; None if all of it is off."""
+    if config is None or not config.is_on:
+        return None
+    from lockstep.recipes.classify.augment import Augmentation  # late: torchvision.transforms takes time to import
+
+    return Augmentation(config, num_classes)

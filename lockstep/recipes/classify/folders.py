@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Literal
 
+from lockstep.data.names import ENDINGS, check_names, is_image, walk
 from lockstep.errors import DataError
-
-ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
 # Common names of the folders of a training and a validation split. The first that exists is used.
 _HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
@@ -16,11 +16,30 @@ _HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test")
 # More classes than any dataset has (ImageNet-21k: 21,841), fewer than a column of unique names.
 MAX_CLASSES = 50_000
 
-# Virtual file systems of the kernel, which have no images and may not end.
-_NO_FILES = tuple(map(Path, ("/proc", "/sys", "/dev")))
-
-# Class -> files, relative to the folder in which they were listed.
+# Class -> files, relative to the folder in which they were listed; or indices of rows.
 Files = dict[str, list[str]]
+
+# Files that `save_to_disk` of Hugging Face datasets writes into a folder.
+_DATASETS = ("state.json", "dataset_dict.json")
+
+
+def kind_of(path: Path) -> Literal["tar", "parquet", "datasets"] | None:
+    """Return in which form a path has rows instead of image files; None if it has none.
+
+    Tar shards and Parquet files are named by a file, a pattern such as `train-*.tar`, or a folder that has them.
+    """
+    path = path.expanduser()
+    for kind in ("tar", "parquet"):
+        if path.name.endswith((f".{kind}", f".{kind}}}")) and not path.is_dir():
+            return kind
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return None
+    if any(name in names for name in _DATASETS):
+        return "datasets"
+    endings = {name.rpartition(".")[2] for name in names if name[0] != "."}
+    return "tar" if "tar" in endings else "parquet" if "parquet" in endings else None
 
 
 def list_folder(folder: Path, setting: str) -> Files:
@@ -74,56 +93,6 @@ def list_folder(folder: Path, setting: str) -> Files:
                 fix=f"Add images to it, move it out of {root}, or use another dataset folder.",
             )
     return files
-
-
-def walk(root: Path, name: str) -> list[str]:
-    """List the images in a folder below the root, recursively. Links are followed.
-
-    Returns:
-        Paths relative to the root.
-
-    Raises:
-        DataError: A link points to a parent folder of the root, or to a folder of the system.
-    """
-    names, seen = [], set()
-    whole = Path(os.path.realpath(root))
-    for folder, inner, files in os.walk(root / name, followlinks=True):
-        status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:  # a link back to a folder that was listed
-            inner.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        if os.path.islink(folder):
-            _check_link(folder, whole)
-        inner.sort()  # if several paths lead to the same folder, the choice is reproducible
-        inside = Path(folder).relative_to(root).as_posix()
-        names += [f"{inside}/{file}" for file in files if is_image(file)]
-    return names
-
-
-def _check_link(link: str, root: Path) -> None:
-    target = Path(os.path.realpath(link))
-    if target in root.parents or any(target.is_relative_to(folder) for folder in _NO_FILES):
-        raise DataError(f"the link {link} points to {target}, not to a folder of images", fix="Remove the link.")
-
-
-def is_image(name: str) -> bool:
-    """Return whether a file of this name counts as an image."""
-    return name.lower().endswith(ENDINGS) and not name.startswith(".")
-
-
-def check_names(root: Path, names: Iterable[str]) -> None:
-    """Refuse file names that are not UTF-8, because a run stores and prints them.
-
-    Raises:
-        DataError: A name is not UTF-8.
-    """
-    for name in names:
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            shown = os.fsencode(name).decode("utf-8", "backslashreplace")
-            raise DataError(f"a name in {root} is not UTF-8: {shown}", fix="Rename it.") from None
 
 
 def check_classes(path: Path, names: Collection[str]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import difflib
-import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.config.plain_file import read_plain
-from lockstep.data.names import first_outside, outside
+from lockstep.data.names import choose_validation, first_outside, outside
 from lockstep.errors import DataError
 from lockstep.recipes.classify.config import DataConfig
-from lockstep.recipes.classify.folders import Files, check_classes, list_folder
+from lockstep.recipes.classify.folders import Files, check_classes, kind_of, list_folder
 
 _CSV_COLUMNS = "the path of an image, a comma, its class;\na header line, if any, is path,label"
 
@@ -74,28 +73,42 @@ def find_images(config: DataConfig, seed: int, choose: Choose = take_all) -> Lis
             "or set data.train and data.eval to such folders or to CSV files of path,label.\n"
             "To try without a dataset, run: lockstep data make classify --out DIR",
         )
-    listed = list_folder(path, "data.root") if config.train is None else list_either(path, "data.train", config.images)
+    setting = "data.root" if config.train is None else "data.train"
+    if config.train is None and kind_of(path) is None and path.suffix.lower() != ".csv":
+        listed = list_folder(path, setting)
+    else:
+        listed = list_either(path, setting, config.images, config.columns)
     files = _select(listed, config.classes, path)
     if config.eval is None:
         train, validation = split(choose(files, path, 2), config.val_fraction, seed)
         return Listing(list(files), train, validation)
-    validation = list_validation(config.eval, list(files), config.images, restrict=config.classes is not None)
+    validation = list_validation(
+        config.eval, list(files), config.images, config.columns, restrict=config.classes is not None
+    )
     return Listing(list(files), choose(files, path, 1), choose(validation, config.eval, 0))
 
 
-def list_validation(path: Path, classes: Sequence[str], images: Path | None = None, *, restrict: bool = False) -> Files:
+def list_validation(
+    path: Path,
+    classes: Sequence[str],
+    images: Path | None = None,
+    columns: tuple[str, str] | None = None,
+    *,
+    restrict: bool = False,
+) -> Files:
     """List the validation images of data.eval.
 
     Args:
         path: Class folders or a CSV file.
         classes: Classes of the training images.
         images: Folder that the paths of a CSV file are relative to. None: its own folder.
+        columns: Columns of image and class in rows. None: the usual ones.
         restrict: Leave other classes out instead of raising an error.
 
     Raises:
         DataError: A class is not among the training images.
     """
-    validation = list_either(path, "data.eval", images)
+    validation = list_either(path, "data.eval", images, columns)
     unknown = [name for name in validation if name not in classes]
     if unknown and not restrict:
         near = difflib.get_close_matches(unknown[0], classes, n=1)
@@ -110,21 +123,29 @@ def list_validation(path: Path, classes: Sequence[str], images: Path | None = No
     return {name: validation[name] for name in classes if name in validation}
 
 
-def list_either(path: Path, setting: str, images: Path | None = None) -> Files:
-    """List class folders or a CSV file, whichever the path is.
+def list_either(path: Path, setting: str, images: Path | None = None, columns: tuple[str, str] | None = None) -> Files:
+    """List class folders, a CSV file or rows, whichever the path is.
 
     Args:
-        path: Class folders or a CSV file.
+        path: Class folders, a CSV file, or files with rows.
         setting: The setting that names it, for errors.
         images: Folder that the paths of a CSV file are relative to. None: its own folder.
+        columns: Columns of image and class in rows. None: the usual ones.
     """
+    if kind_of(path) is not None:
+        from lockstep.recipes.classify.rows import list_rows  # imported late, because most datasets are folders
+
+        return list_rows(path, columns)
     return read_csv(path.expanduser(), images) if path.expanduser().is_file() else list_folder(path, setting)
 
 
 def folder_of(path: Path, images: Path | None = None) -> Path:
-    """Return the folder that listed files are relative to: that of the classes, `images`, or that of the CSV file."""
+    """Return the folder that listed files are relative to: that of the classes, `images`, or that of the CSV file.
+
+    Of rows it is the path itself.
+    """
     path = path.expanduser().absolute()
-    if not path.is_file():
+    if not path.is_file() or kind_of(path) is not None:
         return path
     return path.parent if images is None else images.expanduser().absolute()
 
@@ -182,7 +203,7 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
 def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[Files, Files]:
     """Split each class: a fraction for validation, rounded down but at least one image.
 
-    The split depends on the seed and the name of each file, so that added or deleted files move few others.
+    The split is that of `choose_validation`.
 
     Args:
         files: Files by class.
@@ -202,9 +223,7 @@ def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[
             raise DataError(
                 f"class {name} has only one image, so it cannot be split", fix="Add images, or delete the class."
             )
-        num_validation = max(1, int(len(found) * share))
-        ranked = sorted(found, key=lambda file: hashlib.blake2b(f"{seed}\n{file}".encode(), digest_size=8).digest())
-        chosen = set(ranked[:num_validation])
+        chosen = choose_validation(found, share, seed)
         train[name] = [file for file in found if file not in chosen]
         validation[name] = [file for file in found if file in chosen]
     return train, validation

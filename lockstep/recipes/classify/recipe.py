@@ -15,11 +15,12 @@ from lockstep.recipes.classify.checking import drop_unreadable, skipped_row
 from lockstep.recipes.classify.config import Config
 from lockstep.recipes.classify.data import ImageFiles, open_files, preprocess
 from lockstep.recipes.classify.drawing import draw_evaluation, draw_prediction, draw_samples
-from lockstep.recipes.classify.folders import Files
+from lockstep.recipes.classify.folders import Files, kind_of
 from lockstep.recipes.classify.listing import count_shared, find_images, list_validation, take_all
 from lockstep.recipes.classify.loss import cross_entropy
 from lockstep.recipes.classify.model import build_model, frozen_row
 from lockstep.recipes.classify.published import find_published, load_published
+from lockstep.recipes.classify.rows import ImageRows, RowImages
 from lockstep.storage.pretrained import load_pretrained
 
 NUM_TOP = 5
@@ -35,7 +36,7 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
     skipped: dict[str, str] = {}
 
     def choose(files: Files, path: Path, least: int) -> Files:
-        kept, faults = drop_unreadable(files, path, least, data.images)
+        kept, faults = drop_unreadable(files, path, least, data.images, data.columns)
         skipped.update(faults)
         return kept
 
@@ -124,9 +125,7 @@ def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> Im
     if not train and other is not None and _whole(other) != dataset_info["held_out_from"]:
         # The user evaluates on images other than the validation split of the run.
         files = _list_other(config, other, dataset_info["classes"])
-    return open_files(
-        _base(config, train=train), files, dataset_info["classes"], config.data, train=train, augment=config.augment
-    )
+    return _open_images(config, _base(config, train=train), files, dataset_info["classes"], train=train)
 
 
 def _open_set(config: Config, dataset_info: Mapping[str, Any], name: str) -> ImageFiles:
@@ -135,14 +134,22 @@ def _open_set(config: Config, dataset_info: Mapping[str, Any], name: str) -> Ima
     listed_from, files = dataset_info.get("eval_sets", {}).get(name, (None, {}))
     if listed_from != _whole(path):
         files = _list_other(config, path, classes)
-    return open_files(path, files, classes, config.data, train=False)
+    return _open_images(config, path, files, classes, train=False)
+
+
+def _open_images(config: Config, path: Path, files: Files, classes: list[str], *, train: bool) -> ImageFiles:
+    """Open listed images: files, or rows if the path has them."""
+    if kind_of(path) is None:
+        return open_files(path, files, classes, config.data, train=train, augment=config.augment)
+    rows = ImageRows(path, config.data.columns)
+    return RowImages(rows, files, classes, config.data, train=train, augment=config.augment)
 
 
 def _list_other(config: Config, path: Path, classes: list[str]) -> Files:
     """List images for an evaluation that are not the validation split of the run."""
     data = config.data
-    files = list_validation(path, classes, data.images, restrict=data.classes is not None)
-    return drop_unreadable(files, path, 0, data.images)[0] if data.on_error == "skip" else files
+    files = list_validation(path, classes, data.images, data.columns, restrict=data.classes is not None)
+    return drop_unreadable(files, path, 0, data.images, data.columns)[0] if data.on_error == "skip" else files
 
 
 def _base(config: Config, *, train: bool) -> Path:

@@ -28,7 +28,7 @@ _FLIP, _CROP = 0, 1
 _UNIT = 1 << 14  # side of the square in which boxes are drawn, so that their shape is relative to the image's
 
 
-class Source(Protocol):
+class LabelSource(Protocol):
     """Images with labels of their pixels."""
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class LabelledImages(Samples):
 
     is_costly = True
 
-    def __init__(self, source: Source, config: DataConfig, *, train: bool) -> None:
+    def __init__(self, source: LabelSource, config: DataConfig, *, train: bool) -> None:
         self.source, self._config, self._train = source, config, train
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ from lockstep.data.names import choose_validation
 from lockstep.errors import ConfigError, DataError
 from lockstep.recipes.segment.coco import BACKGROUND, CocoFile, LabelledFile
 from lockstep.recipes.segment.config import MAX_CLASSES, Config, DataConfig
-from lockstep.recipes.segment.data import Source
+from lockstep.recipes.segment.data import LabelSource
 from lockstep.recipes.segment.masks import LabelledFolder, MaskFolder, choose_values, find_values
 from lockstep.recipes.segment.synthetic import CLASSES, SyntheticShapes
 
@@ -52,7 +52,7 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
     }
 
 
-def open_source(config: DataConfig, dataset_info: Mapping[str, Any], *, train: bool) -> Source:
+def open_source(config: DataConfig, dataset_info: Mapping[str, Any], *, train: bool) -> LabelSource:
     """Open the training or validation images of a listing.
 
     Args:

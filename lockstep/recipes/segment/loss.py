@@ -43,5 +43,5 @@ def segment_loss(logits: Tensor, batch: Batch, *, dice: float) -> Mapping[str, T
         is_there = truth.any(dim=2)
         scores = (2 * overlap / total.clamp(min=1e-6) * is_there).sum(dim=1) / is_there.sum(dim=1).clamp(min=1)
         # An image without counted pixels has no class, and no loss.
-        terms["dice"] = dice * ((1 - scores) * is_there.any(dim=1)).mean()
+        terms["dice_loss"] = dice * ((1 - scores) * is_there.any(dim=1)).mean()
     return terms

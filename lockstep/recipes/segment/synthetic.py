@@ -62,5 +62,5 @@ class SyntheticShapes:
         return f"{index:04}"
 
     def read(self, index: int, key: int) -> tuple[ByteArray, ByteArray]:
-        """Draw an image and its labels."""
+        """Draw an image, (S, S, 3) bytes, and its labels, (S, S) bytes."""
         return draw_image(SIZE_PX, derive_key(key, 1) if self._train else derive_key(index, 2))

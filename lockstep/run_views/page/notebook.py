@@ -1,4 +1,4 @@
-"""Runs as HTML for the cells of a notebook: a table, and a run with its curves. Texts are escaped as in a report.
+"""Show runs as HTML for the cells of a notebook: a table, and a run with its curves. Texts are escaped as in a report.
 
 No style sheet and no script: they would act on the whole notebook. Colours suit light and dark themes.
 """
@@ -79,7 +79,8 @@ def _drawing(title: str, name: str, curves: Sequence[Curve]) -> Markup | None:
     if not found:
         return None
     scale, end = scale_for(found, name), max(curve.epochs[-1] for curve in found) or 1.0
-    lines = []
+    frame = {"width": _WIDTH, "height": _HEIGHT, "fill": "none", "stroke": "#888888", "stroke-opacity": 0.5}
+    lines = [element("rect", frame)]
     for curve, colour in zip(curves, _COLOURS, strict=True):
         every = max(1, len(curve) // _MAX_POINTS)
         points = " ".join(

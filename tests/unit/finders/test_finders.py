@@ -60,13 +60,13 @@ def test_a_size_that_runs_out_of_memory_is_approached_from_below() -> None:
 
 
 @pytest.mark.full
-def test_a_range_test_has_the_same_bits_on_one_and_three_processes(tmp_path: Path) -> None:
-    for procs in (1, 3):
+def test_a_range_test_has_the_same_bits_on_one_three_and_four_processes(tmp_path: Path) -> None:
+    for procs in (1, 3, 4):
         options = ["--procs", procs, "--steps", 30, "--from", 1e-4, "--to", 100, "--out", f"on-{procs}"]
         done = lockstep("find", "lr", TINY, "device=cpu", *options, cwd=tmp_path)
         assert "learning rates from 0.0001 to 100" in done.stdout
-    one, three = ((tmp_path / f"on-{procs}" / "lr.json").read_bytes() for procs in (1, 3))
-    assert one == three
+    one, three, four = ((tmp_path / f"on-{procs}" / "lr.json").read_bytes() for procs in (1, 3, 4))
+    assert one == three == four
     assert len(json.loads(one)["loss"]) >= 10
     assert (tmp_path / "on-3" / "lr.png").is_file()
     assert not (tmp_path / "runs").exists()

@@ -37,6 +37,7 @@ TINY = {
     "text": ["model.width=4", "model.num_hidden=4", "model.name=fast", "data.width=80"],
     "pose": ["model.width=2", "model.num_modules=[1,1,1]", "model.num_blocks=1", "model.stem_width=4",
              "model.stem_blocks=1", "model.deconv_blocks=1", "data.size_px=64"],
+    "segment_shapes": ["model.width=2"],
 }  # fmt: skip
 
 
@@ -71,7 +72,11 @@ EARLIER = save({"a": torch.zeros(1)}, metadata={"lockstep": "0.1.0"})
 
 
 @pytest.mark.parametrize(
-    "preset", ["digits", *(pytest.param(preset, marks=pytest.mark.full) for preset in ("shapes", "text", "pose"))]
+    "preset",
+    [
+        "digits",
+        *(pytest.param(preset, marks=pytest.mark.full) for preset in ("shapes", "text", "pose", "segment_shapes")),
+    ],
 )
 def test_an_onnx_file_gives_the_models_outputs_for_any_number_of_samples(preset: str) -> None:
     parts, settings = model_of(preset)
@@ -84,7 +89,13 @@ def test_an_onnx_file_gives_the_models_outputs_for_any_number_of_samples(preset:
     for one, other in zip(outputs_of(parts.model, batch), theirs, strict=True):
         torch.testing.assert_close(torch.from_numpy(other), one, atol=1e-4, rtol=1e-3)
     known = session.get_modelmeta().custom_metadata_map
-    wanted = {"digits": "classes", "shapes": "classes", "text": "alphabet", "pose": "skeleton"}[preset]
+    wanted = {
+        "digits": "classes",
+        "shapes": "classes",
+        "text": "alphabet",
+        "pose": "skeleton",
+        "segment_shapes": "classes",
+    }[preset]
     value = known[wanted] if wanted == "alphabet" else json.loads(known[wanted])
     assert value == json.loads(json.dumps(parts.metadata[wanted]))
     assert json.loads(known["input"]) == list(made.input_shape)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import lockstep
 from lockstep.run_views.compare import compare
 from lockstep.run_views.history import read_history
 from lockstep.run_views.page.build import comparison_page, report_page
@@ -101,6 +102,23 @@ def test_50_hostile_texts_run_nothing_and_request_nothing(page: Page, tmp_path: 
             page.eval("document.querySelectorAll('.area').forEach((a, i) => i < 5 && a.focus())")
             page.press("End")
             assert page.problems() == []
+
+
+def test_50_hostile_texts_run_nothing_in_a_notebook_where_no_policy_helps(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for number, text in enumerate(HOSTILE):
+        poison(make_run(tmp_path / "runs" / f"{number:02}"), text)
+    runs = lockstep.runs(tmp_path / "runs")
+    target = tmp_path / "cells.html"
+    cells = [runs._repr_html_(), *(run._repr_html_() for run in runs)]
+    target.write_text(f"<!DOCTYPE html><meta charset=utf-8><body>{''.join(cells)}", encoding="utf-8")
+    page.open(target)
+    assert page.requests() == []
+    assert page.problems() == []
+    assert page.eval("document.querySelectorAll('script, img, iframe, object, form, input, link, base').length") == 0
+    assert page.eval("document.querySelectorAll('svg').length") == 2 * len(runs)
 
 
 def test_the_policy_stops_script_even_if_escaping_failed(page: Page, report: Path) -> None:

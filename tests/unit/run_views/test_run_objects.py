@@ -15,7 +15,7 @@ from tests.unit.run_views.folders import make_run
 from tests.unit.run_views.hostile import HOSTILE, poison
 from tests.unit.run_views.test_hostile_folders import Checked
 
-TAGS = {"table", "thead", "tbody", "tr", "th", "td", "p", "b", "code", "div", "span", "svg", "polyline"}
+TAGS = {"table", "thead", "tbody", "tr", "th", "td", "p", "b", "code", "div", "span", "svg", "polyline", "rect"}
 
 
 @pytest.fixture
@@ -104,7 +104,18 @@ def checked(markup: str) -> Checked:
     found.feed(markup)
     assert set(found.tags) <= TAGS
     names = {name for name, _ in found.attributes}
-    assert names <= {"style", "width", "height", "viewbox", "role", "points", "fill", "stroke", "stroke-width"}
+    assert names <= {
+        "style",
+        "width",
+        "height",
+        "viewbox",
+        "role",
+        "points",
+        "fill",
+        "stroke",
+        "stroke-width",
+        "stroke-opacity",
+    }
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", markup)
     markup.encode()  # no half characters
     return found

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from lockstep.cli.main import run
 from lockstep.config.load import load
 from lockstep.errors import ConfigError
 from lockstep.launch.slurm import BatchJob, batch_script
 from lockstep.recipes.catalog import find
 from lockstep.sweeps.batch import array_job, arrays_of
-from lockstep.sweeps.grid import Axis, Interval, combinations, parse_grid, parse_space
+from lockstep.sweeps.grid import Axis, SearchInterval, combinations, parse_grid, parse_space
 from lockstep.sweeps.prefixes import Part, learning_rates, num_steps_of, plan
 from lockstep.sweeps.slots import make_slots
 from lockstep.sweeps.state_file import Group, Sweep, read_sweep
@@ -46,7 +47,7 @@ def test_values_are_split_outside_of_brackets_and_quotes_and_ranges_are_expanded
         ["optim.lr=0.1", "seed=2"],
     ]
     assert parse_space(["optim.lr=1e-4:1e-1:log", "model.width=16:64", "optim.name=sgd,adam"]) == [
-        Interval("optim.lr", 1e-4, 0.1, True, False), Interval("model.width", 16, 64, False, True),
+        SearchInterval("optim.lr", 1e-4, 0.1, True, False), SearchInterval("model.width", 16, 64, False, True),
         Axis("optim.name", ("sgd", "adam")),
     ]  # fmt: skip
 
@@ -149,3 +150,30 @@ def test_gpus_and_cores_are_divided_among_trials_side_by_side(monkeypatch: pytes
         make_slots(3, 2, _config("device=auto"))
     assert [slot.gpus for slot in make_slots(3, 2, _config("device=cpu"))] == [None] * 3
     assert make_slots(1, 1, _config("device=cpu"))[0].cores == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["digits"], "a sweep needs values to try"),
+        (["digits", "--grid", "optim.lrr=1,2"], "optim.lrr"),
+        (
+            ["digits", "epochs=2", "--grid", "seed=0:2", "epochs=1,2"],
+            "epochs is given both as epochs=2 and with values",
+        ),
+        (["digits", "--grid", "seed=0:2", "optim.lr=1,-1"], "optim.lr"),
+        (["digits", "--search", "optuna"], "a sweep needs values to try"),
+        (["digits", "--show"], "is not the folder of a sweep"),
+    ],
+)
+def test_a_wrong_command_is_refused_before_a_folder_is_made(
+    arguments: list[str],
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["sweep", *arguments]) == 2
+    assert problem in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

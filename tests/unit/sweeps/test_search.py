@@ -11,7 +11,7 @@ import pytest
 from lockstep.extras import is_installed
 from lockstep.sweeps.grid import parse_space
 from lockstep.sweeps.search import Search, choose, until_pruned
-from lockstep.sweeps.state_file import Outcome, SearchSpec, Sweep, read_sweep
+from lockstep.sweeps.state_file import SearchSpec, Sweep, TrialOutcome, read_sweep
 
 pytestmark = pytest.mark.skipif(not is_installed("optuna"), reason="needs optuna")
 SPACE = ["optim.lr=1e-4:1e-1:log", "optim.name=sgd,adam", "model.width=4:8"]
@@ -76,10 +76,10 @@ def test_a_search_has_the_same_trials_in_any_order_of_ends_and_after_kills(tmp_p
 
 def test_a_trial_below_the_median_is_pruned_and_failed_ones_are_ignored() -> None:
     space, spec = parse_space(["optim.lr=0.1:0.9"]), SearchSpec(["optim.lr=0.1:0.9"], 20, 1)
-    good = Outcome("done", [(1, 0.5), (2, 0.8)])
+    good = TrialOutcome("done", [(1, 0.5), (2, 0.8)])
     history = [([f"optim.lr=0.{number}"], good) for number in range(1, 6)]
-    history.append((["optim.lr=0.7"], Outcome("failed", [], "why")))
-    history.append((["optim.lr=0.8"], Outcome("done", [(1, None)])))
+    history.append((["optim.lr=0.7"], TrialOutcome("failed", [], "why")))
+    history.append((["optim.lr=0.8"], TrialOutcome("done", [(1, None)])))
     judged = {
         value: until_pruned(spec, space, history, ["optim.lr=0.6"], [(1, 0.6), (2, value)], "max")
         for value in (0.7, 0.9)

@@ -1,4 +1,4 @@
-"""FLOPs of a run's model per sample, for its MFU."""
+"""Values on the use of a run's devices for its training records."""
 
 from __future__ import annotations
 
@@ -12,8 +12,28 @@ from lockstep.data.loader import read
 from lockstep.data.samples import as_samples
 from lockstep.engine.job import Job
 from lockstep.module.flops import training_flops
+from lockstep.report.device_use import DeviceUse
 
 LOGGER = logging.getLogger("lockstep")
+
+
+class DeviceRecords:
+    """Reads the use of rank 0's device, and computes the MFU of all ranks.
+
+    Args:
+        job: The run.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._use = DeviceUse(job.world.device, job.config.precision, job.config.report.peak_tflops)
+        self._num_devices = job.world.size
+        # Counted only where the peak is known: it can take seconds.
+        self._flops_per_sample = flops_per_sample(job) if self._use.peak is not None else None
+
+    def values(self, samples_per_s: float) -> dict[str, float | None]:
+        """Return the values of a record, by name; None if they are not known."""
+        flops = self._flops_per_sample
+        return self._use.values(None if flops is None else flops * samples_per_s, self._num_devices)
 
 
 def flops_per_sample(job: Job) -> float | None:

@@ -1,0 +1,62 @@
+"""The size of Lockstep's core beside torch: the packages that `pip install lockstep-train` installs, and their bytes.
+
+Measures the environment of the interpreter that runs it. In an empty one:
+
+    make dist && python3 -m venv empty && empty/bin/pip install dist/*.whl
+    empty/bin/python benchmarks/install_size.py
+
+Packages that torch itself needs count as torch's. Bytes are those of the installed files without compiled ones (.pyc).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata as metadata
+import re
+from pathlib import Path
+
+DISTRIBUTION = "lockstep-train"
+
+
+def closure(name: str) -> set[str]:
+    """Return a distribution and all that it requires without extras, by normalized name; those that are installed."""
+    found: set[str] = set()
+    waiting = [normalized(name)]
+    while waiting:
+        each = waiting.pop()
+        if each in found:
+            continue
+        try:
+            required = metadata.requires(each) or []
+        except metadata.PackageNotFoundError:
+            continue  # for another platform
+        found.add(each)
+        waiting += [normalized(line) for line in required if "extra ==" not in line]
+    return found
+
+
+def normalized(requirement: str) -> str:
+    """Return the name in a requirement, as the package index compares it."""
+    name = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert name is not None, requirement
+    return re.sub(r"[-_.]+", "-", name[0]).lower()
+
+
+def num_bytes(name: str) -> int:
+    """Return the bytes of a distribution's installed files."""
+    paths = [Path(str(file.locate())) for file in metadata.files(name) or () if file.suffix != ".pyc"]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def main() -> None:
+    """Print a row for each package, and the total."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    sizes = {name: num_bytes(name) for name in closure(DISTRIBUTION) - closure("torch")}
+    for name, size in sorted(sizes.items(), key=lambda pair: -pair[1]):
+        print(f"{name:<20} {metadata.version(name):<12} {size / 1e6:6.1f} MB")
+    print(f"{len(sizes)} packages beside torch  {sum(sizes.values()) / 1e6:19.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

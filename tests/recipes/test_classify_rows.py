@@ -1,0 +1,156 @@
+"""Images in rows for the classify recipe: tar shards, Parquet files, Hugging Face datasets, and a CSV file as root."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from lockstep.data.keyed import keys
+from lockstep.errors import ConfigError, DataError
+from lockstep.recipes.classify.config import Config
+from lockstep.recipes.classify.recipe import build, dataset_info
+
+NUM = 12
+NAMES = ("cat", "dog", "owl")
+
+
+def image(index: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (20, 16), (index * 20, 60, 90)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_tar(folder: Path) -> Path:
+    folder.mkdir()
+    for shard in range(2):
+        with tarfile.open(folder / f"train-{shard}.tar", "w") as archive:
+            for index in range(shard * 6, shard * 6 + 6):
+                for ending, content in (("png", image(index)), ("cls", NAMES[index % 3].encode())):
+                    entry = tarfile.TarInfo(f"{index:04}.{ending}")
+                    entry.size = len(content)
+                    archive.addfile(entry, io.BytesIO(content))
+    return folder / "train-{0..1}.tar"
+
+
+def write_parquet(folder: Path) -> Path:
+    folder.mkdir()
+    table = pyarrow.table(
+        {"img": [{"bytes": image(i), "path": None} for i in range(NUM)], "label": [i % 3 for i in range(NUM)]}
+    )
+    info = {"info": {"features": {"label": {"names": list(NAMES), "_type": "ClassLabel"}}}}
+    pyarrow.parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), folder / "a.parquet")
+    return folder
+
+
+def write_datasets(folder: Path) -> Path:
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(NAMES))})
+    rows = {"image": [{"bytes": image(i), "path": None} for i in range(NUM)], "label": [i % 3 for i in range(NUM)]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(folder))
+    return folder
+
+
+def write_csv(folder: Path) -> Path:
+    folder.mkdir()
+    lines = []
+    for index in range(NUM):
+        (folder / f"{index}.png").write_bytes(image(index))
+        lines.append(f"{index}.png,{NAMES[index % 3]}\n")
+    (folder / "all.csv").write_text("".join(lines))
+    return folder / "all.csv"
+
+
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "tar": write_tar, "parquet": write_parquet, "datasets": write_datasets, "csv": write_csv,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def config_of(path: Path, **data: Any) -> Config:
+    settings = {"recipe": "classify", "data": {"root": str(path), "size_px": 16, **data}, "model": {"name": "resnet18"}}
+    config = Config.model_validate_json(json.dumps(settings))
+    config.check_inputs()
+    return config
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_every_form_gives_the_same_classes_and_images(form: str, tmp_path: Path) -> None:
+    config = config_of(WRITERS[form](tmp_path / form))
+    info = json.loads(json.dumps(dataset_info(config)))
+    assert info["classes"] == list(NAMES)
+    parts = build(config, info)
+    shades = []
+    for samples in (parts.train_data(), parts.eval_data()):
+        indices = np.arange(len(samples))
+        batch = samples.batch(indices, keys(0, 0, indices))
+        reds = (batch.inputs[:, 8, 8, 0].int() // 20).tolist()
+        shades += zip(reds, batch.targets.tolist(), strict=True)
+        assert samples.files
+    assert sorted(shades) == [(index, index % 3) for index in range(NUM)]
+
+
+def test_unreadable_rows_are_left_out_and_a_row_without_an_image_is_named(tmp_path: Path) -> None:
+    content: list[Any] = [{"bytes": image(i)} for i in range(NUM)]
+    content[4], content[5] = {"bytes": b"no image"}, {"bytes": None}
+    table = pyarrow.table({"image": content, "label": [str(i % 3) for i in range(NUM)]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    info = dataset_info(config_of(tmp_path / "a.parquet", on_error="skip"))
+    assert list(info["skipped"]) == ["4", "5"]
+    config = config_of(tmp_path / "a.parquet")
+    samples = build(config, dataset_info(config)).train_data()
+    indices = np.arange(len(samples))
+    with pytest.raises(DataError, match=r"row [45] of .*a\.parquet is not"):
+        samples.batch(indices, keys(0, 0, indices))
+
+
+def test_numbers_of_classes_are_in_numerical_order_and_classes_select(tmp_path: Path) -> None:
+    numbers = [10, 9, 2] * 4
+    table = pyarrow.table({"image": [image(i) for i in range(NUM)], "label": numbers, "other": numbers})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert dataset_info(config_of(tmp_path))["classes"] == ["2", "9", "10"]
+    assert dataset_info(config_of(tmp_path, columns=["image", "other"], classes=["10", "2"]))["classes"] == ["10", "2"]
+
+
+BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "list": ({"image": [image(0)], "label": [[1, 2]]}, {}, "row 0 of", "a list"),
+    "float": ({"image": [image(0)], "label": [0.5]}, {}, "row 0 of", "a float: 0.5"),
+    "none": ({"image": [image(0)] * 2, "label": ["a", None]}, {}, "row 1 of", "a NoneType: None"),
+    "unknown": ({"x": [image(0)], "label": ["a"]}, {}, "the column of images in", "columns: x, label"),
+    "columns": ({"image": [image(0)], "y": ["a"]}, {"columns": ["image", "z"]}, "has no column z", "columns: image, y"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_rows_that_are_not_understood_are_named(case: str, tmp_path: Path) -> None:
+    columns, settings, problem, given = BAD[case]
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    with pytest.raises((DataError, ConfigError)) as caught:
+        dataset_info(config_of(tmp_path, **settings))
+    assert problem in caught.value.what
+    assert caught.value.slots["given"] == given
+    assert caught.value.slots["fix"]
+
+
+def test_the_splits_of_a_hugging_face_dataset_are_named(tmp_path: Path) -> None:
+    write_datasets(tmp_path / "rows")
+    one = datasets.load_from_disk(str(tmp_path / "rows"))
+    datasets.DatasetDict({"train": one, "test": one}).save_to_disk(str(tmp_path / "all"))
+    with pytest.raises(DataError, match="has splits, not rows") as caught:
+        dataset_info(config_of(tmp_path / "all"))
+    assert caught.value.slots["fix"] == f"Set data.train={tmp_path}/all/train data.eval={tmp_path}/all/test"
+    halves = {"root": None, "train": f"{tmp_path}/all/train", "eval": f"{tmp_path}/all/test"}
+    assert len(dataset_info(config_of(tmp_path, **halves))["held_out"]["cat"]) == 4
