@@ -39,6 +39,7 @@ def pushed(run: Path) -> Path:
     return Path(push(run, str(run.parent / "pushed")))
 
 
+@pytest.mark.full
 def test_a_pushed_model_has_a_card_that_the_hub_reads_and_no_folders_of_this_machine(run: Path, pushed: Path) -> None:
     card = huggingface_hub.ModelCard.load(pushed / "README.md")
     assert (card.data.library_name, card.data.pipeline_tag) == ("timm", "image-classification")
@@ -52,6 +53,7 @@ def test_a_pushed_model_has_a_card_that_the_hub_reads_and_no_folders_of_this_mac
     assert "0000.jpg" not in (pushed / "dataset_info.json").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_timm_loads_a_pushed_model_of_its_own(run: Path, pushed: Path) -> None:
     model = timm.create_model(f"local-dir:{pushed}", pretrained=True).eval()
     for name, tensor in load_file(run / "weights.safetensors").items():
@@ -59,6 +61,7 @@ def test_timm_loads_a_pushed_model_of_its_own(run: Path, pushed: Path) -> None:
     assert model.pretrained_cfg["label_names"] == ["circles", "crosses", "squares", "stars", "triangles"]
 
 
+@pytest.mark.full
 def test_transformers_preprocesses_as_the_model_was_evaluated(pushed: Path, tmp_path: Path) -> None:
     from transformers import BitImageProcessor
 
@@ -72,6 +75,7 @@ def test_transformers_preprocesses_as_the_model_was_evaluated(pushed: Path, tmp_
     assert (theirs - ours).abs().max() < 0.03  # one value of a byte is 0.017
 
 
+@pytest.mark.full
 def test_a_pulled_model_predicts_as_the_run(run: Path, pushed: Path, tmp_path: Path) -> None:
     pulled = pull(str(pushed), tmp_path / "model")
     image = run.parent / "shapes/stars/0001.jpg"
@@ -82,6 +86,7 @@ def test_a_pulled_model_predicts_as_the_run(run: Path, pushed: Path, tmp_path: P
         push(run, str(tmp_path / "model"))
 
 
+@pytest.mark.full
 def test_altered_missing_and_linked_files_are_refused_and_leave_nothing(pushed: Path, tmp_path: Path) -> None:
     altered = Path(shutil.copytree(pushed, tmp_path / "altered"))
     weights = altered / "model.safetensors"
@@ -106,6 +111,7 @@ def test_altered_missing_and_linked_files_are_refused_and_leave_nothing(pushed: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["altered"]
 
 
+@pytest.mark.full
 def test_the_hub_is_used_for_names_that_begin_with_hf_only(
     run: Path, pushed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
