@@ -53,6 +53,8 @@ class Rank:
     nodes: tuple[Any, ...] = ()
     todo: tuple[int, ...] = ()
     phase: int = COMPUTES
+    # The step's sum, once it has added; its own nodes are overwritten by then.
+    total: Any = None
     is_alive: bool = True
     # The agreement of the world that this process is entering, and its rank there.
     pending: tuple[Agreement, int] | None = None
@@ -103,8 +105,10 @@ def own_step(world: World, number: int, num_leaves: int) -> World | None:
     if rank.phase == HAS_SENT:
         every = [*rank.nodes, *itertools.chain.from_iterable(received.values())]
         total = ((0, num_leaves), tree_sum(every, num_leaves))
-        return sent(world, number, replace(rank, phase=HAS_ADDED, nodes=(total,)), step, 2, (total,))
-    history = (*rank.history, rank.nodes[0][1])
+        overwritten = tuple((node, "overwritten") for node, _ in rank.nodes)
+        after = replace(rank, phase=HAS_ADDED, nodes=overwritten, total=total[1])
+        return sent(world, number, after, step, 2, (total,))
+    history = (*rank.history, rank.total)
     todo = tuple(range(*part(0, num_leaves, len(world.members), world.members.index(number))))
     return world.with_rank(number, Rank(history, todo=todo if step + 1 < NUM_STEPS else ()))
 
