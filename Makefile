@@ -146,7 +146,7 @@ bench-diff: .venv/.installed  ## plant 50 differences between two runs and count
 bench-runs: .venv/.installed-dev  ## measure how long lockstep runs, compare and report take on 1,000 run folders
 	@$(PY) -m benchmarks.many_runs $(BENCH_ARGS)
 
-bench-sweep: .venv/.installed  ## measure what a sweep saves by training equal first steps once, and kill it 10 times: half an hour
+bench-sweep: .venv/.installed  ## measure what a sweep saves by training equal first steps once, and kill it 10 times: an hour
 	@$(PY) -m benchmarks.sweep_sharing $(BENCH_ARGS)
 
 bench-trackers: .venv/.installed  ## measure the cost of trackers that raise, hang or fill the disk; needs root

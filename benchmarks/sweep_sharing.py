@@ -1,6 +1,6 @@
 """What a sweep saves by training equal first steps once, and whether kills change its table.
 
-    python -m benchmarks.sweep_sharing [--trials 16] [--epochs 40] [--kills 10]
+    python -m benchmarks.sweep_sharing [--trials 16] [--epochs 160] [--kills 10]
 
 The trials part after half of the training: they differ in the factor of the learning rate from then on. The sweep runs
 with and without sharing, and all hashes are compared. Then it is killed with signal 9 at random moments and resumed
@@ -28,7 +28,7 @@ LOCKSTEP = [sys.executable, "-P", "-m", "lockstep"]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=16)
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=160)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
