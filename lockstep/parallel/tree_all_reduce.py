@@ -126,12 +126,14 @@ class TreeAllReduce:
     def _post(self) -> None:
         # Receives first: gloo notifies the sender of each posted receive. Behind a large send that notification is
         # late, and a slow link then carries one direction at a time (measured by benchmarks/link.py).
+        if not self._receives and not self._sends:
+            return  # one process may have no group
         if self._world.backend == "gloo":
             # batch_isend_irecv makes the same calls, in four times the time: a tenth of a millisecond in each step.
             group = dist.distributed_c10d._get_default_group()
             self._works = [group.recv([values], peer, tag) for values, peer, tag in self._receives]
             self._works += [group.send([values], peer, tag) for values, peer, tag in self._sends]
-        elif self._receives or self._sends:
+        else:
             messages = [dist.P2POp(dist.irecv, values, peer, tag=tag) for values, peer, tag in self._receives]
             messages += [dist.P2POp(dist.isend, values, peer, tag=tag) for values, peer, tag in self._sends]
             self._works = dist.batch_isend_irecv(messages)

@@ -33,8 +33,10 @@ class FakeApi(SimpleNamespace):
     def __init__(self) -> None:
         super().__init__(calls=[], error=None, code=0)
 
-    def train_command(self, found: RecipeSpec, loaded: Loaded[RunConfig], *args: Any) -> int:
-        self.calls.append((found.name, [f"{name}={value}" for name, value in flat(loaded.diff).items()], *args))
+    def train_command(self, found: RecipeSpec, loaded: Loaded[RunConfig], *given: Any) -> int:
+        *args, stop_after = given
+        settings = [f"{name}={value}" for name, value in flat(loaded.diff).items()]
+        self.calls.append((found.name, settings, *args, *([] if stop_after is None else [stop_after])))
         if self.error:
             raise self.error
         return int(self.code)

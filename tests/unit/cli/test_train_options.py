@@ -25,7 +25,7 @@ def test_a_master_with_an_address_of_many_colons_gets_brackets(calls: list[tuple
     node = ["--nodes", "2", "--node-rank", "1"]
     for master in ("::1", "[::1]"):
         assert run(["train", "digits", *node, "--master", master, "--master-port", "5"]) == 0
-    assert {call[-1] for call in calls} == {LaunchOptions(nodes="2", node_rank=1, master="[::1]:5")}
+    assert {call[-2] for call in calls} == {LaunchOptions(nodes="2", node_rank=1, master="[::1]:5")}
 
 
 def test_the_run_folder_may_be_in_the_home_folder(
