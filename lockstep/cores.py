@@ -16,9 +16,12 @@ def num_cores() -> int:
     On Linux these are the cores of its affinity mask (`taskset`, Slurm, cpusets); elsewhere (macOS) all cores of the
     machine.
     """
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(core_ids()) or os.cpu_count() or 1
+
+
+def core_ids() -> set[int]:
+    """Return the cores of this process's affinity mask; none where the system has no such mask (macOS)."""
+    return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set()
 
 
 def describe_other_load(seconds: float = 0.5) -> tuple[str, bool]:

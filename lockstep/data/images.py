@@ -1,8 +1,7 @@
 """Decode image files of any format to 8-bit RGB, as an image viewer shows them.
 
 The EXIF orientation is applied. Grey, CMYK, palette and 16-bit images are converted, transparent parts are blended over
-white, and the first frame of an animation is used. JPEG files can be decoded at 1/2, 1/4 or 1/8 of their size, and
-without the rows below the last one needed. Both save decoding time.
+white, and the first frame of an animation is used. To save time, JPEG files can be decoded at 1/2 to 1/8 of their size.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class ExactLoop:
         check_finite: Raise an error if a step's gradient is not finite.
 
     Attributes:
-        check_finite: As above; False with a GradScaler, which does its own check.
+        check_finite: As above; False with a GradScaler, which does its own.
         step: Number of steps done.
         is_last: Whether the current micro-batch is the last one of its step on this rank.
         has_acted: Whether the optimizers have acted in the current micro-batch.
@@ -265,8 +265,8 @@ class ExactLoop:
         self._buffers.take(self._round, self._current)
         for trained in self._trained:
             trained.end_backward(self._round, self._current, is_last=self.is_last)
-        if self.is_last:
-            self._buffers.start_reduce()  # before the wait for the gradients, and in this order on all ranks
+        if self.is_last:  # buffers before the wait for gradients, and in this order on all ranks
+            self._buffers.start_reduce()
             for trained in self._trained:
                 trained.reduce(self._round)
         self._round += 1
@@ -280,8 +280,7 @@ class ExactLoop:
 
     def _act(self) -> None:
         """Update buffers and weights, with all that follows the optimizers."""
-        assert self._nodes is not None
-        assert self._current is not None
+        assert self._nodes is not None and self._current is not None  # noqa: PT018
         step = self._nodes.step
         self._world.activity.end_work(sum(each.weight > 0.0 for each in step.micro_batches))
         self._buffers.finish_reduce(self._current)

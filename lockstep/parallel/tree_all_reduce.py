@@ -16,6 +16,9 @@ time of gloo's all-reduce. gloo's all-gather was slower than both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -25,6 +28,41 @@ from lockstep.parallel.bucket import ALIGNMENT, Bucket, round_up
 from lockstep.parallel.tree import Node, push
 
 SMALL_BYTES = 2 * 1024 * 1024  # sent by a rank; below this, a second round costs more than the bytes it saves
+
+
+class Message(NamedTuple):
+    """A point-to-point message.
+
+    Attributes:
+        values: (N,) what is sent, or the memory for it.
+        peer: The other rank.
+        tag: Number of the message between the two.
+        is_receive: Whether this rank receives it.
+    """
+
+    values: Tensor
+    peer: int
+    tag: int
+    is_receive: bool
+
+
+def post(world: World, messages: Sequence[Message]) -> list[dist.Work]:
+    """Start messages, in order.
+
+    Args:
+        world: The ranks.
+        messages: At least one.
+    """
+    if world.backend != "gloo":
+        calls = [dist.irecv if message.is_receive else dist.isend for message in messages]
+        each = zip(calls, messages, strict=True)
+        return dist.batch_isend_irecv([dist.P2POp(call, it.values, it.peer, tag=it.tag) for call, it in each])
+    # batch_isend_irecv makes the same calls, in four times the time: a tenth of a millisecond in each step.
+    group = dist.distributed_c10d._get_default_group()
+    return [
+        (group.recv if message.is_receive else group.send)([message.values], message.peer, message.tag)
+        for message in messages
+    ]
 
 
 class TreeAllReduce:
@@ -51,8 +89,7 @@ class TreeAllReduce:
         self._sums: dict[Node, Tensor] = {}
         self._total = self._result.values
         self._works: list[dist.Work] = []
-        self._sends: list[tuple[Tensor, int, int]] = []  # what, to which rank, tag
-        self._receives: list[tuple[Tensor, int, int]] = []
+        self._messages: list[Message] = []
         self.has_added = False
 
     def start(self) -> None:
@@ -118,26 +155,18 @@ class TreeAllReduce:
         return values[owner * size : (owner + 1) * size]
 
     def _send(self, values: Tensor, peer: int, tag: int) -> None:
-        self._sends.append((_sendable(values), peer, self._tag + tag))
+        self._messages.append(Message(_sendable(values), peer, self._tag + tag, is_receive=False))
 
     def _receive(self, values: Tensor, peer: int, tag: int) -> None:
-        self._receives.append((_sendable(values), peer, self._tag + tag))
+        self._messages.append(Message(_sendable(values), peer, self._tag + tag, is_receive=True))
 
     def _post(self) -> None:
-        # Receives first: gloo notifies the sender of each posted receive. Behind a large send that notification is
-        # late, and a slow link then carries one direction at a time (measured by benchmarks/link.py).
-        if not self._receives and not self._sends:
-            return  # one process may have no group
-        if self._world.backend == "gloo":
-            # batch_isend_irecv makes the same calls, in four times the time: a tenth of a millisecond in each step.
-            group = dist.distributed_c10d._get_default_group()
-            self._works = [group.recv([values], peer, tag) for values, peer, tag in self._receives]
-            self._works += [group.send([values], peer, tag) for values, peer, tag in self._sends]
-        else:
-            messages = [dist.P2POp(dist.irecv, values, peer, tag=tag) for values, peer, tag in self._receives]
-            messages += [dist.P2POp(dist.isend, values, peer, tag=tag) for values, peer, tag in self._sends]
-            self._works = dist.batch_isend_irecv(messages)
-        self._sends, self._receives = [], []
+        if self._messages:  # one process may have no group
+            # Receives first: gloo notifies the sender of each posted receive. Behind a large send that notification is
+            # late, and a slow link then carries one direction at a time (measured by benchmarks/link.py).
+            self._messages.sort(key=lambda message: not message.is_receive)
+            self._works = post(self._world, self._messages)
+            self._messages = []
 
     def _wait(self) -> None:
         for work in self._works:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lockstep.cluster.signals import StopSignal
+from lockstep.cores import core_ids
 from lockstep.errors import LockstepError
 from lockstep.launch.commands import LOCKSTEP
 from lockstep.launch.subcommand import Subcommand
@@ -144,7 +145,7 @@ class Runner:
         # No link: the folder may be a stranger's.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         file = open(os.open(output / f"{part.name}.txt", flags, 0o666), "ab")  # noqa: SIM115 - closed by `_end`
-        cores = os.sched_getaffinity(0) if slot.cores else set()
+        cores = core_ids()
         variables = {"CUDA_VISIBLE_DEVICES": slot.gpus} if slot.gpus is not None else {}
         try:
             if slot.cores:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from lockstep.config.schema import RunConfig
-from lockstep.cores import num_cores
+from lockstep.cores import core_ids, num_cores
 from lockstep.errors import ConfigError
 
 MAX_JOBS = 1024
@@ -48,7 +48,7 @@ def make_slots(jobs: int | None, procs: int, config: RunConfig) -> list[Slot]:
             )
     else:
         num_slots = jobs or max(1, num_cores() // (procs * config.num_threads))
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = sorted(core_ids())
     share = len(cores) // num_slots
     # Without cores of their own, each trial would start DataLoader workers for all cores.
     is_divided = num_slots > 1 and share > 0

@@ -25,16 +25,16 @@ from tests.ranks.runs_in_ranks import carry_out, settings
 def gradients(world: World, compress: Compression, exact: bool, num_steps: int, limits: dict[str, int]) -> Any:
     """The gradients of some steps with weights that stay, and the bytes that this rank sent point to point."""
     sent = 0
-    real = dist.batch_isend_irecv
+    real = tree_all_reduce.post
 
-    def count(messages: list[dist.P2POp]) -> list[dist.Work]:
+    def count(world: World, messages: list[tree_all_reduce.Message]) -> list[dist.Work]:
         nonlocal sent
-        sent += sum(message.tensor.nbytes for message in messages if message.op is dist.isend)
-        return real(messages)
+        sent += sum(message.values.nbytes for message in messages if not message.is_receive)
+        return real(world, messages)
 
     order = Order(16, 16, 2, seed=1)
     with (
-        patch.object(dist, "batch_isend_irecv", count),
+        patch.object(tree_all_reduce, "post", count),
         patch.object(reduce, "BUCKET_BYTES", limits.get("BUCKET_BYTES", reduce.BUCKET_BYTES)),
         patch.object(tree_all_reduce, "SMALL_BYTES", limits.get("SMALL_BYTES", tree_all_reduce.SMALL_BYTES)),
     ):

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from lockstep.cluster.world import World
 from lockstep.data.order import Order
+from lockstep.parallel import tree_all_reduce
 from tests.ranks import jobs
 from tests.ranks.rank_pool import RankPool
 
@@ -16,13 +17,13 @@ from tests.ranks.rank_pool import RankPool
 def handed_over(world: World, limits: dict[str, int]) -> list[list[str]]:
     """For each round of a step, which messages are sends and which receives, in order."""
     rounds = []
-    real = dist.batch_isend_irecv
+    real = tree_all_reduce.post
 
-    def note(messages: list[dist.P2POp]) -> list[dist.Work]:
-        rounds.append(["receive" if message.op is dist.irecv else "send" for message in messages])
-        return real(messages)
+    def note(world: World, messages: list[tree_all_reduce.Message]) -> list[dist.Work]:
+        rounds.append(["receive" if message.is_receive else "send" for message in messages])
+        return real(world, messages)
 
-    with patch.object(dist, "batch_isend_irecv", note):
+    with patch.object(tree_all_reduce, "post", note):
         jobs.train(world, "plain", Order(24, 12, 2, seed=1), 1, True, limits)
     return rounds
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.recipes.classify.config import MakeConfig
-from lockstep.recipes.shapes import SHAPES, draw_shape
+from lockstep.recipes.synthetic_shapes import SHAPES, draw_shape
 
 
 def make(config: MakeConfig, out: Path) -> str:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from lockstep.data.keyed import key as derive_key
-from lockstep.recipes.shapes import SHAPES, draw_background, draw_coverage, strong_colour
+from lockstep.recipes.synthetic_shapes import SHAPES, draw_background, draw_coverage, strong_colour
 
 ByteArray = npt.NDArray[np.uint8]
 

@@ -35,8 +35,8 @@ class FakeApi(SimpleNamespace):
 
     def train_command(self, found: RecipeSpec, loaded: Loaded[RunConfig], *given: Any) -> int:
         *args, stop_after = given
-        settings = [f"{name}={value}" for name, value in flat(loaded.diff).items()]
-        self.calls.append((found.name, settings, *args, *([] if stop_after is None else [stop_after])))
+        assert stop_after is None
+        self.calls.append((found.name, [f"{name}={value}" for name, value in flat(loaded.diff).items()], *args))
         if self.error:
             raise self.error
         return int(self.code)
@@ -58,11 +58,9 @@ def test_train_hands_over_what_was_typed(api: FakeApi) -> None:
     api.code = 7
     first = ["train", "digits", "epochs=2", "--procs", "3", "optim.lr=0.5", "--run-dir", "runs/a"]
     joined = ["--init", "tcp://h:1", "--rank", "1", "--world-size", "4", "--local-rank", "1"]
-    code = run([*first, "--resume", "auto", "--max-restarts", "2", *joined])
-    assert code == 7
-    diff = ["epochs=2", "optim.lr=0.5"]
-    ask = LaunchOptions("3", None, None, None, "tcp://h:1", 1, 4, 2)
-    assert api.calls == [("digits", diff, Path("runs/a"), "auto", ask)]
+    assert run([*first, "--resume", "auto", "--max-restarts", "2", *joined]) == 7
+    asked = LaunchOptions("3", None, None, None, "tcp://h:1", 1, 4, 2)
+    assert api.calls == [("digits", ["epochs=2", "optim.lr=0.5"], Path("runs/a"), "auto", asked)]
 
 
 def test_torchruns_names_are_other_names_for_ours(api: FakeApi) -> None:
