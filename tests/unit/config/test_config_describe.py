@@ -61,7 +61,7 @@ def test_the_table_shows_the_presets_values_and_sections_last() -> None:
     config = RunConfig(recipe="x", epochs=7).model_dump(mode="json")
     rows = table(RunConfig, config)
     assert Row("epochs", "int > 0 and <= 1000000000", "7", "Passes over the training set.") in rows
-    meaning = "Decay rates of the moment estimates (adam, adamw)."
+    meaning = "Decay rates of the moment estimates (adam, adamw, lamb, muon)."
     assert Row("optim.betas", "list of 2 float >= 0 and < 1", "[0.9, 0.999]", meaning) in rows
     first_section = next(number for number, row in enumerate(rows) if row.type == "section")
     assert all("." not in row.key for row in rows[:first_section])
@@ -80,7 +80,7 @@ def test_the_schema_stands_alone_and_needs_only_the_recipe() -> None:
     optim = tree["properties"]["optim"]
     assert optim["additionalProperties"] is False
     assert "required" not in optim
-    assert optim["properties"]["name"]["enum"] == ["sgd", "adam", "adamw"]
+    assert optim["properties"]["name"]["enum"] == ["sgd", "adam", "adamw", "lamb", "muon"]
     assert optim["properties"]["lr"]["exclusiveMinimum"] == 0
 
 
