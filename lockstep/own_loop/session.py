@@ -266,7 +266,7 @@ class ExactLoop:
         for trained in self._trained:
             trained.end_backward(self._round, self._current, is_last=self.is_last)
         if self.is_last:  # buffers before the wait for gradients, and in this order on all ranks
-            self._buffers.start_reduce()
+            self._buffers.start_reduce(self._round + 1)
             for trained in self._trained:
                 trained.reduce(self._round)
         self._round += 1

@@ -78,10 +78,14 @@ class BufferSum:
         self._done.append(micro_batch)
         self._buffers.reset()
 
-    def start_reduce(self) -> None:
-        """Send this rank's changes of the backward passes so far. Called in the last micro-batch of a step."""
+    def start_reduce(self, num_turns: int) -> None:
+        """Send this rank's changes. Called in the last micro-batch of a step.
+
+        Args:
+            num_turns: How many backward passes the micro-batch has had.
+        """
         assert self._nodes is not None
-        while len(self._exchanges) < self._num_used:
+        while len(self._exchanges) < min(num_turns, self._num_used):
             number = len(self._exchanges)
             exchange = TreeAllReduce(self._buckets[number], self._world, self._nodes.nodes, number)
             exchange.start()
@@ -94,7 +98,7 @@ class BufferSum:
             micro_batch: The last one of this rank. It counts as zero in backward passes that it did not have.
         """
         self._fill(micro_batch)
-        self.start_reduce()
+        self.start_reduce(self._num_used)
         for bucket, exchange in zip(self._buckets, self._exchanges, strict=False):
             exchange.middle()
             exchange.finish()
