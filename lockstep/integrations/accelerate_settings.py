@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from lockstep.cluster.world import World
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.integrations.accelerate_loaders import TrainingLoader
+from lockstep.own_loop.exact import order_of
 from lockstep.own_loop.samples import LoaderSource, LoopOrder
 from lockstep.own_loop.session import ExactLoop
 from lockstep.storage.run_folder import atomic_file
@@ -47,26 +48,10 @@ class ExactSettings:
         Raises:
             ConfigError: A batch size is missing or invalid.
         """
-        micro_batch = self.micro_batch or source.batch_size
-        for name, value in (("global_batch", self.global_batch), ("micro_batch", micro_batch)):
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} is {value!r}", allowed="an integer of at least 1", fix=f"Set {name}.")
-        assert micro_batch is not None
-        order = LoopOrder(
-            len(source.samples),
-            self.global_batch,
-            micro_batch,
-            self.seed,
-            is_shuffled=source.is_shuffled,
-            drop_last=source.drop_last,
+        micro_batch = source.batch_size if self.micro_batch is None else self.micro_batch
+        return order_of(
+            len(source.samples), self.global_batch, micro_batch, self.seed, source.is_shuffled, source.drop_last
         )
-        if not order.steps_per_epoch:
-            raise ConfigError(
-                f"no step: drop_last leaves out all {len(source.samples)} samples",
-                given=f"global_batch={self.global_batch}",
-                fix="Set a smaller global_batch, or drop_last=False.",
-            )
-        return order
 
 
 @dataclass

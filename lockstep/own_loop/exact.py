@@ -110,7 +110,7 @@ def order_of(
         ConfigError: A batch size is missing or out of range.
     """
     if micro_batch is None:
-        raise ConfigError("the DataLoader has no batch_size", fix="Set it, or give exact(micro_batch=...).")
+        raise ConfigError("the DataLoader has no batch_size", fix="Set it, or give micro_batch.")
     for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name} is {value!r}", allowed="an integer of at least 1", fix=f"Set {name}.")

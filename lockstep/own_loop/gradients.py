@@ -80,8 +80,6 @@ class GradientSum:
         }
         self._nodes: StepNodes | None = None
         self._leaves: list[Leaf] = []
-        # Of each bucket, the gradients that the micro-batch has given: a bucket takes them together, which costs half.
-        self._given: list[dict[int, Tensor]] = [{} for _ in self._buckets]
         self._weight = 1.0
         self._exchanges: list[TreeAllReduce] = []
         self.norm = torch.zeros(())
@@ -115,22 +113,24 @@ class GradientSum:
         Args:
             parameter: The parameter, of any shape.
             is_last: Whether buckets that are complete can be sent, because all ranks run their last micro-batch.
+
+        Raises:
+            RuntimeError: The backward pass has reached the parameter twice.
         """
         number, index = self._place[parameter]
-        assert parameter.grad is not None
-        given = self._given[number]
-        given[index] = parameter.grad
+        leaf = self._leaves[number]
+        self._buckets[number].give(leaf, index)
         # The last bucket waits for its tail; the others can be sent while backward continues.
-        if len(given) == len(self._buckets[number].parameters) and number + 1 < len(self._buckets):
+        if not leaf.missing and number + 1 < len(self._buckets):
             self._end(number, is_last=is_last)
 
     def end_leaf(self) -> None:
         """End the micro-batch: gradients that it does not have count as zero."""
         used = torch.ones(self._num_parameters)
         position = 0
-        for bucket, leaf, given in zip(self._buckets, self._leaves, self._given, strict=True):
-            if not leaf.is_done and len(given) < len(bucket.parameters):
-                used[[position + index for index in range(len(bucket.parameters)) if index not in given]] = 0.0
+        for bucket, leaf in zip(self._buckets, self._leaves, strict=True):
+            if leaf.missing:
+                used[[position + index for index in leaf.missing]] = 0.0
             position += len(bucket.parameters)
         self._leaves[-1].put_tail(used.to(self._buckets[0].device))
         for number, leaf in enumerate(self._leaves):
@@ -177,8 +177,7 @@ class GradientSum:
     def _end(self, number: int, *, is_last: bool = False) -> None:
         assert self._nodes is not None
         bucket, leaf = self._buckets[number], self._leaves[number]
-        bucket.take_all(leaf, self._given[number], self._weight)
-        self._given[number] = {}
+        bucket.add_given(leaf, self._weight)
         bucket.end_leaf(leaf, self._nodes.step.num_micro_batches)
         if not is_last:
             return

@@ -21,7 +21,7 @@ Leaves can end out of order when synchronized batch norm runs micro-batches by t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +92,7 @@ class Leaf:
 
     Attributes:
         missing: Indices of the parameters without a gradient so far.
+        given: Gradients that `Bucket.add_given` has still to add, by index of the parameter.
         is_done: Whether the leaf has ended.
         checksum: Of its values, if they are compared with another rank's.
     """
@@ -99,6 +100,7 @@ class Leaf:
     def __init__(self, index: int, flat: Flat, is_joining: bool, num_parameters: int) -> None:
         self.index, self.flat, self.is_joining = index, flat, is_joining
         self.missing = set(range(num_parameters))
+        self.given: dict[int, Tensor] = {}
         self.is_done = False
         self.checksum: Tensor | None = None
 
@@ -221,12 +223,7 @@ class Bucket:
         Raises:
             RuntimeError: The leaf already has this gradient.
         """
-        parameter = self.parameters[index]
-        if index not in leaf.missing:
-            raise RuntimeError(
-                f"a parameter of shape {tuple(parameter.shape)} got its gradient twice in one micro-batch: "
-                "call backward once, and use torch.utils.checkpoint with use_reentrant=False"
-            )
+        parameter = self._first_gradient(leaf, index)
         assert parameter.grad is not None
         if self.dtype != torch.float32:
             # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
@@ -241,24 +238,46 @@ class Bucket:
             torch.mul(parameter.grad, factor, out=leaf.flat.views[index])
         # Otherwise the next micro-batch's backward would add to this gradient.
         parameter.grad = None
-        leaf.missing.remove(index)
 
-    def take_all(self, leaf: Leaf, gradients: Mapping[int, Tensor], weight: float) -> None:
-        """Multiply gradients by the micro-batch's weight, and add or copy them into its leaf. Only for float32.
+    def give(self, leaf: Leaf, index: int) -> None:
+        """Note a parameter's gradient for `add_given`: to add a leaf's gradients together costs half.
 
         Args:
             leaf: The micro-batch's leaf.
-            gradients: Each of its parameter's shape (...), by the index of that.
+            index: Index of the parameter in the bucket.
+
+        Raises:
+            RuntimeError: The leaf already has this gradient.
+        """
+        gradient = self._first_gradient(leaf, index).grad
+        assert gradient is not None
+        leaf.given[index] = gradient
+
+    def add_given(self, leaf: Leaf, weight: float) -> None:
+        """Multiply the given gradients by the micro-batch's weight, and move them into its leaf. Only for float32.
+
+        Args:
+            leaf: The micro-batch's leaf.
             weight: Fraction of the step's samples.
         """
-        if not gradients:
+        if not leaf.given:
             return
-        views, values = [leaf.flat.views[index] for index in gradients], tuple(gradients.values())
+        views, values = [leaf.flat.views[index] for index in leaf.given], tuple(leaf.given.values())
         if weight != 1.0:
             # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
             values = torch._foreach_mul(values, weight)
         (torch._foreach_add_ if leaf.is_joining else torch._foreach_copy_)(views, values)
-        leaf.missing.difference_update(gradients)
+        leaf.given = {}
+
+    def _first_gradient(self, leaf: Leaf, index: int) -> nn.Parameter:
+        parameter = self.parameters[index]
+        if index not in leaf.missing:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(parameter.shape)} got its gradient twice in one micro-batch: "
+                "call backward once, and use torch.utils.checkpoint with use_reentrant=False"
+            )
+        leaf.missing.remove(index)
+        return parameter
 
     def fill_missing(self, leaf: Leaf) -> None:
         """Set the gradients that a micro-batch does not have to zero: its memory still has those of an earlier step."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 
 import lockstep
 from lockstep.errors import ConfigError, TrainError
@@ -65,6 +66,17 @@ def test_a_gradient_that_is_not_finite_is_named_and_changes_nothing() -> None:
             loop.optimizer.step()
     assert caught.value.slots["given"] == "step 0, epoch 1"
     assert loop.sha256() == before
+
+
+def test_a_layer_that_one_backward_pass_reaches_twice_is_named() -> None:
+    loop = Loop()
+    first, tanh, last = loop.model
+    with pytest.raises(RuntimeError, match="got its gradient twice in one micro-batch: call backward once") as caught:
+        for x, y in loop.loader:
+            hidden = checkpoint(first, x.requires_grad_(), use_reentrant=True)
+            hidden = checkpoint(first, tanh(hidden)[:, :4], use_reentrant=True)
+            (last(hidden) - y).square().mean().backward()
+    assert "use_reentrant=False" in str(caught.value)
 
 
 def test_a_parameter_that_is_unfrozen_within_a_step_is_named() -> None:
