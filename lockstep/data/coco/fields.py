@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.config.plain_file import parse_json, read_plain
+from lockstep.data.image_file import MAX_PIXELS
 from lockstep.errors import DataError
 
 Floats = npt.NDArray[np.float64]
@@ -22,7 +23,6 @@ Floats = npt.NDArray[np.float64]
 LARGEST = 1e9
 _SHOWN = 60
 _FIX = "Correct the annotation file."
-MAX_PIXELS = 178_956_970
 MAX_JSON_BYTES = 1 << 31  # COCO's largest file of annotations has 450 MB
 
 

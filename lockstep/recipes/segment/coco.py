@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.data.coco.fields import (
-    MAX_PIXELS,
     Fields,
     check_pixels,
     entries_of,
@@ -19,6 +18,7 @@ from lockstep.data.coco.fields import (
 )
 from lockstep.data.coco.regions import MAX_OUTLINES_PX, Annotated, draw_regions, read_region
 from lockstep.data.coco.store import decode, open_store
+from lockstep.data.image_file import MAX_PIXELS
 from lockstep.data.images import ByteArray
 from lockstep.errors import DataError
 from lockstep.metrics.segmentation import IGNORED

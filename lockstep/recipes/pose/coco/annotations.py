@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from lockstep.data.coco.fields import (
     LARGEST,
-    MAX_PIXELS,
     Fields,
     Floats,
     check_pixels,
@@ -30,6 +29,7 @@ from lockstep.data.coco.fields import (
     shown,
 )
 from lockstep.data.coco.regions import Region, read_region
+from lockstep.data.image_file import MAX_PIXELS
 from lockstep.data.keyed import IntArray
 from lockstep.errors import DataError
 from lockstep.recipes.pose.skeletons import SKELETONS, Skeleton
