@@ -38,12 +38,17 @@ def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
             fix=f"Set global_batch={job.config.global_batch + 1} or batch_norm=sync, or use larger images.",
         ) from None
     terms = job.parts.loss(outputs, batch)
-    _check(terms)
+    check_terms(terms)
     values = torch.stack([term.float() for term in terms.values()])
     return list(terms), values.sum(), F.pad(values.detach(), (0, MAX_TERMS - len(values)))
 
 
-def _check(terms: object) -> None:
+def check_terms(terms: object) -> None:
+    """Check what a recipe's loss returned.
+
+    Raises:
+        ConfigError: It has a wrong type or, where gradients are enabled, no gradient.
+    """
     if not isinstance(terms, Mapping):
         raise ConfigError(
             f"the recipe's loss returned a {type(terms).__name__}, not a dict of named terms",

@@ -21,6 +21,7 @@ from lockstep.data.keyed import FORWARD, key, keys, seed_forward, seeded
 from lockstep.data.loader import Loader
 from lockstep.data.samples import Batch, Samples
 from lockstep.engine.evaluate import evaluate, evaluating, no_metric
+from lockstep.engine.forward import check_terms
 from lockstep.engine.job import Job
 from lockstep.errors import ConfigError, LockstepError, is_out_of_memory
 from lockstep.metrics.early_stop import Patience, metric_of
@@ -136,7 +137,9 @@ def _try(job: Job) -> None:
                 LOGGER.info("the trial evaluation failed: %s", error)
                 return
             with _faults_of("the recipe's loss"):
-                names = ["loss", *parts.loss(outputs, batch)]
+                terms = parts.loss(outputs, batch)
+                check_terms(terms)
+                names = ["loss", *terms]
         values = _count(parts.metric, outputs, batch)
     if values is None:
         return

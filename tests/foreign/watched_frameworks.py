@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 tests/foreign/watched_frameworks.py lightning sleep
 
 import os
 import sys
+import tempfile
 import time
 
 import torch
@@ -82,7 +83,7 @@ else:
     from lockstep.integrations.transformers import ExactTrainer
 
     arguments = TrainingArguments(
-        output_dir=sys.argv[0] + "-unused", num_train_epochs=2, per_device_train_batch_size=8, save_strategy="no",
+        output_dir=tempfile.gettempdir(), num_train_epochs=2, per_device_train_batch_size=8, save_strategy="no",
         report_to="none", disable_tqdm=True, use_cpu=True, logging_steps=100, max_grad_norm=0.0,
     )  # fmt: skip
     ExactTrainer(model=Model(), args=arguments, train_dataset=Rows(), **options).train()
