@@ -28,9 +28,9 @@ from lockstep.config.schema import RunConfig
 from lockstep.config.sections import CheckpointConfig
 from lockstep.data.samples import Batch, DatasetSamples
 from lockstep.engine.assemble import make_job
+from lockstep.engine.checkpoints.saving import CheckpointManager
 from lockstep.engine.job import Job
 from lockstep.engine.parts import Parts
-from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.step import run_step
 from lockstep.metrics.classification import Accuracy
 from lockstep.storage.run_folder import RunFolder

@@ -20,8 +20,8 @@ from lockstep.data.keyed import IntArray, KeyArray, key
 from lockstep.data.loader import Loader, Request
 from lockstep.data.order import Step
 from lockstep.data.samples import Batch
+from lockstep.engine.checkpoints.saving import CheckpointManager
 from lockstep.engine.job import Job
-from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.step import run_step
 
 NUM_STEPS = 6

@@ -22,10 +22,10 @@ from lockstep.data.groups import groups_of
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.samples import Batch, Samples, as_samples
 from lockstep.engine.assemble import init_weights, make_job
+from lockstep.engine.checkpoints.saving import CheckpointManager
 from lockstep.engine.dataset_info import dataset_info_for
 from lockstep.engine.evaluate import evaluate
 from lockstep.engine.job import Job
-from lockstep.engine.saving import CheckpointManager
 from lockstep.launch.start import join_world
 from lockstep.recipes.catalog import find
 from lockstep.storage.run_folder import RunFolder

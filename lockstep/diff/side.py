@@ -16,10 +16,10 @@ from lockstep.diff.folders import Recorded
 from lockstep.diff.opening import open_job
 from lockstep.diff.tensors import digest
 from lockstep.engine.assemble import init_weights
+from lockstep.engine.checkpoints.restoring import restore_step
+from lockstep.engine.checkpoints.saving import pack_job
 from lockstep.engine.job import Progress
 from lockstep.engine.output.recorder import digest_content, record_of
-from lockstep.engine.restoring import restore_step
-from lockstep.engine.saving import pack_job
 from lockstep.engine.step import run_step
 from lockstep.errors import CheckpointError
 from lockstep.module.determinism import use_deterministic_algorithms

@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 from lockstep.cluster.epochs.membership import EpochEnded
 from lockstep.data.order import Step
+from lockstep.engine.checkpoints.saving import CheckpointManager
 from lockstep.engine.evaluate import EvaluationStopped
 from lockstep.engine.job import Job
 from lockstep.engine.nonfinite import handle_nonfinite
 from lockstep.engine.output.reports import Reports
 from lockstep.engine.replica_check import ReplicaCheck
-from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.step import StepResult, run_step
 from lockstep.engine.validation import validate
 

@@ -16,10 +16,10 @@ from lockstep.cluster import collectives
 from lockstep.data.keyed import seed_forward
 from lockstep.data.order import MicroBatch, Step
 from lockstep.data.samples import Batch
+from lockstep.engine.checkpoints.saving import CheckpointManager
 from lockstep.engine.forward import forward
 from lockstep.engine.job import Job
 from lockstep.engine.output.reports import Reports
-from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import TrainError
 from lockstep.storage.run_folder import RunFolder, write_atomically
 

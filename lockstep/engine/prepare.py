@@ -10,11 +10,11 @@ from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.config.document import to_yaml
 from lockstep.engine.assemble import init_weights, make_job
+from lockstep.engine.checkpoints.saving import CheckpointManager
 from lockstep.engine.dataset_info import Recipe, build_from, dataset_info_for, write_dataset_info
 from lockstep.engine.job import Job
 from lockstep.engine.output.summary import head
 from lockstep.engine.run_spec import RunSpec
-from lockstep.engine.saving import CheckpointManager
 from lockstep.engine.validation import try_metric
 from lockstep.errors import LockstepError
 from lockstep.provenance import step_log

@@ -14,8 +14,8 @@ from typing import Any
 from lockstep.cluster import collectives
 from lockstep.cluster.rendezvous import ranks_text
 from lockstep.config.interval import parse_interval
+from lockstep.engine.checkpoints.saving import pack_job
 from lockstep.engine.job import Job
-from lockstep.engine.saving import pack_job
 from lockstep.errors import TrainError
 from lockstep.parallel.checksum import checksums
 from lockstep.provenance.environment import environment

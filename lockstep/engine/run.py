@@ -1,7 +1,7 @@
 """One process's part of a run, from settings to `result.json`.
 
     lock the folder (rank 0), log       `_opened`
-    build job, compare ranks            `prepare` -> `make_job`
+    build job, compare ranks            `open_run` -> `prepare` -> `make_job`
     restore a checkpoint, or            `CheckpointManager.restore`
       initialize weights                `init_weights`
     train <-- RollBack --+              `train`; a step that is not finite can restart from the last checkpoint
@@ -23,19 +23,15 @@ from pathlib import Path
 from lockstep.cluster import collectives
 from lockstep.cluster.signals import StopSignal
 from lockstep.cluster.world import World
-from lockstep.config.given import flat
 from lockstep.data.loader import lost_reader
 from lockstep.engine.dataset_info import Recipe
 from lockstep.engine.graceful_stop import StopFlag
 from lockstep.engine.in_step.in_step_run import InStepRun
-from lockstep.engine.in_step.opening import open_run
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
-from lockstep.engine.output.reports import Reports
+from lockstep.engine.opening import OpenRun, open_run
 from lockstep.engine.output.summary import finish
-from lockstep.engine.prepare import find_origin, keep_name, prepare
 from lockstep.engine.run_spec import RunSpec
-from lockstep.parallel.recheck import RecheckedReducer
 from lockstep.report.console import Console
 from lockstep.report.log import log_path, rank_log
 from lockstep.storage.run_folder import RunFolder
@@ -58,68 +54,45 @@ def run(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal) -> int:
         LockstepError: A failure that the user can act on.
     """
     folder = RunFolder(spec.run_folder)
-    if world.membership is not None:
-        return _run_in_step(spec, recipe, world, stop, folder)
     with _opened(folder, world), announced(spec.run_folder, world) as announce:
-        origin = find_origin(spec, folder)
-        # A resumed run keeps its name: its source may be the run folder, whose name would be shown instead.
-        spec = spec if origin is None else keep_name(spec, origin)
-        job, manager, notes, header = prepare(spec, recipe, world, folder, origin)
-        job.stop_after = spec.stop_after
-        reports = Reports(job, folder)  # after `prepare`: a refused resume must not touch the run's records
-        reports.settings = flat(spec.diff)
-        manager.notify = reports.checkpoint
-        if isinstance(job.reducer, RecheckedReducer):
-            job.reducer.notify = reports.notify
-        try:
-            reports.block(*header)
-            for note in notes:
-                reports.notify(note)
-            stop_flag = StopFlag(world, stop)
-            # The detector starts after the model is built: ranks may differ much in how long that takes.
-            with (
-                HangDetector(world, spec.config.watch.hang_timeout_s, folder.path / "logs") as detector,
-                job.compiling(),
-            ):
-                reports.waits.work_of_ranks = detector.work
-                # A rollback repeats the loop with the same objects; `restore` resets their state.
-                while True:
-                    try:
-                        is_complete = train(job, manager, reports, stop_flag, stop_flag.is_requested)
-                        break
-                    except RollBack:
-                        manager.restore(job, "auto", reports.notify)
-            if not is_complete:
-                reports.notify(_stopped(job.progress.step, folder))
-                reports.trackers.outcome = "stopped"
-                announce("stopped")
-                if job.is_at_stop and not stop.requested:
-                    return 0
-                return stop.exit_code or 143  # 128 + SIGTERM: the signal arrived on another rank
-            waits = collectives.all_gather_object(world, (world.activity.work_s, world.activity.wait_s))
-            # Collective: a sharded model's weights are gathered from all ranks before rank 0 writes them.
-            weights = job.final_weights()
-            if world.is_main:
-                finish(spec, job, folder, reports, weights, waits)
-            reports.trackers.outcome = "done"
-            announce("done")
-            return 0
-        finally:
-            reports.close()
-
-
-def _run_in_step(spec: RunSpec, recipe: Recipe, world: World, stop: StopSignal, folder: RunFolder) -> int:
-    """Train as a process whose world may change; see `run`."""
-    with _opened(folder, world):
         opened = open_run(spec, recipe, world, folder)
         try:
-            is_complete = InStepRun(opened, stop).run()
-            if not is_complete and not opened.job.world.is_replacement:
-                opened.reports.notify(_stopped(opened.job.progress.step, folder))
+            opened.report_start()
+            is_complete = _train(opened, stop) if world.membership is None else InStepRun(opened, stop).run()
+            job = opened.job
+            if not is_complete and not job.world.is_replacement:
+                opened.reports.notify(_stopped(job.progress.step, folder))
             opened.reports.trackers.outcome = "done" if is_complete else "stopped"
-            return 0 if is_complete else stop.exit_code or 143
+            announce(opened.reports.trackers.outcome)
+            if is_complete or (job.is_at_stop and not stop.requested):
+                return 0
+            return stop.exit_code or 143  # 128 + SIGTERM: the signal arrived on another rank
         finally:
             opened.reports.close()
+
+
+def _train(opened: OpenRun, stop: StopSignal) -> bool:
+    """Train in a world that stays; return whether the run is complete, or was stopped and has saved."""
+    job, reports, world = opened.job, opened.reports, opened.job.world
+    stop_flag = StopFlag(world, stop)
+    timeout_s = job.config.watch.hang_timeout_s
+    # The detector starts after the model is built: ranks may differ much in how long that takes.
+    with HangDetector(world, timeout_s, opened.folder.path / "logs") as detector, job.compiling():
+        reports.waits.work_of_ranks = detector.work
+        # A rollback repeats the loop with the same objects; `restore` resets their state.
+        while True:
+            try:
+                is_complete = train(job, opened.manager, reports, stop_flag, stop_flag.is_requested)
+                break
+            except RollBack:
+                opened.manager.restore(job, "auto", reports.notify)
+    if is_complete:
+        waits = collectives.all_gather_object(world, (world.activity.work_s, world.activity.wait_s))
+        # Collective: a sharded model's weights are gathered from all ranks before rank 0 writes them.
+        weights = job.final_weights()
+        if world.is_main:
+            finish(opened.spec, job, opened.folder, reports, weights, waits)
+    return is_complete
 
 
 def _stopped(step: int, folder: RunFolder) -> str:

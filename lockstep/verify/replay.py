@@ -20,9 +20,9 @@ from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.engine.assemble import init_weights, make_job
+from lockstep.engine.checkpoints.restoring import restore_step
 from lockstep.engine.dataset_info import build_from
 from lockstep.engine.job import Job
-from lockstep.engine.restoring import restore_step
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch.start import join_world

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from lockstep.cluster import collectives
+from lockstep.engine.checkpoints.saving import pack_job
 from lockstep.engine.job import Job
 from lockstep.engine.output.recorder import digest_content, record_of, sample_ids
-from lockstep.engine.saving import pack_job
 from lockstep.engine.step import run_step
 from lockstep.engine.validation import validate
 from lockstep.errors import CheckpointError, LockstepError

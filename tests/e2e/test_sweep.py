@@ -53,10 +53,15 @@ def test_trials_with_equal_first_steps_train_them_once_to_equal_hashes(tmp_path:
     assert all(trial["weights_sha256"][:8] in page for trial in found.values())
 
 
-def test_a_run_stops_after_some_steps_and_is_resumed_on_another_number_of_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recovery", ["restart", "in_step"])
+def test_a_run_stops_after_some_steps_and_is_resumed_on_another_number_of_processes(
+    tmp_path: Path, recovery: str
+) -> None:
     run, alone = tmp_path / "run", tmp_path / "alone"
-    out = lockstep("train", TINY, *COMMON, "--run-dir", run, "--stop-after", 10, "--procs", 2, cwd=tmp_path).stdout
+    where = [f"cluster.recovery={recovery}", "--run-dir", run, "--procs", 2]
+    out = lockstep("train", TINY, *COMMON, *where, "--stop-after", 10, cwd=tmp_path).stdout
     assert "stopped after step 10 and saved" in out
+    assert [record["step"] for record in records(run, "checkpoint")][-1] == 10
     assert [record["step"] for record in records(run, "eval")] == [5, 10]  # after the evaluation that is due
     lockstep("train", "--run-dir", run, "--resume", "auto", "--procs", 1, cwd=tmp_path)
     lockstep("train", TINY, *COMMON, "--run-dir", alone, "--procs", 1, cwd=tmp_path)

@@ -15,10 +15,10 @@ from lockstep.config.sections import CheckpointConfig, LoaderConfig, OptimConfig
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.samples import Batch
 from lockstep.engine.assemble import make_job
+from lockstep.engine.checkpoints.saving import CheckpointManager
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.parts import Parts
-from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import LockstepError
 from lockstep.parallel.recheck import RecheckedReducer
 from lockstep.storage.run_folder import RunFolder

@@ -14,10 +14,10 @@ from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.engine.assemble import init_weights as bring_to_start
 from lockstep.engine.assemble import make_job
+from lockstep.engine.checkpoints.saving import CheckpointManager
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.parts import Parts
-from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import LockstepError
 from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.weights import weights_sha256, write_weights

@@ -11,9 +11,9 @@ import torch
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
 from lockstep.engine.assemble import make_job
+from lockstep.engine.checkpoints.saving import CheckpointManager
 from lockstep.engine.loop import train
 from lockstep.engine.parts import Parts
-from lockstep.engine.saving import CheckpointManager
 from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.weights import weights_sha256
 from tests.ranks.runs_in_ranks import Quiet

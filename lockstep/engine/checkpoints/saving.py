@@ -23,8 +23,8 @@ from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.config.interval import parse_interval
 from lockstep.config.sections import CheckpointConfig
+from lockstep.engine.checkpoints.restoring import restore_job
 from lockstep.engine.job import Job
-from lockstep.engine.restoring import restore_job
 from lockstep.errors import CheckpointError
 from lockstep.parallel.sharded_state import gathering, order_of
 from lockstep.provenance.step_log import FILE_NAME as STEPS

@@ -23,9 +23,9 @@ from lockstep.cluster.signals import StopSignal
 from lockstep.cluster.world import World
 from lockstep.data.resumed_step import resume_step
 from lockstep.engine.graceful_stop import StopFlag
-from lockstep.engine.in_step.opening import OpenRun
 from lockstep.engine.in_step.peer_state import Received, load, send_or_receive
 from lockstep.engine.loop import complete_step, train
+from lockstep.engine.opening import OpenRun
 from lockstep.engine.output.summary import finish
 from lockstep.errors import LaunchError
 from lockstep.parallel.agreement import Agreement, RankReport, agree

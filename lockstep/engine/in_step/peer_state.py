@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lockstep.cluster import collectives
 from lockstep.cluster.world import World
+from lockstep.engine.checkpoints.saving import pack_job
 from lockstep.engine.job import Job, Progress
-from lockstep.engine.saving import pack_job
 from lockstep.engine.step import StepResult
 from lockstep.optim.build import load_state
 from lockstep.parallel.agreement import Agreement

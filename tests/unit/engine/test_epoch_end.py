@@ -17,11 +17,11 @@ from lockstep.config.schema import RunConfig
 from lockstep.config.sections import CheckpointConfig, OptimConfig
 from lockstep.data.samples import Batch, DatasetSamples
 from lockstep.engine.assemble import make_job
+from lockstep.engine.checkpoints.saving import CheckpointManager
 from lockstep.engine.job import Job
 from lockstep.engine.loop import train
 from lockstep.engine.output.reports import Reports
 from lockstep.engine.parts import Parts
-from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import ConfigError
 from lockstep.report.records import read_records
 from lockstep.storage.checkpoint import steps

@@ -16,11 +16,11 @@ from lockstep.config.schema import RunConfig
 from lockstep.config.sections import CheckpointConfig, OptimConfig
 from lockstep.data.samples import Batch, DatasetSamples
 from lockstep.engine.assemble import make_job
+from lockstep.engine.checkpoints.saving import CheckpointManager
 from lockstep.engine.job import Job
 from lockstep.engine.loop import train
 from lockstep.engine.output.reports import NUM_SAMPLES, Reports
 from lockstep.engine.parts import Parts
-from lockstep.engine.saving import CheckpointManager
 from lockstep.metrics.classification import Accuracy
 from lockstep.storage.run_folder import RunFolder
 from lockstep.storage.weights import weights_sha256

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from lockstep.config.sections import CheckpointConfig
+from lockstep.engine.checkpoints.saving import CheckpointManager
 from lockstep.engine.job import Job
 from lockstep.engine.loop import train
 from lockstep.engine.nonfinite import RollBack
 from lockstep.engine.output.reports import Reports
-from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import CheckpointError
 from lockstep.storage import checkpoint
 from lockstep.storage.checkpoint import load_checkpoint, steps

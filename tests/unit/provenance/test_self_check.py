@@ -19,10 +19,10 @@ from lockstep.config.schema import RunConfig
 from lockstep.config.sections import CheckpointConfig, OptimConfig
 from lockstep.data.samples import DatasetSamples
 from lockstep.engine.assemble import make_job
+from lockstep.engine.checkpoints.saving import CheckpointManager
 from lockstep.engine.job import Job
 from lockstep.engine.loop import train
 from lockstep.engine.parts import Parts
-from lockstep.engine.saving import CheckpointManager
 from lockstep.errors import ConfigError
 from lockstep.provenance.self_check import try_micro_batch
 from lockstep.storage.run_folder import RunFolder

@@ -183,7 +183,7 @@ from lockstep.config.sections import CheckpointConfig
 from lockstep.storage.checkpoint import clean, save
 from lockstep.engine.job import Progress
 from lockstep.storage.run_folder import RunFolder
-from lockstep.engine.saving import CheckpointManager
+from lockstep.engine.checkpoints.saving import CheckpointManager
 from tests.unit.storage.test_checkpoint_damage import passed_over, is_whole, some
 
 run = RunFolder(Path(sys.argv[1]))
