@@ -11,16 +11,33 @@ from benchmarks.check_faults import FAULTS, MARK, Fault, check, source_of, verdi
 from tests.runs import ROOT, lockstep
 
 QUICK = ("a numpy generator of the dataset",)
+# One of each kind. `make bench-check` and `make test-cluster` have all.
+CHOSEN = (
+    "a call counter in the dataset",
+    "augmented samples in a cache",
+    "the DataLoader worker's seed",
+    "hash() of a text in a sample",
+    "a torch.Generator of the module",
+    "a buffer that is not saved",
+    "the rank in forward",
+    "noise in the backward pass",
+    "a metric that averages averages",
+    "initial weights from an unseeded generator",
+    "no fault: what is seeded, and state that has no effect",
+)
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    if name in QUICK:
+        return []
+    return [pytest.mark.full if name in CHOSEN else pytest.mark.lab]
 
 
 def _marked(source: str) -> int:
     return next(number for number, line in enumerate(source.splitlines(), start=1) if MARK in line)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(fault, id=fault.name, marks=[] if fault.name in QUICK else pytest.mark.full) for fault in FAULTS],
-)
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name, marks=_marks(fault.name)) for fault in FAULTS])
 def test_a_planted_fault_is_found_and_its_cause_is_named(fault: Fault, tmp_path: Path) -> None:
     report = check(fault, tmp_path)
     assert verdict(fault, report) == (True, True), report

@@ -82,7 +82,7 @@ def kill_and_resume(folder: Path, command: list[object], moments: list[float]) -
     sweep(folder, cwd=folder.parent)
 
 
-@pytest.mark.parametrize("kind", ["grid", "search"])
+@pytest.mark.parametrize("kind", [pytest.param("grid", marks=pytest.mark.lab), "search"])
 def test_a_sweep_that_is_killed_and_resumed_has_the_same_table(tmp_path: Path, kind: str) -> None:
     """KILLS=10 for more of them; SEED=7 for other moments."""
     values = ["--grid", "optim.gamma=0.1,0.5,0.9"]

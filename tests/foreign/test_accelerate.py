@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.foreign.cases import cases
 from tests.foreign.changed_lines import count_changed_lines
 from tests.foreign.hugging_face_worlds import FOLDER, worlds_of
 
@@ -44,9 +45,8 @@ def test_a_cnn_with_accelerate_has_equal_weights_on_one_and_two_processes(tmp_pa
         assert worlds.hash(1) == worlds.hash(2)
 
 
-@pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", cases(SCRIPTS))
 def test_an_exact_accelerate_script_has_one_hash_also_after_a_kill(name: str, tmp_path: Path) -> None:
     with worlds_of(f"{name}/exact.py", tmp_path) as worlds:
         (whole,) = {worlds.hash(size) for size in (1, 2, 3, 4)}

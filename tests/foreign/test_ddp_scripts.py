@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import guards
+from tests.foreign.cases import cases
 from tests.foreign.scripts import KILL_AT, Starter, changed_lines, names
 
 MAX_CHANGED_LINES = 5
@@ -33,8 +34,7 @@ def test_a_script_has_one_hash_at_one_and_two_processes(starter: Starter, tmp_pa
     assert len(hashes) == 1
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", sorted(KILL_AT))
+@pytest.mark.parametrize("name", cases(sorted(KILL_AT)))
 def test_every_script_has_one_hash_at_any_number_of_processes_and_after_a_kill(
     starter: Starter, tmp_path: Path, name: str
 ) -> None:

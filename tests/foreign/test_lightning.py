@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.foreign.cases import cases
 from tests.runs import LONG_S, environment, kill_session, wait_until
 
 HERE = Path(__file__).parent
@@ -172,17 +173,15 @@ def test_what_cannot_be_exact_is_refused_by_name(found: dict[str, Any], case: st
     assert "fix" in message
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("procs", [2, 3, 4])
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", cases(SCRIPTS))
 def test_a_script_prints_the_same_at_any_number_of_processes(
     name: str, procs: int, scratch: Path, tmp_path: Path
 ) -> None:
     assert printed(start(HERE / name / "exact.py", tmp_path, "--devices", procs)) == alone(name, scratch)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", cases(SCRIPTS))
 def test_a_killed_script_resumes_on_another_number_of_processes(name: str, scratch: Path, tmp_path: Path) -> None:
     process = start(HERE / name / "exact.py", tmp_path, "--devices", 2)
     try:

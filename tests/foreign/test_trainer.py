@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.foreign.cases import cases
 from tests.foreign.changed_lines import count_changed_lines
 from tests.foreign.hugging_face_worlds import FOLDER, worlds_of
 
@@ -39,9 +40,8 @@ def test_a_text_classifier_with_the_trainer_has_equal_weights_and_logs_on_one_an
     assert logs(text_one) == logs(text_two)
 
 
-@pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", cases(SCRIPTS))
 def test_an_exact_trainer_script_has_one_hash_and_log_also_after_a_kill(name: str, tmp_path: Path) -> None:
     with worlds_of(f"{name}/exact.py", tmp_path) as worlds:
         whole, text = worlds.run(1)

@@ -1,0 +1,16 @@
+"""Which scripts a test run chooses: long tests run a few in `make test-full`, and all in `make test-cluster`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from _pytest.mark import ParameterSet
+
+# Those that differ most from the scripts that unmarked tests run, of each framework.
+CHOSEN = ("ddp_detection", "ddp_gan", "accelerate_gan", "accelerate_unet", "lightning_gan", "trainer_lm")
+
+
+def cases(scripts: Iterable[str]) -> list[ParameterSet]:
+    """A test's cases, each with its marker."""
+    return [pytest.param(name, marks=pytest.mark.full if name in CHOSEN else pytest.mark.lab) for name in scripts]
