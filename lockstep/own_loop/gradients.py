@@ -119,7 +119,7 @@ class GradientSum:
         """
         number, index = self._place[parameter]
         leaf = self._leaves[number]
-        self._buckets[number].give(leaf, index)
+        self._buckets[number].give(leaf, index, self._weight)
         # The last bucket waits for its tail; the others can be sent while backward continues.
         if not leaf.missing and number + 1 < len(self._buckets):
             self._end(number, is_last=is_last)

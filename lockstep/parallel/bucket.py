@@ -30,6 +30,7 @@ from lockstep.parallel.tree import Node, are_siblings, push
 
 # float32 values in 64 bytes, torch's own alignment: kernels then take the same path for a view and a tensor.
 ALIGNMENT = 16
+_LARGE = 1 << 14  # values of a gradient: a further pass over its memory costs more than a call of its own
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -239,22 +240,26 @@ class Bucket:
         # Otherwise the next micro-batch's backward would add to this gradient.
         parameter.grad = None
 
-    def give(self, leaf: Leaf, index: int) -> None:
-        """Note a parameter's gradient for `add_given`: to add a leaf's gradients together costs half.
+    def give(self, leaf: Leaf, index: int, weight: float) -> None:
+        """Take a parameter's gradient, times the micro-batch's weight, at the latest in `add_given`. Only for float32.
 
         Args:
             leaf: The micro-batch's leaf.
             index: Index of the parameter in the bucket.
+            weight: Fraction of the step's samples.
 
         Raises:
             RuntimeError: The leaf already has this gradient.
         """
         gradient = self._first_gradient(leaf, index).grad
         assert gradient is not None
-        leaf.given[index] = gradient
+        if leaf.is_joining or gradient.numel() < _LARGE:
+            leaf.given[index] = gradient  # to add small ones together costs half
+        else:
+            torch.mul(gradient, weight, out=leaf.flat.views[index])
 
     def add_given(self, leaf: Leaf, weight: float) -> None:
-        """Multiply the given gradients by the micro-batch's weight, and move them into its leaf. Only for float32.
+        """Multiply the gradients that wait in a leaf by the micro-batch's weight, and add or copy them into it.
 
         Args:
             leaf: The micro-batch's leaf.
