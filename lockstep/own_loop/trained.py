@@ -51,6 +51,7 @@ class Trained:
         self._dropped: set[int] = set()  # those that it has dropped in the current micro-batch
         self._totals: dict[nn.Parameter, Tensor] = {}  # gradients over all ranks, of the rounds reduced so far
         self._carried: dict[nn.Parameter, Tensor] = {}  # those of earlier steps that were not applied
+        self._replaced: list[Tensor | None] = []  # gradients of the last micro-batch alone
         self._nodes: StepNodes | None = None
         self._done: list[MicroBatch] = []
 
@@ -98,6 +99,7 @@ class Trained:
     def begin(self) -> None:
         """Start a micro-batch."""
         self.is_closed, self._touched, self._dropped = False, set(), set()
+        self._replaced = []
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -226,6 +228,9 @@ class Trained:
                 continue
             total = self._totals.get(parameter, self._carried.get(parameter))
             self._totals[parameter] = gradient if total is None else gradient.add_(total)
+        # Freed as late as `zero_grad()` frees them in a usual loop: the allocator returned them to the system otherwise,
+        # and a page fault for each page of the next gradients took a tenth of ResNet-18's backward pass.
+        self._replaced += [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = self._totals.get(parameter, self._carried.get(parameter))
 
