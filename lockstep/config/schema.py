@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -142,12 +143,19 @@ class RunConfig(Settings):
             DataError: A file or folder does not exist.
         """
 
+    @field_validator("eval_every", mode="before")
+    @classmethod
+    def _number_of_epochs(cls, value: object) -> object:
+        # The command line gives texts, and of the two types a text is the closer one.
+        return int(value) if isinstance(value, str) and value.isdecimal() else value
+
     @field_validator("eval_every")
     @classmethod
     def _is_an_interval(cls, value: int | str) -> int | str:
-        if isinstance(value, str) and parse_interval(value).seconds is not None:
-            raise ValueError('must be a number of epochs, or like "500 steps"')
-        return value
+        with suppress(ValueError):
+            if isinstance(value, int) or parse_interval(value).seconds is None:
+                return value
+        raise ValueError('must be a number of epochs, or like "500 steps"')
 
     @property
     def eval_interval(self) -> Interval:

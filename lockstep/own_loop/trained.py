@@ -228,8 +228,8 @@ class Trained:
                 continue
             total = self._totals.get(parameter, self._carried.get(parameter))
             self._totals[parameter] = gradient if total is None else gradient.add_(total)
-        # Freed as late as `zero_grad()` frees them in a usual loop: the allocator returned them to the system otherwise,
-        # and a page fault for each page of the next gradients took a tenth of ResNet-18's backward pass.
+        # Freed as late as `zero_grad()` frees them in a usual loop: otherwise the allocator returns them to the system,
+        # and the page faults of the next gradients take a tenth of ResNet-18's backward pass.
         self._replaced += [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = self._totals.get(parameter, self._carried.get(parameter))
