@@ -67,10 +67,11 @@ def test_rolling_back_does_not_help_against_a_bad_sample_and_the_run_reports_it(
 @pytest.mark.full
 def test_a_run_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = start("train", TINY, "data.slow_s=0.2", "epochs=1000", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
+    train = ("train", TINY, "data.slow_s=0.2", "epochs=1000", "--procs", 1, "--run-dir", folder)
+    process = start(*train, cwd=tmp_path)
     try:
         wait_until(lambda: (folder / "metrics.jsonl").exists())
-        done = lockstep("train", TINY, "--procs", 1, "--run-dir", folder, "--resume", "auto", cwd=tmp_path, code=5)
+        done = lockstep(*train, "--resume", "auto", cwd=tmp_path, code=5)
     finally:
         kill_session(process)
     assert f"run folder {folder} is in use" in done.stderr

@@ -173,7 +173,7 @@ def test_what_cannot_be_exact_is_refused_by_name(found: dict[str, Any], case: st
     assert "fix" in message
 
 
-@pytest.mark.parametrize("procs", [2, 3, 4])
+@pytest.mark.parametrize("procs", [pytest.param(2, marks=pytest.mark.lab), 3, pytest.param(4, marks=pytest.mark.lab)])
 @pytest.mark.parametrize("name", cases(SCRIPTS))
 def test_a_script_prints_the_same_at_any_number_of_processes(
     name: str, procs: int, scratch: Path, tmp_path: Path
