@@ -38,6 +38,13 @@ def test_what_is_no_interval_is_refused(text: str) -> None:
         CheckpointConfig(every=text)
 
 
+@pytest.mark.parametrize("text", ["x", "30s", "0 epochs"])
+def test_an_interval_between_evaluations_has_epochs_or_steps(text: str) -> None:
+    with pytest.raises(ValidationError, match='must be a number of epochs, or like "500 steps"'):
+        RunConfig(recipe="x", eval_every=text)
+    assert RunConfig(recipe="x", eval_every="2").eval_interval == Interval(epochs=2)  # on the command line
+
+
 @given(st.integers(1, 10**9), st.sampled_from(["steps", "epochs", "s", "min", "h"]))
 def test_every_interval_sets_one_thing(number: int, unit: str) -> None:
     interval = parse_interval(f"{number} {unit}")
