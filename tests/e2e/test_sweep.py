@@ -1,41 +1,15 @@
-"""`lockstep sweep` as users run it: steps that are trained once, kills, a search, and what a recipe may read."""
+"""`lockstep sweep` as users run it: steps that are trained once, and what a recipe may read."""
 
 from __future__ import annotations
 
-import json
-import os
-import random
-import signal
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.runs import TINY, chain, kill_session, lockstep, processes_with, records, start, wait_until, weights
+from tests.e2e.sweeps import COMMON, STEPS, sweep, table
+from tests.runs import TINY, lockstep
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]  # each trial is a process that imports torch
-COMMON = ["device=cpu", "epochs=4", "report.tensorboard=false", "loader.num_workers=0", "report.every_steps=1"]
-STEPS = ["optim.schedule=multi_step", "optim.milestones=[2]"]
-
-
-def sweep(*arguments: object, cwd: Path) -> str:
-    """Run a sweep to its end, and return what it prints."""
-    process = start("sweep", *arguments, cwd=cwd)
-    try:
-        out, err = process.communicate(timeout=900)
-    finally:
-        kill_session(process)
-    assert process.returncode == 0, out + err
-    return out
-
-
-def table(folder: Path) -> dict[str, Any]:
-    """The trials of a sweep without times, and without where their steps were trained."""
-    trials = json.loads(lockstep("sweep", folder, "--show", "--json", cwd=folder.parent).stdout)["trials"]
-    return {
-        trial["trial"]: {name: trial[name] for name in trial if name not in ("took_s", "shared")} for trial in trials
-    }
 
 
 def test_trials_with_equal_first_steps_train_them_once_to_equal_hashes(tmp_path: Path) -> None:
@@ -51,71 +25,6 @@ def test_trials_with_equal_first_steps_train_them_once_to_equal_hashes(tmp_path:
     lockstep("report", tmp_path / "shared", "--out", tmp_path / "sweep.html", cwd=tmp_path)
     page = (tmp_path / "sweep.html").read_text()
     assert all(trial["weights_sha256"][:8] in page for trial in found.values())
-
-
-@pytest.mark.parametrize("recovery", ["restart", "in_step"])
-def test_a_run_stops_after_some_steps_and_is_resumed_on_another_number_of_processes(
-    tmp_path: Path, recovery: str
-) -> None:
-    run, alone = tmp_path / "run", tmp_path / "alone"
-    where = [f"cluster.recovery={recovery}", "--run-dir", run, "--procs", 2]
-    out = lockstep("train", TINY, *COMMON, *where, "--stop-after", 10, cwd=tmp_path).stdout
-    assert "stopped after step 10 and saved" in out
-    assert [record["step"] for record in records(run, "checkpoint")][-1] == 10
-    assert [record["step"] for record in records(run, "eval")] == [5, 10]  # after the evaluation that is due
-    lockstep("train", "--run-dir", run, "--resume", "auto", "--procs", 1, cwd=tmp_path)
-    lockstep("train", TINY, *COMMON, "--run-dir", alone, "--procs", 1, cwd=tmp_path)
-    assert (weights(run), chain(run)) == (weights(alone), chain(alone))
-
-
-def kill_and_resume(folder: Path, command: list[object], moments: list[float]) -> None:
-    """Kill a sweep after so many seconds, each time with -9, and at last let it end."""
-    for seconds in moments:
-        is_new = not (folder / "sweep.json").exists()
-        process = start("sweep", *(command if is_new else [folder]), cwd=folder.parent)
-        try:
-            wait_until(lambda: (folder / "sweep.json").exists())
-            time.sleep(seconds)
-        finally:
-            os.kill(process.pid, signal.SIGKILL)  # not its trials, which have to save and end
-            process.communicate()
-    sweep(folder, cwd=folder.parent)
-
-
-@pytest.mark.parametrize("kind", [pytest.param("grid", marks=pytest.mark.lab), "search"])
-def test_a_sweep_that_is_killed_and_resumed_has_the_same_table(tmp_path: Path, kind: str) -> None:
-    """KILLS=10 for more of them; SEED=7 for other moments."""
-    values = ["--grid", "optim.gamma=0.1,0.5,0.9"]
-    if kind == "search":
-        pytest.importorskip("optuna")
-        values = ["--search", "optuna", "--trials", 4, "--jobs", 2, "--space", "optim.lr=1e-3:1e-1:log"]
-    command = [TINY, *COMMON, *STEPS, "data.slow_s=0.02", *values]
-    sweep(*command, "--sweep-dir", "whole", cwd=tmp_path)
-    draw = random.Random(int(os.environ.get("SEED", "1")))
-    moments = [draw.uniform(0, 20) for _ in range(int(os.environ.get("KILLS", "2")))]
-    kill_and_resume(tmp_path / "killed", [*command, "--sweep-dir", "killed"], moments)
-    assert table(tmp_path / "killed") == table(tmp_path / "whole")
-    wait_until(lambda: not processes_with(str(tmp_path / "killed")))
-
-
-def test_ctrl_c_saves_all_trials_and_names_the_command_that_resumes(tmp_path: Path) -> None:
-    slow = tmp_path / "slow"
-    slow.touch()
-    settings = [*COMMON, "data.slow_s=0.3", f"data.slow_while={slow}", "--grid", "seed=0:2", "--sweep-dir", "sweep"]
-    process = start("sweep", TINY, *settings, "--jobs", 2, cwd=tmp_path)
-    try:
-        trials = [tmp_path / "sweep" / name for name in ("trial-0001", "trial-0002")]
-        wait_until(lambda: all(records(trial, "train") for trial in trials))
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 130, out + err
-    finally:
-        kill_session(process)
-    assert "lockstep sweep sweep" in out
-    slow.unlink()
-    assert all((trial / "checkpoints").glob("step-*") for trial in trials)
-    sweep("sweep", cwd=tmp_path)
-    assert {trial["state"] for trial in table(tmp_path / "sweep").values()} == {"done"}
 
 
 READS_EPOCHS = """

@@ -1,0 +1,31 @@
+"""Runs `lockstep sweep` as a user would, and reads its table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.runs import kill_session, lockstep, start
+
+COMMON = ["device=cpu", "epochs=4", "report.tensorboard=false", "loader.num_workers=0", "report.every_steps=1"]
+STEPS = ["optim.schedule=multi_step", "optim.milestones=[2]"]
+
+
+def sweep(*arguments: object, cwd: Path) -> str:
+    """Run a sweep to its end, and return what it prints."""
+    process = start("sweep", *arguments, cwd=cwd)
+    try:
+        out, err = process.communicate(timeout=900)
+    finally:
+        kill_session(process)
+    assert process.returncode == 0, out + err
+    return out
+
+
+def table(folder: Path) -> dict[str, Any]:
+    """The trials of a sweep without times, and without where their steps were trained."""
+    trials = json.loads(lockstep("sweep", folder, "--show", "--json", cwd=folder.parent).stdout)["trials"]
+    return {
+        trial["trial"]: {name: trial[name] for name in trial if name not in ("took_s", "shared")} for trial in trials
+    }
