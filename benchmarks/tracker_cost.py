@@ -59,7 +59,13 @@ def small_disk() -> Iterator[Path]:
         try:
             yield Path(folder)
         finally:
-            subprocess.run(["umount", folder], check=True)
+            # A tracker's process that was killed may take a moment to leave its folder.
+            for _ in range(100):
+                if subprocess.run(["umount", folder], capture_output=True).returncode == 0:
+                    break
+                time.sleep(0.1)
+            else:
+                subprocess.run(["umount", folder], check=True)
 
 
 class Training:
