@@ -258,6 +258,25 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _load_balancing_fits(self) -> RunConfig:
+        if not self.cluster.load_balancing:
+            return self
+        obstacles = {
+            f"mode={self.mode}": self.mode != "exact",
+            f"parallel={self.parallel}": self.parallel != "ddp",
+            "batch_norm=sync": self.batch_norm == "sync",
+            "watch.recheck": self.watch.recheck is not None,
+            "record.content=true": self.record.content,
+        }
+        for name, is_there in obstacles.items():
+            if is_there:
+                raise ValueError(
+                    f"cluster.load_balancing=true cannot be combined with {name}; "
+                    "fix: Set cluster.load_balancing=false."
+                )
+        return self
+
+    @model_validator(mode="after")
     def _batches_fit_together(self) -> RunConfig:
         if self.micro_batch > self.global_batch:
             raise ValueError(

@@ -177,6 +177,10 @@ class ClusterConfig(Settings):
         description="After the loss of a process. restart: all restart from the last checkpoint; in_step: the others "
         "finish the step, and a new process joins them (exact mode, one machine, CPU).",
     )
+    load_balancing: bool = Field(
+        default=False,
+        description="Give slow processes fewer micro-batches of a step (exact mode). Does not change results.",
+    )
 
 
 class WatchConfig(Settings):

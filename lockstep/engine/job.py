@@ -213,17 +213,27 @@ class Job:
         """Whether training stops here, to be resumed by another command."""
         return self.progress.step == self.stop_after
 
-    def open_loader(self, stop: int | None = None) -> tuple[Loader, Iterator[Step]]:
+    @property
+    def planned_stop(self) -> int:
+        """Number of steps after which training ends or stops, unless it stops early."""
+        return min(self.num_steps, self.stop_after or self.num_steps)
+
+    def open_loader(
+        self, stop: int | None = None, steps: Iterable[Step] | None = None
+    ) -> tuple[Loader, Iterator[Step]]:
         """Open the loader of this process's batches, with the plans of its steps, from the current step on.
 
         Args:
             stop: The step after the last one; None: the end of the run.
+            steps: The plans; None: those of an even division.
         """
-        # Computed once: DataLoader workers are sent the requests of `ahead`, and the loop follows in `steps`.
-        stop = min(self.num_steps, self.stop_after or self.num_steps) if stop is None else stop
-        start = self.progress.step
-        first = [self.resumed] if self.resumed is not None and self.resumed.number == start else []
-        steps, ahead = tee(chain(first, self.order.steps(self.world, start=start + len(first), stop=stop)))
+        if steps is None:
+            start = self.progress.step
+            first = [self.resumed] if self.resumed is not None and self.resumed.number == start else []
+            stop = self.planned_stop if stop is None else stop
+            steps = chain(first, self.order.steps(self.world, start=start + len(first), stop=stop))
+        # Computed once: DataLoader workers are sent the requests of `ahead`, and the loop follows in `planned`.
+        planned, ahead = tee(steps)
         self.loader = Loader(
             self.train_data,
             lambda: requests_of(ahead),
@@ -233,7 +243,7 @@ class Job:
             prefetch=self.config.loader.prefetch,
             channels_last=self.config.channels_last,
         )
-        return self.loader, steps
+        return self.loader, planned
 
     def compiling(self) -> AbstractContextManager[None]:
         """Return a context for training that measures compile time and keeps the watchdog from taking it for a hang."""

@@ -17,6 +17,7 @@ from lockstep.data.order import Step
 from lockstep.engine.checkpoints.saving import CheckpointManager
 from lockstep.engine.evaluate import EvaluationStopped
 from lockstep.engine.job import Job
+from lockstep.engine.load_balance import LoadBalance
 from lockstep.engine.nonfinite import handle_nonfinite
 from lockstep.engine.output.reports import Reports
 from lockstep.engine.replica_check import ReplicaCheck
@@ -24,7 +25,7 @@ from lockstep.engine.step import StepResult, run_step
 from lockstep.engine.validation import validate
 
 StopNow = Callable[[], bool]
-STOP, COMPARE, JOIN = 1, 2, 4  # bits of the flag that rank 0 sends to all ranks with a step's gradients
+STOP, COMPARE, JOIN, BALANCE = 1, 2, 4, 8  # bits of the flag that rank 0 sends to all ranks with a step's gradients
 
 
 def train(
@@ -53,18 +54,18 @@ def train(
         CheckpointError: A checkpoint could not be written.
         RollBack: A step was not finite and watch.nonfinite=rollback.
     """
-    replica_check = ReplicaCheck(job)
+    replica_check, balance = ReplicaCheck(job), LoadBalance(job)
+    can_change = job.world.membership is not None
     loader, steps = job.open_loader()
     try:
         reports.start(job)
-        if job.world.membership is not None and job.last_result is not None and saver.is_due(job):
+        if can_change and job.last_result is not None and saver.is_due(job) and not saver.has_started(job):
             saver.save(job)  # the world has changed between the last step and its checkpoint
         if job.is_evaluation_due() and not job.is_evaluated():  # it stopped between its last step and the validation
             end_epoch(job, saver, reports, stop_now, is_due=True)
-        for step in steps:
-            if job.is_complete:
-                break  # stop_early
+        while not job.is_complete and (step := next(steps, None)) is not None:  # complete: stop_early
             flag = STOP * stop_flag() + COMPARE * replica_check.is_due(job) + JOIN * is_joining(job)
+            flag += BALANCE * balance.is_due(job)
             result = run_step(job, step, loader, flag)
             if not result.is_finite and not result.is_overflow:
                 handle_nonfinite(job, step, saver, reports)
@@ -83,12 +84,16 @@ def train(
                 reports.resume(job)
             if int(result.flag) & JOIN:
                 raise EpochEnded("a new process joins")
+            if int(result.flag) & BALANCE and (text := balance.update(job)):
+                reports.notify(text)
+                loader, steps = balance.reopen(job)
     except EvaluationStopped:
         # Between steps, no gradients carry the flag. `evaluate` raises this on all ranks if one of them stops.
         saver.save(job)
     finally:
         loader.close()
-        saver.close()
+        if not can_change:  # otherwise a checkpoint is written on while the world changes
+            saver.close()
     saver.wait()  # an error of the last checkpoint is raised here
     return job.is_complete and job.is_evaluated()
 

@@ -84,6 +84,20 @@ def test_rechecks_are_refused_where_ranks_may_compute_other_bits(values: dict[st
 
 
 @pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"mode": "fast"}, "mode=fast"),
+        ({"batch_norm": "sync"}, "batch_norm=sync"),
+        ({"watch": {"recheck": "1/50"}}, "watch.recheck"),
+        ({"record": {"content": True}}, "record.content=true"),
+    ],
+)
+def test_load_balancing_is_refused_where_a_division_must_stay(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=f"load_balancing=true cannot be combined with {words}"):
+        RunConfig.model_validate({"recipe": "x", "cluster": {"load_balancing": True}, **values})
+
+
+@pytest.mark.parametrize(
     "values",
     [
         {"lr": 0},
