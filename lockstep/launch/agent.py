@@ -149,11 +149,14 @@ class Agent(LocalElasticAgent):
         if supervisor.stop is not None and not self._has_announced:
             self._has_announced = True
             self._prepare_to_leave()
-        supervisor.poll(processes, self._handler.round)
+        has_ended = supervisor.poll(processes, self._handler.round)
         if supervisor.stop is not None or (supervisor.cause is not None and not supervisor.cause.may_pass):
             self._remaining_restarts = 0
         elif supervisor.cause is not None:
             self._plan_restart(supervisor.cause, worker_group.spec)
+        if not has_ended and not self._have_all_returned():
+            # A worker may be lost from here on: torch's agent would restart without a report of the cause.
+            return RunResult(WorkerState.HEALTHY)
         # torch's agent decides on a restart by _remaining_restarts, which the lines above have set.
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.SUCCEEDED and supervisor.stop is None and rendezvous is not None:
@@ -163,6 +166,10 @@ class Agent(LocalElasticAgent):
             if not any(one.was_stop_requested for one in done):
                 return self._find_stop_reason(worker_group, rendezvous, result)
         return result
+
+    def _have_all_returned(self) -> bool:
+        # A worker that has returned waits until torch's agent has read the values of all.
+        return not any(values.empty() for values in getattr(self._pcontext, "_ret_vals", {}).values())
 
     def _wait_for_rank_0(self, worker_group: WorkerGroup, rendezvous: NodeRendezvous, result: RunResult) -> RunResult:
         """Wait until rank 0 has written the result, which completes the run; restart if rank 0 is lost before."""

@@ -163,19 +163,24 @@ class Supervisor:
         if self.stop is None:
             (self.folder / STOP_FILE).unlink(missing_ok=True)
 
-    def poll(self, processes: Processes, restart: int) -> None:
+    def poll(self, processes: Processes, restart: int) -> bool:
         """Check the workers once: forward a stop signal, or determine why one failed and end the others.
 
         Args:
             processes: By rank.
             restart: How often they have been restarted.
+
+        Returns:
+            Whether one had ended.
         """
         forkserver.keep_tracker_alive()
         # A worker that completes waits for the others, so an exit before that is a failure.
         if any(process.exitcode is not None for process in processes.values()):
             self._record_failures(processes, restart)
-        elif self.stop is not None:
+            return True
+        if self.stop is not None:
             self._forward_stop(processes)
+        return False
 
     def forward_stop(self, processes: Processes) -> None:
         """Forward a stop signal to the workers, by rank; see `poll`. Failures are not looked for."""

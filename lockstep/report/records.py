@@ -41,7 +41,7 @@ class Records:
         self._file: BinaryIO | None = None
         self._writer: SummaryWriter | None = None
         self._is_described = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._shown: dict[str, int] = {}
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -129,19 +129,20 @@ class Records:
             step: The last step whose records stay.
             last_eval: The same for records of kind "eval", where it is an earlier one.
         """
-        self.close()
-        self._purge_step = step + 1
-        if not os.path.lexists(self._path):
-            return
-        last = step if last_eval is None else last_eval
-        part = self._path.with_suffix(".part")
-        with _writing(self._path), _opened(self._path) as old:
-            part.unlink(missing_ok=True)  # it may be a link or a FIFO
-            with part.open("xb") as new:
-                new.writelines(line for line in _lines(old) if _step(line) <= (last if _is_eval(line) else step))
-                new.flush()
-                os.fsync(new.fileno())
-            part.replace(self._path)
+        with self._lock:  # a checkpoint may be noted meanwhile
+            self.close()
+            self._purge_step = step + 1
+            if not os.path.lexists(self._path):
+                return
+            last = step if last_eval is None else last_eval
+            part = self._path.with_suffix(".part")
+            with _writing(self._path), _opened(self._path) as old:
+                part.unlink(missing_ok=True)  # it may be a link or a FIFO
+                with part.open("xb") as new:
+                    new.writelines(line for line in _lines(old) if _step(line) <= (last if _is_eval(line) else step))
+                    new.flush()
+                    os.fsync(new.fileno())
+                part.replace(self._path)
 
     def close(self) -> None:
         """Flush and close all files."""

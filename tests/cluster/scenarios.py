@@ -12,12 +12,16 @@ from pathlib import Path
 def work(scenario: str, folder: Path) -> int:
     """Join the world, and then succeed or fail according to `scenario`."""
     from lockstep.cluster import collectives, env, signals, world
+    from lockstep.cluster.epochs.membership import Membership
     from lockstep.errors import DataError
 
     here = env.read_assignment(os.environ)
     assert here is not None
     if scenario in ("killed early", "node lost early") and here.rank == 1 and here.restart == 0:
         _die_before_connecting(folder, scenario == "node lost early")
+    if scenario == "stopped at the end":
+        Membership(Path(here.epochs), here.worker).mark("member")  # as a run does once it trains
+        return _end_after_a_stop(folder, here.rank)
     if scenario == "joins late" and here.rank == 1:
         (folder / "waited-for").touch()
         time.sleep(1000)
@@ -37,10 +41,12 @@ def work(scenario: str, folder: Path) -> int:
                 os._exit(0)
             if scenario == "killed" or (scenario == "killed once" and here.restart == 0):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if scenario == "killed after a poll" and here.restart == 0:
+                time.sleep(1000)
         if scenario == "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(1000)
-        if scenario in ("ok", "killed once", "killed early", "node lost early"):
+        if scenario in ("ok", "killed once", "killed after a poll", "killed early", "node lost early"):
             # Fails at once where a peer is dead; a barrier alone would wait for it.
             collectives.all_gather_object(joined, joined.rank)
             collectives.barrier(joined, 10)
@@ -51,6 +57,21 @@ def work(scenario: str, folder: Path) -> int:
                     break
         (folder / f"saved-{here.restart}-{joined.rank}").write_text(here.started_by)
         return asked.exit_code
+
+
+def _end_after_a_stop(folder: Path, rank: int) -> int:
+    """End at once on rank 0; on rank 1, be stopped once rank 0 has ended and the launcher has seen that."""
+    pid = folder / "rank-0"
+    if rank == 0:
+        part = pid.with_suffix(".part")
+        part.write_text(str(os.getpid()))
+        part.rename(pid)
+        return 0
+    while not pid.exists() or Path("/proc", pid.read_text()).exists():
+        time.sleep(0.01)
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return 0
 
 
 def _end_slowly() -> None:

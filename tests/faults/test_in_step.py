@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.faults import STEPS_PER_EPOCH, WAIT_S, Job, job
-from tests.runs import lockstep, records, result, wait_until, weights
+from tests.faults.faults import SETTINGS, STEPS_PER_EPOCH, WAIT_S, Job, job
+from tests.runs import TINY, lockstep, records, result, wait_until, weights
 
 IN_STEP = ("cluster.recovery=in_step", "data.slow_s=0.05", "data.eval_slow_s=0.1")
 NUM_MOMENTS = int(os.environ.get("FAULTS", "0"))
@@ -97,6 +97,8 @@ def lose(running: Job, loss: Loss) -> tuple[list[int], float]:
 @pytest.mark.parametrize("loss", KINDS, ids=str)
 def test_the_others_finish_the_step_in_their_processes(loss: Loss, undisturbed: str, tmp_path: Path) -> None:
     with job(tmp_path, *IN_STEP, "--procs", loss.size, "--max-restarts", 5) as running:
+        running.wait_for_step(1)
+        step_records = (running.run / "steps.bin").stat().st_ino
         survivors, took_s = lose(running, loss)
         # At the last step the run may be over by now.
         if running.process.poll() is None and running.steps() < 30:
@@ -104,6 +106,8 @@ def test_the_others_finish_the_step_in_their_processes(loss: Loss, undisturbed: 
         code, said = running.ended()
         assert code == 0, said
         assert running.left() == []
+        if 0 not in loss.victims:
+            assert (running.run / "steps.bin").stat().st_ino == step_records, "all processes waited for a copy"
     assert weights(running.run) == undisturbed, said
     assert "from the last checkpoint" not in said, "steps were repeated"
     assert [record["step"] for record in records(running.run, "train")] == [*range(1, 35)]
@@ -122,6 +126,73 @@ def test_without_restarts_the_run_continues_with_fewer_processes(undisturbed: st
     assert weights(running.run) == undisturbed
     assert [world["size"] for world in result(running.run)["worlds"]] == [3, 2]
     lockstep("verify", running.run, "--all", cwd=tmp_path)
+
+
+SEVERAL_BUCKETS = """
+import lockstep.parallel.reduce as _reduce
+import lockstep.parallel.tree_all_reduce as _tree
+
+_reduce.BUCKET_BYTES, _tree.SMALL_BYTES = 300, 100
+"""
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [
+        pytest.param(["precision=fp16"], "", id="loss scale"),
+        pytest.param(["compress=bf16"], "", id="compressed"),
+        pytest.param(["optim.ema=0.9", "loader.num_workers=1"], "", id="moving average and reading processes"),
+        pytest.param([], SEVERAL_BUCKETS, id="several buckets in two rounds"),
+    ],
+)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_all_state_survives_a_lost_process(settings: list[str], more: str, victim: int, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(TINY.read_text(encoding="utf-8") + more, encoding="utf-8")
+    lockstep("train", recipe, *SETTINGS, *settings, "--procs", 1, "--run-dir", tmp_path / "alone", cwd=tmp_path)
+    with job(tmp_path, *IN_STEP, *settings, "--procs", 3, "--max-restarts", 5, source=recipe) as running:
+        lose(running, Loss(3, (victim,), 5, 0.02, again_s=0.3))
+        code, said = running.ended()
+    assert code == 0, said
+    assert "from the last checkpoint" not in said
+    assert weights(running.run) == weights(tmp_path / "alone")
+
+
+@pytest.mark.full
+def test_a_new_process_waits_for_a_validation_of_more_than_ten_seconds(undisturbed: str, tmp_path: Path) -> None:
+    slow = ("data.slow_s=0", "data.eval_slow_s=3.5")
+    with job(tmp_path, *IN_STEP, *slow, "--procs", 2, "--max-restarts", 5) as running:
+        lose(running, Loss(2, (1,), STEPS_PER_EPOCH))
+        code, said = running.ended()
+    assert code == 0, said
+    assert "could not join" not in said
+    assert "restart 2" not in said
+    assert weights(running.run) == undisturbed
+
+
+@pytest.mark.full
+def test_a_run_ends_at_once_while_a_new_process_joins(undisturbed: str, tmp_path: Path) -> None:
+    with job(tmp_path, *IN_STEP, "data.slow_s=0", "data.eval_slow_s=1.2", "--procs", 2, "--max-restarts", 1) as running:
+        lose(running, Loss(2, (1,), 34))
+        wait_until(lambda: any((tmp_path / "tmp").glob("*/*/ready-2")), WAIT_S)
+        wait_until(lambda: (running.run / "result.json").exists(), WAIT_S)
+        code, said = running.ended()
+    assert code == 0, said
+    assert weights(running.run) == undisturbed
+    log = (running.run / "logs" / "rank-1.log").read_text()
+    assert "another process has completed the run" in log, "the new process waited until it gave up"
+
+
+@pytest.mark.parametrize("delay_s", [0.3, *(pytest.param(0.1 * tenth, marks=pytest.mark.lab) for tenth in range(12))])
+def test_a_stop_while_the_run_is_being_built_ends_the_command(delay_s: float, tmp_path: Path) -> None:
+    with job(tmp_path, *IN_STEP, "--procs", 2, "--max-restarts", 3) as running:
+        wait_until(lambda: len(running.workers()) == 2, WAIT_S)
+        time.sleep(delay_s)
+        running.process.send_signal(signal.SIGTERM)
+        code, said = running.ended()
+        assert code == 128 + signal.SIGTERM, said
+        assert running.left() == []
 
 
 @pytest.mark.full

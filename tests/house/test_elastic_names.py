@@ -18,7 +18,7 @@ NAMES = {
     # LocalElasticAgent, overridden or called
     "_construct_event", "_exit_barrier", "_monitor_workers", "_rendezvous", "_restart_workers",
     # LocalElasticAgent, read or written
-    "_pcontext", "_pc", "_remaining_restarts", "_worker_group",
+    "_pcontext", "_pc", "_ret_vals", "_remaining_restarts", "_worker_group",
     # DynamicRendezvousHandler and its state
     "_NodeDesc", "_RendezvousExitOp", "_RendezvousState", "_op_executor", "_state_holder", "_stop_heartbeats",
 }  # fmt: skip

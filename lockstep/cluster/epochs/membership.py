@@ -20,7 +20,7 @@ from pathlib import Path
 
 WATCH_S = 0.02
 # How long a worker that has lost a connection waits for the launcher to name the members.
-NOTICE_S = 5.0
+NOTICE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,14 @@ class Epoch:
         port: Port of the launcher's store for this epoch, on this machine.
         workers: Its members by rank.
         urgent: The newest epoch that followed a loss: groups of earlier ones cannot be used any more.
+        is_last: A member has completed the run, so no further group is formed.
     """
 
     number: int
     port: int
     workers: tuple[int, ...]
     urgent: int = 0
+    is_last: bool = False
 
 
 def write_epoch(path: Path, epoch: Epoch) -> None:
@@ -54,11 +56,15 @@ def read_epoch(path: Path) -> Epoch:
         OSError: The launcher has ended.
     """
     found = json.loads(path.read_text(encoding="utf-8"))
-    return Epoch(found["number"], found["port"], tuple(found["workers"]), found["urgent"])
+    return Epoch(**{**found, "workers": tuple(found["workers"])})
 
 
 class EpochEnded(RuntimeError):
     """Another epoch has replaced the one that this process was entering."""
+
+
+class RunEnded(Exception):
+    """Another process has completed the run, so no group is formed any more."""
 
 
 class Membership:
@@ -97,9 +103,9 @@ class Membership:
         """Read the file, and return the newest epoch; the last known one if the launcher has ended."""
         try:
             found = read_epoch(self._path)
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return self.newest
-        if found.number > self.newest.number:
+        if found.number >= self.newest.number:
             self.newest = found
         return self.newest
 
@@ -111,19 +117,21 @@ class Membership:
 
         Raises:
             TimeoutError: There was none.
+            RunEnded: There will be none.
         """
         end = time.monotonic() + timeout_s
         before = -1 if self.present is None else self.present.number
         while not (self.read().number > before and self.is_member):
+            if self.newest.is_last:
+                raise RunEnded
             if time.monotonic() > end:
                 raise TimeoutError
             time.sleep(0.005)
         return self.newest
 
-    def check(self, epoch: Epoch) -> None:
-        """Raise `EpochEnded` if another epoch has replaced this one."""
-        if self.read().number > epoch.number:
-            raise EpochEnded(f"epoch {epoch.number} has ended")
+    def has_ended(self, epoch: Epoch) -> bool:
+        """Return whether an epoch cannot be entered any more."""
+        return self.read().number > epoch.number or self.newest.is_last
 
     def mark(self, name: str) -> None:
         """Report to the launcher how far this process is: an empty file beside its own."""

@@ -107,13 +107,14 @@ def join_epochs(assignment: RankAssignment, join_timeout_s: float, timeout_s: fl
             _leave_group()
 
 
-def regroup(world: World, timeout_s: float, join_timeout_s: float = CONNECT_S) -> World:
+def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None) -> World:
     """Leave the world's group, and form the group of the newest epoch.
 
     Args:
         world: The world so far.
         timeout_s: Longest wait in a collective, seconds.
-        join_timeout_s: How long to wait until all members have checked in, seconds.
+        join_timeout_s: How long to wait until all members have checked in, seconds; None: `timeout_s`. They may have
+            to finish a step, a validation or a checkpoint before.
 
     Returns:
         The new world. It has the activity and the membership of the old one.
@@ -138,7 +139,7 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float = CONNECT_S) -
     connect: Callable[[], Any] = lambda: TCPStore(LOCAL, epoch.port, None, False, seconds, wait_for_workers=False)  # noqa: E731
     store = PrefixStore(f"epoch/{epoch.number}", _call(connect, membership, epoch))
     signed = SignedStore(PrefixStore("signed", store), Seal(world.assignment.key, f"epoch {epoch.number}"))
-    _check_in(signed, membership, epoch, rank, join_timeout_s)
+    _check_in(signed, membership, epoch, rank, timeout_s if join_timeout_s is None else join_timeout_s)
 
     def start() -> None:
         # A start that failed has counted too, and only on some ranks; the count is part of the keys in the store.
@@ -156,7 +157,8 @@ def _check_in(signed: SignedStore, membership: Membership, epoch: Epoch, rank: i
     signed.put(f"here/{rank}", membership.worker)
     missing, end = [*range(len(epoch.workers))], time.monotonic() + limit_s
     while missing := [other for other in missing if signed.get(f"here/{other}") != epoch.workers[other]]:
-        membership.check(epoch)
+        if membership.has_ended(epoch):
+            raise EpochEnded(f"epoch {epoch.number} has ended")
         if time.monotonic() > end:
             raise LaunchError(
                 f"waited {limit_s:.0f} s for {len(epoch.workers)} processes: {len(missing)} did not join",
@@ -174,7 +176,7 @@ def _call(call: Callable[[], T], membership: Membership, epoch: Epoch) -> T:
 
     def tick(waited_s: float) -> None:
         nonlocal ended_at
-        if not ended_at and membership.read().number > epoch.number:
+        if not ended_at and membership.has_ended(epoch):
             ended_at = waited_s
             # The launcher has closed the store. With the connections of this call shut down, it mostly ends.
             _sockets.update(_open_sockets() - before)

@@ -18,6 +18,7 @@ import logging
 from dataclasses import asdict, replace
 
 from lockstep.cluster import collectives
+from lockstep.cluster.epochs.membership import RunEnded
 from lockstep.cluster.epochs.regroup import is_loss, regroup
 from lockstep.cluster.signals import StopSignal
 from lockstep.cluster.world import World
@@ -56,6 +57,17 @@ class InStepRun:
 
     def run(self) -> bool:
         """Train to the end; return whether the run is complete, or was stopped and has saved."""
+        try:
+            return self._run()
+        except RunEnded:
+            # Another process passed the last collective of `_train`, so rank 0 has written everything.
+            LOGGER.info("another process has completed the run")
+            job = self.opened.job
+            return self._is_new or (job.is_complete and job.is_evaluated())
+        finally:
+            self.opened.manager.close()
+
+    def _run(self) -> bool:
         self._membership.mark("ready")
         if not self._is_new:
             self._membership.mark("member")

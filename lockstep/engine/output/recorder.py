@@ -22,6 +22,7 @@ from lockstep.provenance.step_log import (
     NO_DIGEST,
     OVERFLOW,
     SKIPPED,
+    StepLog,
     StepRecord,
     StepWriter,
     digest_of_samples,
@@ -95,7 +96,8 @@ def recover_chain(job: Job, folder: Path) -> str:
     if not job.config.record.steps:
         return ""
     path, step = folder / FILE_NAME, job.progress.step
-    log = read_steps(path).head(step)
+    # Lost before its first record: the file is made when training starts.
+    log = StepLog() if step <= 1 and not path.exists() else read_steps(path).head(step)
     writer = StepWriter(path, log.stop, log.link())
     if job.last_result is not None and log.stop == step - 1 == job.last_result[0]:
         plan = next(job.order.steps(job.world, start=step - 1, stop=step))
@@ -145,6 +147,11 @@ class StepRecorder:
             f"the record of steps before step {step:,} is missing or belongs to another run: {self._path}\n"
             "  lockstep verify can check this run from its first step only, with --from-scratch"
         )
+
+    def resume(self, job: Job) -> None:
+        """Continue at the job's step, whose records before it are those that this object has written."""
+        if self._writer is not None:
+            self._ids = sample_ids(job.order, job.progress.step, job.num_steps)
 
     def step(self, job: Job, step: Step, result: StepResult) -> None:
         """Record a completed step. Called on all ranks.

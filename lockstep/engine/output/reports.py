@@ -69,6 +69,7 @@ class Reports:
         self._profile = StepProfile(steps, folder.path / "profile")
         self.settings: Mapping[str, Any] = {}
         self.first_step_at: float | None = None
+        self._has_started, self._evaluated_step = False, 0
 
     def notify(self, text: object) -> None:
         """Report an event on the console and in the log."""
@@ -89,21 +90,27 @@ class Reports:
 
     def start(self, job: Job) -> None:
         """Start or resume training at the job's step: records of later steps, which will be repeated, are removed."""
-        if self._records is not None:
+        # Only the world has changed: a long run's records are not read again, since all processes wait.
+        is_same_run = self._has_started and job.world.membership is not None
+        self._has_started = True
+        if self._records is not None and (not is_same_run or self._evaluated_step > job.progress.evaluated_step):
             self._records.truncate_after(job.progress.step, last_eval=job.progress.evaluated_step)
         # For the events in `lockstep report`.
         place = (job.world.rank, job.world.size)
         LOGGER.info("training from step %d of %d, rank %d of %d", job.progress.step, job.num_steps, *place)
-        self.trackers.start(is_new=not job.progress.step)  # they read the records, without those that are repeated
-        if text := self._recorder.start(job):
-            self.notify(text)
+        if is_same_run:
+            self._recorder.resume(job)
+        else:
+            self.trackers.start(is_new=not job.progress.step)  # they read the records, without those that are repeated
+            if text := self._recorder.start(job):
+                self.notify(text)
+            self._quality.trend.start(job.progress.step, self._first_loss() if job.progress.step else None)
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
         if self._records is not None and job.loader is not None and job.parts.draw_samples and not job.progress.step:
             job.loader.num_to_keep = min(NUM_SAMPLES, len(job.train_data))
         if self._records is not None and self._device is None:
             self._device = DeviceRecords(job)
         self.waits.start(job)
-        self._quality.trend.start(job.progress.step, self._first_loss() if job.progress.step else None)
         if job.world.membership is None or job.last_result is None:
             self._loss_sum, self._num_samples = 0.0, 0
         self.resume(job)
@@ -182,6 +189,7 @@ class Reports:
         epoch = job.progress.step / job.order.steps_per_epoch
         LOGGER.info("evaluation after epoch %g: %s", epoch, metrics)
         if self._console is not None and self._records is not None:
+            self._evaluated_step = job.progress.step
             self._records.write("eval", job.progress.step, epoch, metrics)
             self._records.describe({**_main_settings(job), **self.settings}, metrics)
             best, train_loss = job.progress.best, self._loss_sum / self._num_samples if self._num_samples else None

@@ -18,6 +18,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch._C._distributed_c10d import TCPStore
 
@@ -87,7 +88,7 @@ class Crew:
                 ended = [worker for worker in self._workers.values() if not worker.is_running]
                 if ended and not self._handle(ended):
                     return True, self._done
-                if not self._members() and self._done:
+                if not self._members() and (self._done or self._supervisor.stop is not None):
                     return False, self._done
                 self._admit()
         finally:
@@ -125,11 +126,17 @@ class Crew:
         # members still use it until the end of their step.
         self._stores = [store] if is_urgent else [*self._stores[-1:], store]
 
+    def _end_epochs(self) -> None:
+        """Report that a process has completed the run: one that is entering an epoch waits for it in vain."""
+        if not self._epoch.is_last:
+            self._epoch = replace(self._epoch, is_last=True)
+            write_epoch(self._entry.folder / EPOCHS_FILE, self._epoch)
+
     def _kill_stopped(self, running: Mapping[int, Worker]) -> None:
         now = time.monotonic()
         for worker in running.values():
             pid = worker.process.pid or 0
-            if self._done or not stacks.is_stopped(pid):
+            if not stacks.is_stopped(pid):
                 self._stopped_since.pop(pid, None)
             elif now - self._stopped_since.setdefault(pid, now) > STOPPED_S:
                 self._supervisor.report(f"{self._name(worker)} was stopped by a signal for {STOPPED_S} s: killing it")
@@ -138,15 +145,17 @@ class Crew:
     def _handle(self, ended: list[Worker]) -> bool:
         """React to processes that have ended; return whether the run continues."""
         members, lost = set(self._epoch.workers), []
-        for worker in ended:
-            result = worker.result()
-            if result is not None:
+        results = {worker.number: worker.result() for worker in ended}
+        for worker in sorted(ended, key=lambda worker: results[worker.number] is None):
+            result, has_weights = results[worker.number], worker.has_marked("member")
+            if result is not None and has_weights:
                 self._done[worker.slot] = result
                 del self._workers[worker.slot]
+                self._end_epochs()
             elif self._done or (self._supervisor.stop is not None and not worker.has_marked("ready")):
                 del self._workers[worker.slot]  # the run is complete, or it is being stopped
-            elif worker.is_killed or (worker.number not in members or not worker.has_marked("member")):
-                lost.append(worker)
+            elif worker.is_killed or worker.number not in members or not has_weights:
+                lost.append(worker)  # also a replacement that was stopped before it joined
             else:
                 return self._restart()
         return not lost or self._lose(lost)
@@ -157,11 +166,15 @@ class Crew:
         has_weights = any(worker.has_marked("member") for worker in survivors)
         if not has_weights or not all(worker.has_marked("ready") for worker in survivors):
             return self._restart()
-        is_stopping = self._supervisor.stop is not None
+        is_stopping, members = self._supervisor.stop is not None, set(self._epoch.workers)
         for worker in lost:
             del self._workers[worker.slot]
-            self._supervisor.report(self._why(worker))
-            if is_stopping or (not worker.is_killed and worker.number not in self._epoch.workers):
+        if numbers & members:  # before anything that takes time, since the survivors wait for it
+            self._begin_epoch([worker.number for worker in survivors], is_urgent=True)
+        for worker in lost:
+            if worker.result() is None:
+                self._supervisor.report(self._why(worker))
+            if is_stopping or (not worker.is_killed and worker.number not in members):
                 continue
             if self._num_restarts < self._max_restarts:
                 self._num_restarts += 1
@@ -172,8 +185,6 @@ class Crew:
             return self._fail(lost[0])
         if not is_stopping and len(self._workers) < self._num_procs:
             self._supervisor.report(f"continuing with {len(self._workers)} of {self._num_procs} processes")
-        if numbers & set(self._epoch.workers):
-            self._begin_epoch([worker.number for worker in survivors], is_urgent=True)
         return True
 
     def _admit(self) -> None:

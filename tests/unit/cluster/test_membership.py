@@ -1,0 +1,40 @@
+"""The file in which the launcher names the members of a world, as a worker reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.cluster.epochs.membership import Epoch, Membership, RunEnded, write_epoch
+
+
+def membership(path: Path, worker: int, *epochs: Epoch) -> Membership:
+    write_epoch(path, epochs[0])
+    found = Membership(path, worker)
+    found.present = epochs[0]
+    write_epoch(path, epochs[-1])
+    return found
+
+
+def test_the_next_epoch_of_a_worker_is_one_that_names_it(tmp_path: Path) -> None:
+    before, after = Epoch(0, 1, (0, 1)), Epoch(2, 3, (1, 4), urgent=2)
+    assert membership(tmp_path / "epochs", 1, before, after).wait_for_next(60.0) == after
+    with pytest.raises(TimeoutError):
+        membership(tmp_path / "epochs", 0, before, after).wait_for_next(0.01)
+
+
+def test_a_wait_for_others_ends_once_one_of_them_has_completed_the_run(tmp_path: Path) -> None:
+    before, after = Epoch(0, 1, (0, 1)), Epoch(0, 1, (0, 1), is_last=True)
+    found = membership(tmp_path / "epochs", 1, before, after)
+    with pytest.raises(RunEnded):
+        found.wait_for_next(60.0)
+    assert found.has_ended(before)
+
+
+def test_an_epoch_that_is_being_replaced_stays_the_newest_known(tmp_path: Path) -> None:
+    found = membership(tmp_path / "epochs", 1, before := Epoch(0, 1, (0, 1)))
+    (tmp_path / "epochs").write_text("{", encoding="utf-8")
+    assert found.read() == before
+    (tmp_path / "epochs").unlink()
+    assert found.read() == before
