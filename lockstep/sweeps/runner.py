@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from lockstep.cluster.signals import StopSignal
 from lockstep.cores import core_ids
+from lockstep.data.micro_batches import num_micro_batches
 from lockstep.errors import LockstepError
 from lockstep.launch.commands import LOCKSTEP
 from lockstep.launch.subcommand import Subcommand
@@ -26,7 +27,7 @@ from lockstep.report.format import clock
 from lockstep.run_views.state import state_of
 from lockstep.sweeps.agenda import Agenda
 from lockstep.sweeps.prefixes import Part
-from lockstep.sweeps.slots import Slot
+from lockstep.sweeps.slots import Slot, combined
 from lockstep.sweeps.state_file import Sweep
 
 OUTPUT = "output"  # folder of what the trials print; "logs" would make the sweep's folder look like a run's
@@ -41,7 +42,7 @@ _OF_PREFIX = ("stop_early.patience=null", "report.trackers=[]")
 @dataclass
 class _Active:
     part: Part
-    slot: Slot
+    slots: list[Slot]
     command: Subcommand
     output: BinaryIO
     started_at: float = field(default_factory=time.monotonic)
@@ -120,7 +121,7 @@ class Runner:
                 is_waiting = True
                 continue
             try:
-                self._start(part)
+                self._start(part, agenda)
                 agenda.started(part)
             except LockstepError as error:
                 agenda.failed(part, error.line)
@@ -132,7 +133,7 @@ class Runner:
         run = self._folder / part.name
         return run.exists() and state_of(run, is_complete=False)[0] == "running"
 
-    def _start(self, part: Part) -> None:
+    def _start(self, part: Part, agenda: Agenda) -> None:
         run = self._folder / part.name
         is_new = not (run / "config.yaml").exists()
         if is_new and part.donor is not None and (text := self._hand_over(part)):
@@ -141,7 +142,8 @@ class Runner:
         output.mkdir(exist_ok=True)
         error_file = output / f"{part.name}.json"
         error_file.unlink(missing_ok=True)
-        slot = self._free.pop(0)
+        slots = [self._free.pop(0) for _ in range(self._num_slots(part, agenda))]
+        slot = combined(slots)
         # No link: the folder may be a stranger's.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         file = open(os.open(output / f"{part.name}.txt", flags, 0o666), "ab")  # noqa: SIM115 - closed by `_end`
@@ -151,17 +153,30 @@ class Runner:
             if slot.cores:
                 os.sched_setaffinity(0, slot.cores)  # inherited by the process that is started
             command = Subcommand(
-                train_command(self._sweep, part, run, self._procs), error_file, output=file, variables=variables
+                train_command(self._sweep, part, run, self._procs * len(slots)),
+                error_file,
+                output=file,
+                variables=variables,
             )
         finally:
             if slot.cores:
                 os.sched_setaffinity(0, cores)
         self._attempts[part.name] = self._attempts.get(part.name, 0) + 1
-        self._active.append(_Active(part, slot, command, file))
+        self._active.append(_Active(part, slots, command, file))
+
+    def _num_slots(self, part: Part, agenda: Agenda) -> int:
+        """Return how many slots a part takes: a prefix takes those that no other part needs, as others wait for it."""
+        if not part.is_prefix:
+            return 1
+        config = self._sweep.load(self._sweep.trials[part.trial]).config
+        # Processes without a micro-batch would only wait in each step.
+        most = num_micro_batches(config.global_batch, config.micro_batch) // self._procs
+        num_ready = sum(1 for _ in agenda.candidates())
+        return max(1, min(most, len(self._free) // num_ready))
 
     def _end(self, active: _Active, agenda: Agenda, *, is_stopped: bool) -> None:
         self._active.remove(active)
-        self._free.append(active.slot)
+        self._free.extend(active.slots)
         active.output.close()
         part, code = active.part, active.command.process.returncode
         took = clock(time.monotonic() - active.started_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,11 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]  # each trial is a pr
 
 def test_trials_with_equal_first_steps_train_them_once_to_equal_hashes(tmp_path: Path) -> None:
     grid = [*COMMON, *STEPS, "--grid", "optim.gamma=0.1,0.5", "max_steps=14,20"]
-    out = sweep(TINY, *grid, "--sweep-dir", "shared", cwd=tmp_path)
+    out = sweep(TINY, *grid, "--jobs", "2", "--sweep-dir", "shared", cwd=tmp_path)
     assert "train them once: 30 steps instead of 68" in out  # 10, then 4 + 6 for each gamma
+    # The first prefix has both places to itself; of the two after it, each has one.
+    printed = [(tmp_path / "shared" / "output" / f"prefix-000{number}.txt").read_text() for number in (1, 2, 3)]
+    assert [re.findall(r"(\d) process(?:es)? on", text)[0] for text in printed] == ["2", "1", "1"]
     sweep(TINY, *grid, "--sweep-dir", "alone", "--no-share", cwd=tmp_path)
     found = table(tmp_path / "shared")
     assert found == table(tmp_path / "alone")

@@ -11,13 +11,14 @@ import pytest
 
 from lockstep.cli.main import run
 from lockstep.config.load import load
+from lockstep.cores import core_ids, num_cores
 from lockstep.errors import ConfigError
 from lockstep.launch.slurm import BatchJob, batch_script
 from lockstep.recipes.catalog import find
 from lockstep.sweeps.batch import array_job, arrays_of
 from lockstep.sweeps.grid import Axis, SearchInterval, combinations, parse_grid, parse_space
 from lockstep.sweeps.prefixes import Part, learning_rates, num_steps_of, plan
-from lockstep.sweeps.slots import make_slots
+from lockstep.sweeps.slots import combined, make_slots
 from lockstep.sweeps.state_file import Group, Sweep, read_sweep
 
 SPE = 23
@@ -146,10 +147,13 @@ def test_a_sweep_is_read_as_it_was_written_and_a_damaged_one_is_refused(tmp_path
 def test_gpus_and_cores_are_divided_among_trials_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert [slot.gpus for slot in make_slots(None, 2, _config("device=auto"))] == ["4,5", "6,7"]
+    assert combined(make_slots(None, 2, _config("device=auto"))).gpus == "4,5,6,7"
     with pytest.raises(ConfigError, match="need 6 GPUs"):
         make_slots(3, 2, _config("device=auto"))
     assert [slot.gpus for slot in make_slots(3, 2, _config("device=cpu"))] == [None] * 3
     assert make_slots(1, 1, _config("device=cpu"))[0].cores == frozenset()
+    assert combined(make_slots(num_cores(), 1, _config("device=cpu"))).cores in (core_ids(), frozenset())
+    assert combined(make_slots(2, 1, _config("device=cpu"))).gpus is None
 
 
 @pytest.mark.parametrize(
