@@ -14,7 +14,7 @@ PY := .venv/bin/python
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := lockstep tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-sweep bench-trackers bench-augmentation
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-kills bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-load-balance bench-sweep bench-trackers bench-augmentation
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,8 +75,8 @@ format: .venv/.installed-dev  ## reformat the sources
 	@$(PY) -m ruff check --quiet --fix $(SOURCES) || true
 	@$(PY) -m ruff format $(SOURCES)
 
-dist: .venv/.installed-dev  ## build sdist, wheel, SBOM and checksums into dist/; needs the network
-	@$(PY) .ci/dist
+dist:  ## build sdist, wheel, SBOM and checksums into dist/; needs the network
+	@$(PYTHON) .ci/dist
 
 venv: .venv/.installed-dev  ## create .venv with all development tools
 
@@ -140,11 +140,17 @@ bench-pose: .venv/.installed-dev  ## compare pose grouping, targets, samples and
 bench-faults: .venv/bench/.installed  ## compare how tools handle a kill, a hang, a NaN, a full disk and more: half an hour
 	@$(PY) benchmarks/faults.py --peers-python .venv/bench/bin/python $(BENCH_ARGS)
 
+bench-kills: .venv/.installed-dev  ## kill and stop processes of a run that recovers in the step, at random: 20 trials, 4 minutes; BENCH_ARGS="--trials 200 --seed 7"
+	@$(PY) -m benchmarks.kills $(BENCH_ARGS)
+
 bench-diff: .venv/.installed  ## plant 50 differences between two runs and count how many lockstep diff locates: 3 minutes
 	@$(PY) benchmarks/diff_faults.py $(BENCH_ARGS)
 
 bench-runs: .venv/.installed-dev  ## measure how long lockstep runs, compare and report take on 1,000 run folders
 	@$(PY) -m benchmarks.many_runs $(BENCH_ARGS)
+
+bench-load-balance: .venv/.installed-dev  ## compare balanced work with even work and DDP, with one rank on half a core
+	@$(PY) -m benchmarks.load_balance $(BENCH_ARGS)
 
 bench-sweep: .venv/.installed  ## measure what a sweep saves by training equal first steps once, and kill it 10 times: an hour
 	@$(PY) -m benchmarks.sweep_sharing $(BENCH_ARGS)

@@ -18,6 +18,9 @@ from hypothesis import HealthCheck, settings
 
 from tests import guards
 
+# The workers of pytest-xdist share the cores. Set before torch is imported: with more threads they would spin and wait.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 _ROOT = Path(__file__).resolve().parents[1]
 _CONFIG_HOME = pytest.StashKey[TemporaryDirectory[str]]()
 

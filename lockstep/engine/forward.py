@@ -8,9 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lockstep.data.collation import describe
 from lockstep.data.samples import Batch
 from lockstep.engine.job import MAX_TERMS, Job
 from lockstep.errors import ConfigError
+
+_SHOWN = 8  # samples, in an error
 
 
 def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
@@ -37,10 +40,24 @@ def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
             f"an epoch of {job.order.num_samples:,} samples has such a micro-batch",
             fix=f"Set global_batch={job.config.global_batch + 1} or batch_norm=sync, or use larger images.",
         ) from None
-    terms = job.parts.loss(outputs, batch)
+    try:
+        terms = job.parts.loss(outputs, batch)
+    except Exception as error:
+        error.add_note(_describe_micro_batch(outputs, batch))
+        raise
     check_terms(terms)
     values = torch.stack([term.float() for term in terms.values()])
     return list(terms), values.sum(), F.pad(values.detach(), (0, MAX_TERMS - len(values)))
+
+
+def _describe_micro_batch(outputs: object, batch: Batch) -> str:
+    """Describe what a loss has failed on: "samples 3 5 7 …; outputs: a tensor (8, 3) float32; targets: ... 0 to 7"."""
+    samples, targets = batch.indices.tolist(), batch.targets
+    text = f"raised by the recipe's loss for samples {' '.join(map(str, samples[:_SHOWN]))}"
+    text += f"{' …' * (len(samples) > _SHOWN)}; outputs: {describe(outputs)}; targets: {describe(targets)}"
+    if isinstance(targets, Tensor) and targets.numel() and targets.device.type == "cpu" and not targets.is_complex():
+        text += f", {targets.min().item():g} to {targets.max().item():g}"
+    return text
 
 
 def check_terms(terms: object) -> None:

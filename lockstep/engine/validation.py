@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from lockstep.cluster import codec, collectives
+from lockstep.data.collation import describe
 from lockstep.data.groups import groups_of
 from lockstep.data.keyed import FORWARD, key, keys, seed_forward, seeded
 from lockstep.data.loader import Loader
@@ -131,11 +132,8 @@ def _try(job: Job) -> None:
             with _faults_of("the recipe's infer"):
                 outputs = parts.infer(job.model, batch.inputs)
         else:
-            try:
+            with _faults_of("the recipe's model", given=f"inputs: {describe(batch.inputs)}"):
                 outputs = job.model(batch.inputs)
-            except Exception as error:  # the first step reports it
-                LOGGER.info("the trial evaluation failed: %s", error)
-                return
             with _faults_of("the recipe's loss"):
                 terms = parts.loss(outputs, batch)
                 check_terms(terms)
@@ -212,11 +210,12 @@ def _count(make: Any, outputs: Any, batch: Batch) -> list[str] | None:
 
 
 @contextmanager
-def _faults_of(what: str) -> Iterator[None]:
+def _faults_of(what: str, given: str | None = None) -> Iterator[None]:
     """Raise an error of a user's code as a ConfigError that names its line.
 
     Args:
         what: What failed.
+        given: What it was called with.
     """
     try:
         yield
@@ -230,6 +229,7 @@ def _faults_of(what: str) -> Iterator[None]:
         frame = (own or frames)[-1]
         raise ConfigError(
             f"{what} has failed: {type(error).__name__}: {error}",
+            given=given,
             where=f"{frame.filename}:{frame.lineno}, in {frame.name}",
             cause=f"It was tried on {NUM_SAMPLES} validation samples before training.",
             fix="Correct it. LOCKSTEP_DEBUG=1 shows the traceback.",

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.fuzz.labelled_images import coco, masks, regions, zipped
+
 SLACK_BYTES = 3 << 30  # beyond this the process gets no memory, so that a fault does not take the machine's
 
 
@@ -75,26 +77,6 @@ def csv(path: Path) -> None:
     from lockstep.recipes.classify.listing import read_csv
 
     read_csv(path)
-
-
-def coco(path: Path) -> None:
-    from lockstep.recipes.pose.coco.annotations import read_annotations
-    from lockstep.recipes.pose.coco.regions import draw_mask
-    from lockstep.recipes.pose.skeletons import SKELETONS
-
-    found = read_annotations(path, SKELETONS["coco"])
-    for place in range(len(found)):
-        found.ground_truth(place)
-        if found.sizes[place].prod() < 1 << 24:  # a larger one would have to be the picture's size
-            draw_mask(found, place)
-
-
-def zipped(path: Path) -> None:
-    from lockstep.data.coco.store import Zip, decode
-
-    store = Zip(path)
-    for name in list(store._names)[:5]:
-        decode(store.read(name), name, (12, 10))
 
 
 def packed(path: Path) -> None:
@@ -241,8 +223,8 @@ def verified(path: Path) -> None:
 READERS: dict[str, Callable[[Path], None]] = {
     reader.__name__: reader
     for reader in (
-        picture, idx, labels, alphabet, csv, coco, zipped, packed, yaml, checkpoint, weights, run_json, records,
-        store_key, message, verified,
+        picture, idx, labels, alphabet, csv, coco, masks, regions, zipped, packed, yaml, checkpoint, weights, run_json,
+        records, store_key, message, verified,
     )
 }  # fmt: skip
 
@@ -277,11 +259,13 @@ def main() -> None:
 
     from lockstep.recipes.classify import listing
     from lockstep.recipes.mnist import predict as mnist_picture
-    from lockstep.recipes.pose.coco import regions
+    from lockstep.recipes.pose.coco import annotations
+    from lockstep.recipes.segment import data
     from lockstep.recipes.text import files
     from lockstep.storage import pretrained
 
-    assert all((pretrained, listing, mnist_picture, regions, files))  # imported now, not within the first file
+    # Imported now, not within the first file.
+    assert all((pretrained, listing, mnist_picture, annotations, data, files))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w")

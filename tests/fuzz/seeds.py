@@ -123,6 +123,29 @@ def annotations() -> bytes:
     ).encode()
 
 
+def labelled_images() -> list[Seed]:
+    """Masks, and regions of categories, with the images beside them."""
+    beside = {"image.jpg": encoded("JPEG")}
+    values = np.arange(120, dtype=np.uint16).reshape(10, 12) // 40
+    grey = Image.fromarray(values.astype(np.uint8))
+    palette = grey.convert("P")
+    files = {"a.png": (grey, {}), "b.png": (Image.fromarray(values), {}), "c.png": (palette, {}), "a.bmp": (grey, {}),
+             "a.gif": (palette, {}), "a.tif": (Image.fromarray(values), {"compression": "tiff_lzw"})}  # fmt: skip
+    seeds = []
+    for name, (mask, options) in files.items():
+        file = io.BytesIO()
+        mask.save(file, {"tif": "TIFF"}.get(name[2:], name[2:].upper()), **options)
+        seeds.append(Seed("masks", name, file.getvalue(), beside))
+    content = json.loads(annotations())
+    content["images"].append({**content["images"][0], "id": 8, "file_name": "b.jpg"})
+    content["categories"].append({"id": 2, "name": "cat"})
+    other = {"image_id": 8, "category_id": 2, "segmentation": [[0, 0, 4, 0, 4, 5], [6, 6, 9, 6, 9, 9]]}
+    content["annotations"] = [each for each in content["annotations"] if each["segmentation"]]
+    content["annotations"].append({**content["annotations"][0], **other, "id": 99})
+    both = {"a.jpg": encoded("JPEG"), "b.jpg": encoded("JPEG")}
+    return [*seeds, Seed("regions", "regions.json", json.dumps(content).encode(), both)]
+
+
 def zip_file() -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -248,7 +271,7 @@ def all_seeds() -> tuple[Seed, ...]:
     lines = "".join(json.dumps({"kind": "step", "step": at, "epoch": 0.5, "loss": 1.25}) + "\n" for at in range(5))
     return (
         *pictures(), *idx_files(), *text_files(), Seed("coco", "a.json", annotations()),
-        Seed("zipped", "a.zip", zip_file()), *packed_entries(), Seed("yaml", "a.yaml", YAML),
+        *labelled_images(), Seed("zipped", "a.zip", zip_file()), *packed_entries(), Seed("yaml", "a.yaml", YAML),
         *weights_files(), *checkpoint_files(), Seed("run_json", "dataset_info.json", json.dumps(facts).encode()),
         Seed("records", "metrics.jsonl", lines.encode()), *store_values(), *messages(),
         *verified_files(),

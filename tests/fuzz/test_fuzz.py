@@ -65,9 +65,9 @@ class Reader:
         self._process = None
 
     def _start(self) -> subprocess.Popen[str]:
-        self._process = subprocess.Popen(
-            [sys.executable, readers.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        root = Path(__file__).parents[2]
+        command = [sys.executable, "-m", readers.__name__]
+        self._process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         return self._process
 
 

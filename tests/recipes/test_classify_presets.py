@@ -1,7 +1,12 @@
 """The ImageNet presets against the recipes that they follow: schedule and augmentation.
 
-torchvision's recipe V2 is the command line in its references/classification/README.md (ResNet-50, IMAGENET1K_V2);
-DeiT's are the defaults of main.py in facebookresearch/deit.
+Where each value of the references is written, read on 2026-11-23:
+
+- torchvision's recipe V2: the list of parameters in the post of PyTorch's blog "How to Train State-Of-The-Art Models
+  Using TorchVision's Latest Primitives", and the issue that `ResNet50_Weights.IMAGENET1K_V2.meta["recipe"]` names. The
+  transforms' order: references/classification/presets.py; decay of the EMA: references/classification/train.py.
+- DeiT-S: the defaults in main.py of facebookresearch/deit; 4 processes of 256 images in its README_deit.md; the
+  transforms in its datasets.py. What its strings of settings mean is timm's, which is installed: the tests ask it.
 """
 
 from __future__ import annotations
@@ -9,9 +14,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import timm.data
 import timm.scheduler
 import torch
 from torch import nn
+from torchvision.models import ResNet50_Weights
 from torchvision.transforms import InterpolationMode, v2
 
 from lockstep.config.load import load
@@ -19,6 +26,7 @@ from lockstep.optim.schedule import factor
 from lockstep.recipes.catalog import find
 from lockstep.recipes.classify.augment import Augmentation
 from lockstep.recipes.classify.config import Config, ModelConfig
+from lockstep.recipes.classify.data import resize_px
 from lockstep.recipes.classify.model import build_model
 
 STEPS = 1252  # an epoch of 1,281,167 images in batches of 1,024
@@ -59,8 +67,17 @@ def test_resnet50_has_the_schedule_and_the_augmentation_of_torchvisions_recipe()
     assert rates(config) == pytest.approx(expected, abs=1e-5)
     assert rates(config)[0] == 0.005
     assert (config.global_batch, config.loss.label_smoothing, config.optim.weight_decay) == (1024, 0.1, 2e-5)
-    assert (config.data.train_px, config.data.size_px, config.data.eval_resize_px) == (176, 224, 232)
-    assert config.data.crop_area == (0.08, 1.0)
+    assert (config.optim.name, config.optim.momentum, config.optim.nesterov) == ("sgd", 0.9, False)
+    assert config.optim.clip_norm is None
+    data, published = config.data, ResNet50_Weights.IMAGENET1K_V2
+    evaluated = published.transforms()
+    assert ([data.size_px], [resize_px(data)]) == (evaluated.crop_size, evaluated.resize_size)
+    assert (list(data.mean), list(data.std)) == (evaluated.mean, evaluated.std)
+    assert published.meta["recipe"].startswith("https://github.com/pytorch/vision/issues/3995#")
+    assert (data.train_px, data.crop_area, data.flip) == (176, (0.08, 1.0), 0.5)
+    with torch.device("meta"):
+        model = build_model(config.model, 1000)
+    assert sum(each.numel() for each in model.parameters()) == published.meta["num_params"]
     # The reference adjusts 0.99998 by the batch: alpha = (1 - 0.99998) * 1024 * 32 / 600 at every 32nd step.
     assert config.optim.ema == pytest.approx((1 - 2e-5 * 1024 * 32 / 600) ** (1 / 32), abs=1e-6)
     made = operations(config)
@@ -76,11 +93,27 @@ def test_vit_small_has_the_schedule_and_the_augmentation_of_deit() -> None:
     reference = timm.scheduler.CosineLRScheduler(adamw, t_initial=300, lr_min=1e-5, warmup_lr_init=1e-6, warmup_t=5)
     expected = []
     for epoch in range(300):
-        reference.step(epoch)
+        reference.step(epoch)  # main.py calls it after the epoch, so that each rate comes one epoch later there
         expected.append(adamw.param_groups[0]["lr"])
     assert rates(config) == pytest.approx(expected, abs=1e-8)
     assert (config.optim.weight_decay, config.loss.label_smoothing, config.model.drop_path) == (0.05, 0.1, 0.1)
+    assert (config.global_batch, config.optim.name, config.optim.betas) == (1024, "adamw", (0.9, 0.999))
+    # main.py evaluates the weights, not their average.
+    assert (config.optim.clip_norm, config.optim.ema) == (None, None)
+    # What timm makes of the defaults of main.py. With RandAugment it leaves ColorJitter out.
+    crop, flip, policy, _, normalize, erasing = timm.data.create_transform(
+        224, is_training=True, color_jitter=0.4, auto_augment="rand-m9-mstd0.5-inc1", interpolation="bicubic",
+        re_prob=0.25, re_mode="pixel", re_count=1,
+    ).transforms  # fmt: skip
+    data = config.data
+    assert (data.crop_area, data.crop_ratio, data.flip) == (crop.scale, pytest.approx(crop.ratio, abs=1e-4), flip.p)
+    assert (data.train_px, data.size_px, resize_px(data)) == (None, 224, 256)
+    assert (list(data.mean), list(data.std)) == (pytest.approx(normalize.mean), pytest.approx(normalize.std))
+    assert (policy.num_layers, {(each.prob, each.magnitude) for each in policy.ops}) == (2, {(0.5, 9)})
     made = operations(config)
+    areas = pytest.approx((erasing.min_area, erasing.max_area), abs=0.004)
+    assert (made["erase"].p, made["erase"].scale) == (erasing.probability, areas)
+    assert erasing.per_pixel
     (policy,) = made["image"]
     assert (type(policy), policy.num_ops, policy.magnitude / (policy.num_magnitude_bins - 1)) == (
         v2.RandAugment,

@@ -68,7 +68,11 @@ def read_items(dataset: Any, indices: IntArray, keys: KeyArray) -> list[Any]:
     items = []
     for index, key in zip(indices.tolist(), keys.tolist(), strict=True):
         with seeded(key):
-            items.append(dataset[index])
+            try:
+                items.append(dataset[index])
+            except Exception as error:
+                error.add_note(f"raised for sample {index:,} of {type(dataset).__name__}")
+                raise
     return items
 
 

@@ -20,6 +20,8 @@ MAX_PIXELS = 1 << 26  # logits are interpolated to this size: some 9 bytes for e
 _LOSSY = (".jpg", ".jpeg", ".jfif", ".webp")
 _VALUES = 1 << 16
 _SHOWN = 12
+_BLOCK = 1 << 20  # pixels that numpy indexes with at a time: it copies indices to 64 bits
+_MAX_THREADS = 4  # each one may hold a mask of MAX_PIXELS
 
 
 class MaskFolder:
@@ -126,17 +128,20 @@ def read_mask(path: Path) -> npt.NDArray[np.uint16]:
     values = np.asarray(image)
     if values.min(initial=0) < 0 or values.max(initial=0) >= _VALUES:
         raise DataError(f"the mask {path} has value {values.max()}", allowed="0 to 65,535", fix="Correct the mask.")
-    return values.astype(np.uint16)
+    return values.astype(np.uint16, copy=False)
 
 
 def find_values(paths: Sequence[Path]) -> list[int]:
     """Return the values that occur in masks, in ascending order."""
 
     def values_of(path: Path) -> npt.NDArray[np.intp]:
-        return np.flatnonzero(np.bincount(read_mask(path).reshape(-1)))
+        values, occurs = read_mask(path).reshape(-1), np.zeros(_VALUES, bool)
+        for start in range(0, values.size, _BLOCK):
+            occurs[values[start : start + _BLOCK]] = True
+        return np.flatnonzero(occurs)
 
     # Threads instead of processes, since decoding releases the GIL.
-    with ThreadPoolExecutor(num_cores()) as pool:
+    with ThreadPoolExecutor(min(num_cores(), _MAX_THREADS)) as pool:
         return sorted({value for found in pool.map(values_of, paths) for value in found.tolist()})
 
 
@@ -226,7 +231,10 @@ class LabelledFolder:
                 else None,
                 fix="Use a mask of the size of the image.",
             )
-        labels = self._table[values]
+        labels = np.empty(values.shape, np.int16)
+        for start in range(0, values.size, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            np.take(self._table, values.reshape(-1)[block], out=labels.reshape(-1)[block])
         if labels.min(initial=0) < 0:
             row, column = (int(place[0]) for place in np.nonzero(labels < 0))
             shown = ", ".join(map(str, self._values[:_SHOWN])) + (" …" if len(self._values) > _SHOWN else "")

@@ -97,3 +97,13 @@ def test_a_dataset_without_a_length_is_told_to_have_one() -> None:
     with pytest.raises(ConfigError, match="Tar is a stream: it has no sample at an index") as caught:
         read(Tar())
     assert caught.value.slots["fix"].startswith("Give it a __len__ that returns the number of samples.")
+
+
+def test_an_error_of_a_dataset_has_the_index_of_the_sample() -> None:
+    class Raises(Rows):
+        def __getitem__(self, index: int) -> Any:
+            return {0: (FINE, 1), 3: (FINE, 1)}[index]
+
+    with pytest.raises(KeyError) as caught:
+        read(Raises(None))
+    assert caught.value.__notes__ == ["raised for sample 1 of Raises"]

@@ -38,7 +38,7 @@ class Net(nn.Module):
             self.count = self.count + 1
         if self.fault == "changed bool":
             self.seen.fill_(True)
-        outputs = self.last(inputs)
+        outputs = self.last(inputs.byte() if self.fault == "bytes" else inputs)
         return outputs.detach() if self.fault == "detached" else outputs
 
 

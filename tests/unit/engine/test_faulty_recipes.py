@@ -74,6 +74,7 @@ def test_a_fault_is_named_with_what_to_do(fault: str, text: str, capsys: pytest.
         ("unsendable", "the metric Unsendable has failed: TypeError: "),
         ("other name", "the validation has no metric top1"),
         ("infer", "the recipe's infer has failed: AttributeError: "),
+        ("bytes", "given  inputs: a tensor (4, 6) float32"),
     ],
 )
 def test_a_faulty_metric_is_named_before_the_first_step(

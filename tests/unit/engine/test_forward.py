@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from lockstep.config.schema import RunConfig
 from lockstep.data.samples import Batch
@@ -43,6 +44,18 @@ def test_a_loss_of_another_form_is_named(loss: Any, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         forward(job(loss), BATCH)
     assert text in str(caught.value)
+
+
+def test_an_error_of_the_loss_has_the_samples_and_what_it_was_given() -> None:
+    made = job(None)
+    made.parts.loss = lambda outputs, batch: F.cross_entropy(outputs, batch.targets)
+    batch = Batch(torch.ones(10, 3), torch.tensor([*range(3)] * 3 + [7]), torch.arange(20, 30))
+    with pytest.raises(IndexError, match="Target 7 is out of bounds") as caught:
+        forward(made, batch)
+    assert caught.value.__notes__ == [
+        "raised by the recipe's loss for samples 20 21 22 23 24 25 26 27 …; outputs: a tensor (10, 3) float32; "
+        "targets: a tensor (10,) int64, 0 to 7"
+    ]
 
 
 def test_terms_are_added_up() -> None:

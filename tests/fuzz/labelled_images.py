@@ -1,0 +1,58 @@
+"""Readers of images with annotations: COCO's files, archives of images, masks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+
+def coco(path: Path) -> None:
+    from lockstep.recipes.pose.coco.annotations import read_annotations
+    from lockstep.recipes.pose.coco.regions import draw_mask
+    from lockstep.recipes.pose.skeletons import SKELETONS
+
+    found = read_annotations(path, SKELETONS["coco"])
+    for place in range(len(found)):
+        found.ground_truth(place)
+        if found.sizes[place].prod() < 1 << 24:  # a larger one would have to be the picture's size
+            draw_mask(found, place)
+
+
+def zipped(path: Path) -> None:
+    from lockstep.data.coco.store import Zip, decode
+
+    store = Zip(path)
+    for name in list(store._names)[:5]:
+        decode(store.read(name), name, (12, 10))
+
+
+def masks(path: Path) -> None:
+    """A dataset of two images, whose masks are the file."""
+    root = path.parent / "dataset"
+    shutil.rmtree(root, ignore_errors=True)
+    for name in ("a", "b"):
+        for folder, file in (("images", path.parent / "image.jpg"), ("masks", path)):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, root / folder / f"{name}{file.suffix}")
+    _read_labels(root)
+
+
+def regions(path: Path) -> None:
+    """A COCO file whose regions become classes of pixels."""
+    _read_labels(path)
+
+
+def _read_labels(root: Path) -> None:
+    import numpy as np
+
+    from lockstep.data.keyed import keys
+    from lockstep.recipes.segment.config import DataConfig
+    from lockstep.recipes.segment.data import LabelledImages
+    from lockstep.recipes.segment.listing import list_images, open_source
+
+    config = DataConfig(root=root, size_px=(32, 32))
+    info = list_images(config, 0)
+    for train in (True, False):
+        samples = LabelledImages(open_source(config, info, train=train), config, train=train)
+        indices = np.arange(len(samples))
+        samples.batch(indices, keys(0, 0, indices))
