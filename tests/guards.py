@@ -28,6 +28,8 @@ _LIBRARIES_SET = (
 _TOOLS_FOLDERS = {"__pycache__", "build", "dist"}
 # People write these while tests run; a run leaves records, weights and folders.
 _PEOPLE_WRITE = {".py", ".md", ".toml", ".ini", ".cfg", ".txt", ".lock", ".swp", ""}
+# Linux lists a process's children there, if its kernel was built so.
+_CHILDREN = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 # How long something on its way out may take.
 _GRACE_S = float(os.environ.get("GUARDS_GRACE_S", "20"))
 
@@ -127,7 +129,7 @@ class Processes:
             ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER; other systems lose sight of orphans
 
     def look(self) -> set[int]:
-        return {process.pid for process in psutil.Process().children(recursive=True)}
+        return set(_descendants(os.getpid()))
 
     def left(self, before: set[int]) -> list[str]:
         _wait_until(lambda: not list(self._running(before)))
@@ -139,12 +141,28 @@ class Processes:
         return problems
 
     def _running(self, before: set[int]) -> Iterator[psutil.Process]:
-        for process in psutil.Process().children(recursive=True):
-            if process.pid in before | KEPT or process.pid in _kept_by_python():
+        known = before | KEPT | _kept_by_python()
+        for pid in _descendants(os.getpid()):
+            if pid in known:
                 continue
             with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
                 if process.status() != psutil.STATUS_ZOMBIE:
                     yield process
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """All processes below one. psutil would read the status of every process of the machine, three times a test."""
+    if not _CHILDREN.exists():
+        yield from (process.pid for process in psutil.Process(pid).children(recursive=True))
+        return
+    # A thread or process may end between being listed and being read.
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                for child in Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split():
+                    yield int(child)
+                    yield from _descendants(int(child))
 
 
 class Files:
@@ -161,15 +179,36 @@ class Files:
         return [f"file {path}" for path in new if os.path.splitext(path)[1] not in _PEOPLE_WRITE or _is_folder(path)]
 
     def _walk(self, folder: str, deep: bool) -> Iterator[str]:
-        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-            for entry in entries:
-                name = entry.name
-                if name in _TOOLS_FOLDERS or name.startswith(".") or name.endswith((".egg-info", ".pyc", "~")):
-                    continue
-                yield entry.path
+        with contextlib.suppress(FileNotFoundError):
+            paths, folders = _list(folder)
+            yield from paths
+            for path in folders if deep else ():
                 # Of runs/ and data/ the names at the top will do: they can hold very many files.
-                if deep and entry.is_dir(follow_symlinks=False):
-                    yield from self._walk(entry.path, deep=name not in ("runs", "data", "logs"))
+                yield from self._walk(path, deep=os.path.basename(path) not in ("runs", "data", "logs"))
+
+
+# Folders with their times of change, files and folders.
+_listed: dict[str, tuple[int, list[str], list[str]]] = {}
+_TICK_NS = 1_000_000_000  # longer than the steps of a file system's clock
+
+
+def _list(folder: str) -> tuple[list[str], list[str]]:
+    """What is in a folder, and which of it are folders. It is read again only when it has changed."""
+    changed = os.stat(folder).st_mtime_ns
+    if folder in _listed and _listed[folder][0] == changed:
+        return _listed[folder][1:]
+    now, paths, folders = time.time_ns(), [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = entry.name
+            if name in _TOOLS_FOLDERS or name.startswith(".") or name.endswith((".egg-info", ".pyc", "~")):
+                continue
+            paths.append(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+    if changed < now - _TICK_NS:
+        _listed[folder] = changed, paths, folders
+    return paths, folders
 
 
 def _is_folder(path: str) -> bool:

@@ -27,6 +27,7 @@ def main() -> None:
     """Serve the starts on standard input."""
     # Imported before the processes are forked.
     import sklearn.datasets  # noqa: F401
+    import torch._dynamo  # the first optimizer of a process imports it, which takes seconds
     import torch.distributed  # noqa: F401
 
     import lockstep

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.house.source import sources
+from tests.house.source import nodes, parsed, sources
 
 RANK_CALLS = {"get_rank", "get_world_size", "get_node_local_rank", "get_global_rank"}
 RANK_VARIABLES = re.compile(
@@ -34,7 +34,7 @@ def ranks_asked_for(root: Path) -> list[str]:
             ("lockstep/cluster/", "lockstep/launch/", "lockstep/watchdog/", "lockstep/own_loop/current.py")
         ):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             called = isinstance(node, ast.Attribute) and node.attr in RANK_CALLS
             imported = isinstance(node, ast.ImportFrom) and any(item.name in RANK_CALLS for item in node.names)
             if called or imported:
@@ -48,7 +48,7 @@ def ranks_read_from_environment(root: Path) -> list[str]:
     for name, path in sources(root, "lockstep"):
         if name in ("lockstep/cluster/env.py", "lockstep/cluster/schedulers.py"):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             variable = _variable_read(node)
             if variable and RANK_VARIABLES.fullmatch(variable):
                 problems.append(f"{name}:{node.lineno}: reads {variable}; only cluster/env.py does")
@@ -61,7 +61,7 @@ def stray_speech(root: Path) -> list[str]:
     for name, path in sources(root, "lockstep"):
         if name.startswith(SPEAKERS):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in (
                 "print",
                 "sys.stdout.write",
@@ -76,7 +76,7 @@ def borrowed_names(root: Path) -> list[str]:
     problems = []
     defined = cache(_defined)  # for this call only: the files may change between calls
     for name, path in sources(root):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("lockstep."):
                 continue
             target = root / node.module.replace(".", "/")
@@ -98,7 +98,7 @@ def missing_docstrings(root: Path) -> list[str]:
     """Public modules, classes, functions and methods of the package without a docstring."""
     problems = []
     for name, path in sources(root, "lockstep"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         if tree.body and not ast.get_docstring(tree):
             problems.append(f"{name}:1: the module has no docstring")
         problems += [f"{name}:{node.lineno}: {node.name} has no docstring" for node in _public(tree)]
@@ -110,7 +110,7 @@ def twin_classes(root: Path) -> list[str]:
     places: dict[str, list[str]] = {}
     for name, path in sources(root, "lockstep"):
         is_recipe = name.startswith("lockstep/recipes/") and name.endswith("/config.py")
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in parsed(path).body:
             if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
                 continue
             if not (is_recipe and node.name.endswith("Config")):
@@ -122,7 +122,7 @@ def old_words(root: Path) -> list[str]:
     """Names with "iter", which can mean a step or a micro-batch."""
     problems = []
     for name, path in sources(root, "lockstep"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             word = _named(node)
             if (
                 word
@@ -147,7 +147,7 @@ def _variable_read(node: ast.AST) -> str | None:
 
 def _defined(path: Path) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -178,7 +178,7 @@ def _named(node: ast.AST) -> str | None:
 
 def errors_without_a_fix(root: Path) -> list[str]:
     """Errors for users that do not say what to do. Slots that do not exist are refused by `LockstepError` and mypy."""
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sources(root, "lockstep")}
+    trees = {name: parsed(path) for name, path in sources(root, "lockstep")}
     errors = _subclasses("LockstepError", list(trees.values()))
     problems = []
     for name, tree in trees.items():

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.house.source import sources
+from tests.house.source import nodes, parsed, sources
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Found = tuple[str, FunctionNode, ast.ClassDef | None]  # the file, the function, and its class if it is a method
@@ -73,7 +73,7 @@ def third_person(root: Path) -> list[str]:
     """Docstrings of modules and functions of the package whose first word is a verb in the third person."""
     problems = []
     for name, path in sources(root, "lockstep"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, FunctionNode | ast.Module):
                 verb = THIRD_PERSON.match(ast.get_docstring(node) or "")
                 if verb:
@@ -84,7 +84,7 @@ def third_person(root: Path) -> list[str]:
 
 def _array_aliases(root: Path) -> dict[str, set[str]]:
     """For each file the names, such as IntArray, that it or a module it imports them from gives to a kind of array."""
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sources(root, "lockstep")}
+    trees = {name: parsed(path) for name, path in sources(root, "lockstep")}
     aliases: dict[str, set[str]] = {}
     for name, tree in trees.items():
         given = [node for node in tree.body if isinstance(node, ast.Assign)]
@@ -118,7 +118,7 @@ def _to_explain(root: Path) -> Iterator[Found]:
 
 
 def _public_functions(name: str, path: Path) -> Iterator[Found]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in parsed(path).body:
         if _is_public(node) and isinstance(node, FunctionNode):
             yield name, node, None
         elif _is_public(node) and isinstance(node, ast.ClassDef):
@@ -145,7 +145,7 @@ def _commands(root: Path) -> set[tuple[str, str]]:
     """File and function of each typer command: its docstring is the text of --help, and its options have their own."""
     commands = set()
     for name, path in sources(root, "lockstep/cli"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         folders = {
             alias.name: str(node.module).replace(".", "/")
             for node in ast.walk(tree)

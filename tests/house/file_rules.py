@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from tests.house.source import code_lines, docstring_lines, sources, texts
+from tests.house.source import code_lines, docstring_lines, nodes, sources, texts
 
 HARD_LIMIT_LINES = 400
 SOFT_LIMIT_LINES = 300
@@ -30,7 +30,7 @@ def long_functions(root: Path) -> list[str]:
     """Functions longer than a screen; their docstring does not count."""
     problems = []
     for name, path in sources(root):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = node.end_lineno - node.lineno + 1 - len(docstring_lines(node))
                 if lines > FUNCTION_LINES:
@@ -66,10 +66,8 @@ def busy_modules(root: Path) -> list[str]:
     for name, path in sources(root, "lockstep"):
         if name in ("lockstep/__init__.py", "lockstep/cli/app.py"):  # the lists of public names and of commands
             continue
-        nodes = [
-            node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)
-        ]
-        imported = {_module(root, node.module, item.name) for node in nodes for item in node.names if node.module}
+        imports = [node for node in nodes(path) if isinstance(node, ast.ImportFrom)]
+        imported = {_module(root, node.module, item.name) for node in imports for item in node.names if node.module}
         count = len({module for module in imported if module.startswith("lockstep.")})
         if count > MODULES_IMPORTED:
             problems.append(f"{name}: imports {count} modules of the package, {MODULES_IMPORTED} at most")

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from tests.house.source import called, calls, sources
+from tests.house.source import called, calls, nodes, sources
 
 PICKLE_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 OBJECT_COLLECTIVES = {"gather_object", "all_gather_object", "broadcast_object_list", "scatter_object_list"}
@@ -29,7 +29,7 @@ def pickles(root: Path) -> list[str]:
     """Calls that unpickle, or that send pickles to other processes: these run whatever a stranger has put in."""
     problems = []
     for name, path in sources(root, "lockstep"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module in PICKLE_MODULES:
                 problems.append(f"{name}:{node.lineno}: imports from {node.module}; use cluster/codec.py or JSON")
             if not isinstance(node, ast.Call) or name in OWN_PICKLES:
@@ -71,7 +71,7 @@ def unsafe_starts(root: Path) -> list[str]:
     for name, path in sources(root, "lockstep"):
         if name == "lockstep/own_loop/check_script.py":  # it starts a script as its user does
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.List | ast.Tuple) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
                 second = node.elts[1] if len(node.elts) > 1 else None
                 if not (isinstance(second, ast.Constant) and second.value == "-P"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".ini", ".cfg", ".sh", ".html", ""}
@@ -27,6 +28,27 @@ def texts(root: Path) -> Iterator[Path]:
     yield from (path for path in tops if path.suffix in TEXT)
 
 
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a Python file. Not to be changed: it is kept for the next rule."""
+    return _parse(path.read_text(encoding="utf-8"))
+
+
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of the syntax tree of a Python file, as `ast.walk` lists them."""
+    return _walk(path.read_text(encoding="utf-8"))
+
+
+# Each rule looks at every file.
+@cache
+def _parse(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@cache
+def _walk(text: str) -> list[ast.AST]:
+    return list(ast.walk(_parse(text)))
+
+
 def docstring_lines(node: ast.AST) -> range:
     """Line numbers of the docstring of a module, class or function; none if it has none."""
     body = getattr(node, "body", None)
@@ -38,7 +60,7 @@ def docstring_lines(node: ast.AST) -> range:
 def code_lines(path: Path) -> int:
     """How many lines of a file are neither blank, nor comments, nor docstrings."""
     text = path.read_text()
-    documented = {line for node in ast.walk(ast.parse(text)) for line in docstring_lines(node)}
+    documented = {line for node in nodes(path) for line in docstring_lines(node)}
     return sum(
         bool(line.strip()) and not line.strip().startswith("#") and number not in documented
         for number, line in enumerate(text.splitlines(), start=1)
@@ -48,7 +70,7 @@ def code_lines(path: Path) -> int:
 def calls(root: Path) -> Iterator[tuple[str, ast.Call]]:
     """Every call in the package, with the name of its file."""
     for name, path in sources(root, "lockstep"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.Call):
                 yield name, node
 

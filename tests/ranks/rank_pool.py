@@ -122,9 +122,11 @@ def _die_with_parent() -> None:
 
 
 def _lead(mouths: Sequence[Connection]) -> None:
-    # All that a rank and its loader workers need.
+    # All that a rank and its loader workers need, imported once, before processes are forked.
+    import torch._dynamo  # noqa: F401  # the first optimizer of a process imports it, which takes seconds
 
-    import lockstep.engine.run  # noqa: F401  # imported once, before processes are forked
+    import lockstep.engine.run
+    import lockstep.recipes.catalog  # noqa: F401
 
     _die_with_parent()
     pids = []
