@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.cluster.address import ReservedPort
+from tests import warm_start
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "tests" / "e2e" / "tiny_recipe.py"
@@ -37,17 +38,21 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def lockstep(*arguments: object, cwd: Path, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and check its exit code."""
-    done = subprocess.run(
-        [*LOCKSTEP, *map(str, arguments)],
-        cwd=cwd,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-    )
-    assert done.returncode == code, f"exit code {done.returncode}, not {code}\n{done.stdout}\n{done.stderr}"
-    return done
+    """Run a command to its end and check its exit code. Where possible, its process has imported torch already."""
+    words, environ = list(map(str, arguments)), environment(**more)
+    options: dict[str, Any] = {"cwd": cwd, "env": environ, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    is_warm = warm_start.is_possible(environ)
+    with (
+        warm_start.Popen(words, text=True, **options)
+        if is_warm
+        else subprocess.Popen([*LOCKSTEP, *words], text=True, **options)
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=LONG_S)
+        finally:
+            process.kill()
+    assert process.returncode == code, f"exit code {process.returncode}, not {code}\n{out}\n{err}"
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
 def start(*arguments: object, cwd: Path, **more: str) -> subprocess.Popen[str]:

@@ -31,7 +31,7 @@ orders = st.builds(
     seed=st.integers(0, 2**63 - 1),
 )
 worlds = st.integers(1, 9)
-many = settings(max_examples=300, deadline=None)
+many = settings(max_examples=100, deadline=None)
 
 
 def plain(micro_batch: MicroBatch) -> tuple[Any, ...]:
@@ -150,7 +150,7 @@ def test_parts_follow_each_other_and_differ_by_one_at_most(start: int, length: i
     assert lengths == sorted(lengths, reverse=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(num_samples=st.integers(1, 5000), key=st.integers(0, 2**64 - 1))
 def test_permute_gives_each_sample_once(num_samples: int, key: int) -> None:
     order = permute(np.arange(num_samples), num_samples, key)

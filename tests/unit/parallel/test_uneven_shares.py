@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.data.order import Order, part
@@ -44,6 +44,7 @@ def test_a_rank_at_half_speed_gets_half_as_many() -> None:
     assert divide(12, (1.0, 1.0)) == ((0, 6), (6, 12))
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 50), st.integers(1, 20), st.integers(1, 6), TIMES, st.integers(0, 9))
 def test_uneven_steps_have_each_sample_once_with_its_own_key(
     num_samples: int, global_batch: int, micro_batch: int, times: tuple[float, ...], start: int

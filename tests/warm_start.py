@@ -1,0 +1,180 @@
+"""Runs `lockstep` in processes that have imported torch already: forked from one that imports it once.
+
+Each command still has a process of its own, with its own environment, working directory and streams, as a child of the
+test's process. What it does not have is a command line of its own in /proc, nor variables that are read when a library
+is loaded: `is_possible` tells.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import inspect
+import io
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+# Read when they are used, so a process may change them after its libraries are loaded.
+_READ_LATE = ("PYTEST_", "TMPDIR", "XDG_CONFIG_HOME", "LOCKSTEP_")
+_IMPORTED = (
+    "torch._dynamo",
+    "lockstep.cli.main",
+    "lockstep.launch.start",
+    "lockstep.engine.run",
+    "lockstep.recipes.catalog",
+)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class _Server:
+    """The process that the others are forked from.
+
+    Attributes:
+        environ: Its variables.
+        pid: Its process id.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = dict(environ)
+        # A process whose parent has ended becomes a child of this one, which can then wait for it.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, __file__, str(theirs.fileno()), str(os.getpid())]
+            self.pid = subprocess.Popen(command, env=self.environ, pass_fds=[theirs.fileno()], cwd=ROOT).pid
+
+    def fork(self, request: Mapping[str, Any], streams: list[int]) -> int:
+        """Start a command; return its process id."""
+        text = json.dumps(request).encode()
+        self._socket.sendall(len(text).to_bytes(4))
+        socket.send_fds(self._socket, [text[:1]], streams)
+        self._socket.sendall(text[1:])
+        return int.from_bytes(_read(self._socket, 4))
+
+
+_servers: list[_Server] = []
+
+
+def is_possible(environ: Mapping[str, str]) -> bool:
+    """Whether a command with these variables can be forked."""
+    if sys.platform != "linux" or os.environ.get("LOCKSTEP_TESTS_COLD"):
+        return False
+    if not _servers:
+        return True
+    known = _servers[0].environ
+    names = {name for name in {*known, *environ} if known.get(name) != environ.get(name)}
+    return all(name.startswith(_READ_LATE) for name in names)
+
+
+class Popen(subprocess.Popen[str]):
+    """A `lockstep` command like any other of `subprocess`. `args` are those after `python -m lockstep`."""
+
+    def _execute_child(self, *values: Any) -> None:
+        given = inspect.signature(subprocess.Popen._execute_child).bind(self, *values).arguments  # type: ignore[attr-defined]
+        if not _servers:
+            from tests import guards
+
+            _servers.append(_Server(given["env"]))
+            guards.KEPT.add(_servers[0].pid)
+        streams = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
+        streams = [number if given_fd == -1 else given_fd for number, given_fd in enumerate(streams)]
+        request = {"args": given["args"], "cwd": str(given["cwd"]), "env": given["env"]}
+        self.pid = _servers[0].fork(request, streams)
+        self._child_created = True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(given[name] for name in pipes))  # type: ignore[attr-defined]
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        part = connection.recv(size - len(found))
+        if not part:
+            raise EOFError
+        found += part
+    return found
+
+
+def _serve(connection: socket.socket, parent: int) -> dict[str, Any]:
+    """Fork a process for each request; returns the request in each of them."""
+    while True:
+        size = int.from_bytes(_read(connection, 4))
+        first, streams, _, _ = socket.recv_fds(connection, 1, 3)
+        request: dict[str, Any] = json.loads(first + _read(connection, size - 1))
+        between = os.fork()
+        if between == 0:
+            if os.fork():
+                os._exit(0)
+            while os.getppid() != parent:  # until the process between has ended
+                pass
+            connection.sendall(os.getpid().to_bytes(4))
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+            return request
+        os.waitpid(between, 0)
+        for stream in streams:
+            os.close(stream)
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Take over a request's variables, folder and streams."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    tempfile.tempdir = None
+    sys.argv = ["lockstep", *request["args"]]
+    through = bool(os.environ.get("PYTHONUNBUFFERED"))
+    for number, name, errors in ((0, "stdin", "strict"), (1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
+        raw = io.FileIO(number, "r" if number == 0 else "w", closefd=False)
+        buffered = io.BufferedReader(raw) if number == 0 else io.BufferedWriter(raw)
+        stream = io.TextIOWrapper(
+            buffered, encoding="utf-8", errors=errors, line_buffering=number == 2, write_through=through and number > 0
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def main() -> None:
+    """Serve requests; in a process that was forked, run the command."""
+    connection, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)
+    del sys.path[0]
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    for name in _IMPORTED:
+        __import__(name)
+    gc.freeze()  # otherwise a collection in a forked process copies all memory
+    try:
+        request = _serve(connection, parent)
+    except EOFError:
+        return
+    connection.close()
+    _become(request)
+    code = 1
+    try:
+        runpy.run_module("lockstep", run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:  # without Python's shutdown, which frees all modules one by one
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
