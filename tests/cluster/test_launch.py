@@ -111,7 +111,8 @@ def test_any_other_error_shows_the_first_traceback_only(start: Callable[..., Pro
     assert text.count("Traceback") == 1
 
 
-@pytest.mark.parametrize("scenario", ["exit 7", pytest.param("exit 7 slowly", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("scenario", ["exit 7", "exit 7 slowly"])
 def test_an_exit_code_is_passed_on(start: Callable[..., Program], scenario: str) -> None:
     assert start(scenario).wait()[0] == 7
 
@@ -135,6 +136,7 @@ def test_a_killed_worker_is_named(start: Callable[..., Program]) -> None:
     assert program.left_files() == []
 
 
+@pytest.mark.full
 def test_a_worker_that_is_killed_while_the_launcher_polls_is_named(start: Callable[..., Program]) -> None:
     code, text = start("killed after a poll", max_restarts=1).wait()
     assert code == 0

@@ -11,16 +11,12 @@ from benchmarks.check_faults import FAULTS, MARK, Fault, check, source_of, verdi
 from tests.runs import ROOT, lockstep
 
 QUICK = ("a numpy generator of the dataset",)
-# One of each kind. `make bench-check` and `make test-cluster` have all.
+# `make bench-check` and `make test-cluster` have all.
 CHOSEN = (
     "a call counter in the dataset",
-    "the DataLoader worker's seed",
     "hash() of a text in a sample",
-    "a torch.Generator of the module",
     "the rank in forward",
-    "noise in the backward pass",
     "a metric that averages averages",
-    "initial weights from an unseeded generator",
     "no fault: what is seeded, and state that has no effect",
 )
 
@@ -55,8 +51,13 @@ def test_a_report_names_module_cause_and_fix_in_80_columns(tmp_path: Path) -> No
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("recipe", ["digits", ROOT / "examples" / "own_recipe.py"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param("digits", marks=pytest.mark.full),
+        pytest.param(ROOT / "examples" / "own_recipe.py", marks=pytest.mark.lab),
+    ],
+)
 def test_the_packages_recipe_and_the_example_are_exact(recipe: object, tmp_path: Path) -> None:
     done = lockstep("check", recipe, "--json", cwd=tmp_path)
     report = json.loads(done.stdout)

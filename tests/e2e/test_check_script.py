@@ -39,14 +39,15 @@ for epoch in range(4):
 """
 
 
-@pytest.mark.full
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        ("pass", ""),
-        ("x = x * (1 + 0.1 * (count % 2))", "the loop depends on the number of processes"),
-        ("x = x + OWN.random()", "another source of randomness"),
+        pytest.param("pass", "", marks=pytest.mark.full),
+        pytest.param(
+            "x = x * (1 + 0.1 * (count % 2))", "the loop depends on the number of processes", marks=pytest.mark.lab
+        ),
+        pytest.param("x = x + OWN.random()", "another source of randomness", marks=pytest.mark.full),
     ],
 )
 def test_a_script_is_checked_and_its_fault_is_named(tmp_path: Path, fault: str, kind: str) -> None:
