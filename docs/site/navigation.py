@@ -58,6 +58,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "sweeps",
             "memory",
             "speed",
+            "simulate",
             "kernels",
             "clusters",
             *(f"recipes/{name}" for name in ("mnist", "classify", "text", "pose", "segment")),

@@ -22,7 +22,7 @@ from lockstep.cli import (
     verify,
 )
 from lockstep.cli.finders import find, sweep
-from lockstep.cli.machines import doctor, plan, scale, submit
+from lockstep.cli.machines import doctor, plan, scale, simulate, submit
 from lockstep.cli.options import Commands, LocalRank
 from lockstep.cli.views import compare, report, runs, watch
 from lockstep.version import __version__
@@ -75,6 +75,7 @@ app.command("check")(check.check)
 app.command("doctor")(doctor.doctor)
 app.command("scale")(scale.scale)
 app.command("plan")(plan.plan)
+app.command("simulate")(simulate.simulate)
 app.command("sweep", cls=sweep.SweepCommand)(sweep.sweep)
 app.command("track")(track.track)
 app.command("submit", cls=sweep.SweepCommand)(submit.submit)

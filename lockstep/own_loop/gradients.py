@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from lockstep.cluster.world import World
 from lockstep.data.order import MicroBatch, Step
 from lockstep.parallel.bucket import Bucket, Leaf, group
+from lockstep.parallel.halving import make_all_reduce
 from lockstep.parallel.reduce import BUCKET_BYTES
 from lockstep.parallel.tree import Node, partials
 from lockstep.parallel.tree_all_reduce import TreeAllReduce
@@ -191,6 +192,6 @@ class GradientSum:
     def _start_next(self) -> None:
         assert self._nodes is not None
         number = len(self._exchanges)
-        exchange = TreeAllReduce(self._buckets[number], self._world, self._nodes.nodes, self._tag + number)
+        exchange = make_all_reduce(self._buckets[number], self._world, self._nodes.nodes, self._tag + number)
         exchange.start()
         self._exchanges.append(exchange)

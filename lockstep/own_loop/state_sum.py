@@ -13,6 +13,7 @@ from lockstep.cluster.world import World
 from lockstep.data.order import MicroBatch
 from lockstep.own_loop.gradients import StepNodes
 from lockstep.parallel.bucket import Bucket
+from lockstep.parallel.halving import make_all_reduce
 from lockstep.parallel.running import RunningBuffers
 from lockstep.parallel.tree_all_reduce import TreeAllReduce
 
@@ -87,7 +88,7 @@ class BufferSum:
         assert self._nodes is not None
         while len(self._exchanges) < min(num_turns, self._num_used):
             number = len(self._exchanges)
-            exchange = TreeAllReduce(self._buckets[number], self._world, self._nodes.nodes, number)
+            exchange = make_all_reduce(self._buckets[number], self._world, self._nodes.nodes, number)
             exchange.start()
             self._exchanges.append(exchange)
 

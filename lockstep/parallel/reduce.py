@@ -27,6 +27,7 @@ from lockstep.parallel.batch_norm import synchronise
 from lockstep.parallel.bucket import Bucket, Leaf, is_dense
 from lockstep.parallel.compress import Compression, PowerSGD, make_buckets
 from lockstep.parallel.coroutines import Coroutines
+from lockstep.parallel.halving import make_all_reduce
 from lockstep.parallel.layer_sums import Suspects
 from lockstep.parallel.running import RunningBuffers
 from lockstep.parallel.tree import Node, partials
@@ -125,6 +126,11 @@ class Reducer:
         self._exchanges: list[TreeAllReduce | PowerSGD] = []
         self.extras: list[float] = []
         self.flag = self.norm = 0.0
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the buckets in a message."""
+        return sum(bucket.length * bucket.dtype.itemsize for bucket in self._buckets)
 
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:
         """Start a step.
@@ -281,7 +287,7 @@ class Reducer:
     def _start_next(self) -> None:
         number = len(self._exchanges)
         bucket, low = self._buckets[number], self.low_rank
-        exchange = low if low and low.bucket is bucket else TreeAllReduce(bucket, self._world, self._nodes, number)
+        exchange = low if low and low.bucket is bucket else make_all_reduce(bucket, self._world, self._nodes, number)
         exchange.start()
         self._exchanges.append(exchange)
 

@@ -14,6 +14,7 @@ With two ranks, rank 0 has g0 g1 g2 and sends (0,2) and (2,3); rank 1 has g3 g4 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeVar
 
 Node = tuple[int, int]
@@ -63,7 +64,17 @@ def partials(first: int, last: int, num_leaves: int) -> list[Node]:
         last: The leaf after the last one.
         num_leaves: Leaves of the whole tree.
     """
-    stack: list[tuple[Node, None]] = []
-    for leaf in range(first, last):
-        push(stack, (leaf, leaf + 1), None, num_leaves, lambda left, right: None)
-    return [node for node, _ in stack]
+    return list(_partials(first, last, num_leaves))
+
+
+@lru_cache(1 << 14)  # each rank computes those of all ranks in each step
+def _partials(first: int, last: int, num_leaves: int) -> tuple[Node, ...]:
+    nodes: list[Node] = []
+    while first < last:
+        size = 1
+        # The largest block that starts here. The last block of the tree may be cut at the number of leaves.
+        while first % (2 * size) == 0 and min(first + 2 * size, num_leaves) <= last and first + size < num_leaves:
+            size *= 2
+        nodes.append((first, min(first + size, num_leaves)))
+        first += size
+    return tuple(nodes)

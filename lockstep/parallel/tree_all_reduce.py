@@ -17,7 +17,8 @@ time of gloo's all-reduce. gloo's all-gather was slower than both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import singledispatch
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -46,7 +47,15 @@ class Message(NamedTuple):
     is_receive: bool
 
 
-def post(world: World, messages: Sequence[Message]) -> list[dist.Work]:
+class Work(Protocol):
+    """Messages under way."""
+
+    def wait(self) -> object:
+        """Return when they have arrived, or have been sent."""
+
+
+@singledispatch  # a simulated world has a network of its own
+def post(world: World, messages: Sequence[Message]) -> Sequence[Work]:
     """Start messages, in order.
 
     Args:
@@ -88,17 +97,14 @@ class TreeAllReduce:
         self._result = bucket.nodes[0][1] if bucket.nodes else bucket.flat()
         self._sums: dict[Node, Tensor] = {}
         self._total = self._result.values
-        self._works: list[dist.Work] = []
+        self._works: Sequence[Work] = []
         self._messages: list[Message] = []
         self.has_added = False
 
     def start(self) -> None:
         """Send this rank's nodes or their chunks, and post the receives of the other ranks' nodes."""
-        bucket, me = self._bucket, self._world.rank
-        mine = [flat.values.cpu() if self._is_via_host else flat.values for _, flat in bucket.nodes]
+        bucket, me, mine = self._bucket, self._world.rank, self._own_values()
         self._sums = {node: values for (node, _), values in zip(bucket.nodes, mine, strict=True)}
-        if self._is_via_host:
-            self._total = mine[0] if mine else self._total.cpu()
         for peer in self._peers():
             for index, values in enumerate(mine):
                 self._send(self._chunk(values, peer), peer, index)
@@ -143,6 +149,13 @@ class TreeAllReduce:
             self._result.values.copy_(self._total)
         self._bucket.settle(self._result)
 
+    def _own_values(self) -> list[Tensor]:
+        """Return the values of this rank's nodes, where messages can be sent from, and put the total there."""
+        mine = [flat.values.cpu() if self._is_via_host else flat.values for _, flat in self._bucket.nodes]
+        if self._is_via_host:
+            self._total = mine[0] if mine else self._total.cpu()
+        return mine
+
     def _peers(self) -> list[int]:
         # Each rank starts with its right neighbour, so that not all send to rank 0 first.
         return [(self._world.rank + distance) % self._world.size for distance in range(1, self._world.size)]
@@ -155,9 +168,13 @@ class TreeAllReduce:
         return values[owner * size : (owner + 1) * size]
 
     def _send(self, values: Tensor, peer: int, tag: int) -> None:
+        if len(values) == 0:
+            return  # the receiver knows
         self._messages.append(Message(_sendable(values), peer, self._tag + tag, is_receive=False))
 
     def _receive(self, values: Tensor, peer: int, tag: int) -> None:
+        if len(values) == 0:
+            return
         self._messages.append(Message(_sendable(values), peer, self._tag + tag, is_receive=True))
 
     def _post(self) -> None:

@@ -27,6 +27,7 @@ from lockstep.module.flops import count_recurrent
 from lockstep.module.precision import use_precision
 from lockstep.parallel.blocks import count, shard_blocks
 from lockstep.parallel.bucket import group
+from lockstep.parallel.halving import is_in_rounds
 from lockstep.parallel.reduce import BUCKET_BYTES
 from lockstep.parallel.tree import are_siblings, partials, push
 from lockstep.parallel.tree_all_reduce import SMALL_BYTES
@@ -231,6 +232,10 @@ def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -
     sent = 0
     for values in sizes.groups:
         num_bytes = value_bytes * values
+        if is_in_rounds(num_procs, num_bytes):
+            is_paired = num_procs & others != 0  # no power of two: one rank returns the sum to its neighbour
+            sent += num_bytes * others * (most_nodes + 1) // num_procs + num_bytes * is_paired
+            continue
         in_chunks = num_bytes * others > SMALL_BYTES
         sent += num_bytes * others * (most_nodes + 1) // num_procs if in_chunks else num_bytes * others * most_nodes
     return sent

@@ -19,7 +19,7 @@ from lockstep.data.samples import Batch
 from lockstep.engine.evaluate import EvaluationStopped, evaluate
 from lockstep.engine.graceful_stop import StopFlag
 from lockstep.errors import TrainError
-from lockstep.parallel import reduce, tree_all_reduce
+from lockstep.parallel import halving, reduce, tree_all_reduce
 from lockstep.parallel.reduce import Reducer
 from lockstep.storage.weights import weights_sha256
 from tests.ranks.networks import make, mean_loss, samples
@@ -30,7 +30,7 @@ def train(world: World, network: str, order: Order, num_steps: int, exact: bool,
 
     Args:
         network: A name in NETWORKS. Batch norm is synchronised in "synchronised".
-        limits: BUCKET_BYTES and SMALL_BYTES, where they are to be other ones.
+        limits: BUCKET_BYTES, SMALL_BYTES and DIRECT_SIZE, where they are to be other ones.
 
     Returns:
         For each step, the facts that must not depend on the world, tensors as hashes; at last the weights themselves
@@ -39,6 +39,7 @@ def train(world: World, network: str, order: Order, num_steps: int, exact: bool,
     with (
         patch.object(reduce, "BUCKET_BYTES", limits.get("BUCKET_BYTES", reduce.BUCKET_BYTES)),
         patch.object(tree_all_reduce, "SMALL_BYTES", limits.get("SMALL_BYTES", tree_all_reduce.SMALL_BYTES)),
+        patch.object(halving, "DIRECT_SIZE", limits.get("DIRECT_SIZE", halving.DIRECT_SIZE)),
     ):
         model, (inputs, labels) = make(network), samples(order.num_samples)
         reducer = Reducer(model, world, exact=exact, num_extras=2, synchronised=network == "synchronised")

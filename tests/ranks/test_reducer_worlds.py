@@ -18,6 +18,7 @@ from tests.ranks.rank_pool import RankPool
 WORLDS = (1, 2, 3, 4)
 # Buckets of one or two tensors; all of them too large for one round.
 MANY_BUCKETS = {"BUCKET_BYTES": 600, "SMALL_BYTES": 0}
+IN_ROUNDS = {"DIRECT_SIZE": 1}
 MIXED = {"BUCKET_BYTES": 600, "SMALL_BYTES": 1000}
 
 
@@ -58,6 +59,14 @@ def test_gradients_buffers_figures_and_weights_have_the_same_bits_in_all_worlds(
         assert set(in_chunks) == ({True} if limits is MANY_BUCKETS else {True, False})
     else:
         assert in_chunks == [False] * 3
+
+
+@pytest.mark.parametrize("network", ["batch norm", "gaps"])
+@pytest.mark.parametrize("limits", [IN_ROUNDS, IN_ROUNDS | MANY_BUCKETS], ids=["one bucket", "many"])
+def test_an_all_reduce_in_rounds_gives_the_same_bits(pool: RankPool, network: str, limits: dict[str, int]) -> None:
+    # Of 3 ranks, one is a guest; in the step of two micro-batches, ranks have none.
+    order = Order(num_samples=17, global_batch=12, micro_batch=3, seed=3)
+    assert_equal_everywhere(pool, (2, 3, 4), network, order, 4, True, limits)
 
 
 @pytest.mark.parametrize("num_micro_batches", range(1, 10))

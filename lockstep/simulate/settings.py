@@ -1,0 +1,25 @@
+"""Settings that `lockstep simulate` cannot run."""
+
+from __future__ import annotations
+
+from lockstep.config.schema import RunConfig
+from lockstep.errors import ConfigError
+
+
+def check_simulated(config: RunConfig) -> None:
+    """Check that the settings can be simulated.
+
+    Raises:
+        ConfigError: They need a part of Lockstep that the simulation does not run.
+    """
+    obstacles = {
+        f"mode={config.mode}": config.mode != "exact",
+        f"parallel={config.parallel}": config.parallel != "ddp",
+        "batch_norm=sync": config.batch_norm == "sync",
+        f"compress={config.compress}": config.compress == "powersgd",
+        "watch.recheck": config.watch.recheck is not None,
+        "compile=true": config.compile,
+    }
+    for name, is_there in obstacles.items():
+        if is_there:
+            raise ConfigError(f"{name} cannot be simulated", fix="Simulate the run without this setting.")

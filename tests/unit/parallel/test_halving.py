@@ -1,0 +1,121 @@
+"""The all-reduce in rounds on virtual ranks: the sum of one process, in few messages, in worlds of any size."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lockstep.cluster.world import alone
+from lockstep.data.order import part
+from lockstep.parallel import halving
+from lockstep.parallel.bucket import Bucket
+from lockstep.parallel.coroutines import Coroutines
+from lockstep.parallel.halving import HalvingAllReduce, is_in_rounds, make_all_reduce
+from lockstep.parallel.tree import partials, push
+from lockstep.parallel.tree_all_reduce import TreeAllReduce
+from lockstep.simulate.network import Network, SimulatedWorld
+
+CPU = torch.device("cpu")
+
+
+def leaves(num: int, length: int) -> list[Tensor]:
+    """Values whose sum depends on the order of the additions."""
+    generator = torch.Generator().manual_seed(num)
+    return [torch.randn(length, generator=generator) * 10.0 ** (leaf % 7) for leaf in range(num)]
+
+
+def total(values: list[Tensor]) -> Tensor:
+    """Their sum in the brackets of the tree."""
+    stack: list[tuple[tuple[int, int], Tensor]] = []
+    for leaf, each in enumerate(values):
+        push(stack, (leaf, leaf + 1), each, len(values), torch.add)
+    ((_, found),) = stack
+    return found
+
+
+def world_of(rank: int, size: int, network: Network) -> SimulatedWorld:
+    base = alone("cpu")
+    return SimulatedWorld(rank, size, 0, CPU, "simulated", base.host, None, base.assignment, network=network)
+
+
+def reduce(values: list[Tensor], size: int, *, exact: bool = True) -> tuple[list[Tensor], Network, set[type]]:
+    """The sums on all ranks of a world, what was sent, and by which all-reduce."""
+    coroutines = Coroutines(lambda: None, lambda _: None)
+    network = Network(size, lambda: coroutines.wait(True))
+    shares = [part(0, len(values), size, rank) for rank in range(size)]
+    nodes = [partials(*share, len(values)) if exact else [share] * (share[0] < share[1]) for share in shares]
+    kinds: set[type] = set()
+
+    def run(rank: int) -> Tensor:
+        bucket = Bucket([nn.Parameter(torch.empty(len(values[0])))], 0, 1, exact, CPU)
+        bucket.start_step(shares[rank][0])
+        for leaf in range(*shares[rank]):
+            one = bucket.start_leaf(leaf, len(values))
+            view = one.flat.views[0]
+            view.add_(values[leaf]) if one.is_joining else view.copy_(values[leaf])
+            one.missing.clear()
+            bucket.end_leaf(one, len(values))
+        exchange = make_all_reduce(bucket, world_of(rank, size, network), nodes, 3)
+        kinds.add(type(exchange))
+        exchange.start()
+        exchange.middle()
+        exchange.finish()
+        assert bucket.result is not None
+        return bucket.result.views[0].clone()
+
+    found = coroutines.run([partial(run, rank) for rank in range(size)], lambda _: network.deliver())
+    return found, network, kinds
+
+
+@settings(max_examples=30)
+@given(size=st.integers(2, 40), num=st.integers(1, 60), length=st.integers(1, 70))
+def test_every_rank_has_the_sum_of_one_process(size: int, num: int, length: int) -> None:
+    values = leaves(num, length)
+    found, _, kinds = reduce(values, size)
+    assert kinds == {HalvingAllReduce if size > halving.DIRECT_SIZE else TreeAllReduce}
+    assert all(torch.equal(each, total(values)) for each in found)
+
+
+@pytest.mark.parametrize("size", [17, 23, 32])
+def test_in_fast_mode_every_rank_has_the_same_sum(size: int) -> None:
+    values = leaves(50, 33)
+    found, _, _ = reduce(values, size, exact=False)
+    assert all(torch.equal(each, found[0]) for each in found)
+    assert torch.allclose(found[0], total(values), rtol=1e-3)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_a_rank_sends_few_messages_and_hardly_more_bytes_than_a_ring(size: int) -> None:
+    _, network, _ = reduce(leaves(2 * size, 4096), size)
+    rounds = int(math.log2(size))
+    assert {each.messages for each in network.traffic} == {2 * rounds}
+    assert network.rounds == 2 * rounds
+    least = 4 * 4096 * 2 * (size - 1) / size
+    assert all(least <= each.num_bytes <= 1.01 * least for each in network.traffic)
+
+
+def test_a_large_bucket_is_sent_to_all_ranks_at_once() -> None:
+    assert is_in_rounds(64, 1 << 20)
+    assert not is_in_rounds(64, 1 << 23)
+    assert not is_in_rounds(16, 1 << 10)
+
+
+def test_ranks_that_wait_for_what_nobody_sends_are_an_error() -> None:
+    coroutines = Coroutines(lambda: None, lambda _: None)
+    network = Network(2, lambda: coroutines.wait(True))
+    first = HalvingAllReduce(
+        Bucket([nn.Parameter(torch.empty(4))], 0, 1, True, CPU), world_of(0, 2, network), [[], [(0, 1)]], 0
+    )
+
+    def run() -> None:
+        first.start()
+        first.middle()
+
+    with pytest.raises(RuntimeError, match="wait for messages that nobody sends"):
+        coroutines.run([run, lambda: None], lambda _: network.deliver())

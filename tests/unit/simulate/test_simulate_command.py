@@ -1,0 +1,86 @@
+"""`lockstep simulate`: virtual ranks train like real ones, and their costs are counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.cli.main import run
+from lockstep.simulate import table
+from lockstep.simulate.run import Simulated
+from tests.runs import TINY, lockstep, weights
+
+SMALL = ["global_batch=40", "micro_batch=1"]
+
+
+def simulated(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict[str, Any]]:
+    assert run(["simulate", *map(str, arguments), "--json"]) == 0
+    runs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["runs"]
+    return runs
+
+
+def test_virtual_ranks_end_in_the_weights_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    lockstep("train", TINY, *SMALL, "max_steps=3", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
+    runs = simulated(capsys, TINY, *SMALL, "max_steps=3", "--steps", 9, "--procs", "1,2,5,33,40-17-1,50")
+    assert [each["procs"] for each in runs] == [[1], [2], [5], [33], [40, 17, 1], [50]]
+    assert {each["steps"] for each in runs} == {3}
+    assert {each["sha256"] for each in runs} == {weights(folder)}
+
+
+def test_what_a_rank_sends_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    alone, two, many = simulated(capsys, TINY, "global_batch=32", "micro_batch=1", "--procs", "1,2,32", "--steps", 1)
+    assert (alone["messages"], alone["num_bytes"], alone["rounds"]) == (0, 0, 0)
+    assert (two["messages"], two["num_bytes"], two["rounds"]) == (1, two["gradient_bytes"], 1)
+    assert (many["messages"], many["rounds"]) == (10, 10)
+    ring = 2 * many["gradient_bytes"] * 31 / 32
+    assert ring <= many["num_bytes"] <= 1.01 * ring
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_1024_ranks_and_ranks_that_come_and_go_have_one_hash(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["data.num_samples=1030", "global_batch=1024", "micro_batch=1"]
+    *_, most = runs = simulated(capsys, TINY, *settings, "--procs", "1,127,256,1000,1024", "--steps", 1)
+    assert len({each["sha256"] for each in runs}) == 1
+    assert most["messages"] <= most["rounds"] == 20  # of its 1,024 chunks some are empty
+    alone, changing = simulated(capsys, TINY, *settings, "--procs", "1,1024-1000-64", "--steps", 3)
+    assert alone["sha256"] == changing["sha256"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (["mode=fast"], "mode=fast cannot be simulated"),
+        (["batch_norm=sync"], "batch_norm=sync cannot be simulated"),
+        (["--procs", "0,2"], "--procs is '0,2'"),
+        (["--procs", "2-"], "--procs is '2-'"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(
+    capsys: pytest.CaptureFixture[str], settings: list[str], text: str
+) -> None:
+    assert run(["simulate", str(TINY), *settings]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_the_table_shows_growth_and_whether_the_weights_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", str(TINY), *SMALL, "--procs", "1,2,20,40", "--steps", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[5].split()[0].startswith("W^")
+    assert lines[-1] == "The weights are equal, bit for bit, in all 4 runs."
+    assert max(map(len, lines)) <= 110
+
+
+def test_exponents_are_those_of_the_values() -> None:
+    runs = [Simulated((size,), 1, "", 8, 3 * size, size * size, size, size * 2.0, 7) for size in (2, 8, 64)]
+    assert table.exponents(runs) == pytest.approx({"messages": 1, "in a row": 1, "sent": 2, "memory": 0, "seconds": 1})
+    assert table.exponents(runs[:2]) == {}
+
+
+def test_weights_that_differ_are_reported() -> None:
+    runs = [Simulated((size,), 1, str(size), 8, 1, 1, 1, 1.0, 1) for size in (1, 2)]
+    assert table.conclusion(runs).startswith("The weights differ")
