@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from lockstep.cluster.world import World
 from lockstep.data.order import MicroBatch, Step
 from lockstep.parallel.bucket import Bucket, Leaf, group
-from lockstep.parallel.halving import make_all_reduce
+from lockstep.parallel.exchange.halving import make_all_reduce
+from lockstep.parallel.exchange.tree_all_reduce import TreeAllReduce
 from lockstep.parallel.reduce import BUCKET_BYTES
 from lockstep.parallel.tree import Node, partials
-from lockstep.parallel.tree_all_reduce import TreeAllReduce
 
 MAX_BUCKETS = 1 << 10  # of one sum: messages of different sums must not share a tag
 

@@ -13,9 +13,9 @@ from lockstep.cluster.world import World
 from lockstep.data.order import MicroBatch
 from lockstep.own_loop.gradients import StepNodes
 from lockstep.parallel.bucket import Bucket
-from lockstep.parallel.halving import make_all_reduce
+from lockstep.parallel.exchange.halving import make_all_reduce
+from lockstep.parallel.exchange.tree_all_reduce import TreeAllReduce
 from lockstep.parallel.running import RunningBuffers
-from lockstep.parallel.tree_all_reduce import TreeAllReduce
 
 
 class BufferSum:

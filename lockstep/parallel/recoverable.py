@@ -18,9 +18,9 @@ from lockstep.data.order import Step
 from lockstep.data.resumed_step import ResumedStep
 from lockstep.parallel.agreement import nodes_after
 from lockstep.parallel.bucket import Bucket, Leaf
+from lockstep.parallel.exchange.tree_all_reduce import TreeAllReduce
 from lockstep.parallel.reduce import Reducer
 from lockstep.parallel.tree import Node
-from lockstep.parallel.tree_all_reduce import TreeAllReduce
 
 
 class RecoverableReducer(Reducer):
@@ -28,6 +28,11 @@ class RecoverableReducer(Reducer):
 
     _lost: RuntimeError | None = None
     _is_open = False  # a step has begun and is not reduced
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the buckets in a message."""
+        return sum(bucket.length * bucket.dtype.itemsize for bucket in self._buckets)
 
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:
         """Start or continue a step; see `Reducer.begin`."""

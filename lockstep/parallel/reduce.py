@@ -27,11 +27,11 @@ from lockstep.parallel.batch_norm import synchronise
 from lockstep.parallel.bucket import Bucket, Leaf, is_dense
 from lockstep.parallel.compress import Compression, PowerSGD, make_buckets
 from lockstep.parallel.coroutines import Coroutines
-from lockstep.parallel.halving import make_all_reduce
+from lockstep.parallel.exchange.halving import make_all_reduce
+from lockstep.parallel.exchange.tree_all_reduce import TreeAllReduce
 from lockstep.parallel.layer_sums import Suspects
 from lockstep.parallel.running import RunningBuffers
 from lockstep.parallel.tree import Node, partials
-from lockstep.parallel.tree_all_reduce import TreeAllReduce
 
 T = TypeVar("T")
 BUCKET_BYTES = 25 * 1024 * 1024  # as `bucket_cap_mb` of torch's DDP
@@ -127,11 +127,6 @@ class Reducer:
         self.extras: list[float] = []
         self.flag = self.norm = 0.0
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the buckets in a message."""
-        return sum(bucket.length * bucket.dtype.itemsize for bucket in self._buckets)
-
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:
         """Start a step.
 
@@ -140,8 +135,7 @@ class Reducer:
             loss_scale: A power of two that multiplies the loss in the backward pass. Gradients are divided by it
                 before they are summed. A power of two rounds nothing.
         """
-        self._loss_scale = loss_scale
-        self._step, self._exchanges = step, []
+        self._step, self._loss_scale, self._exchanges = step, loss_scale, []
         shares = [step.share(rank) for rank in range(self._world.size)]
         if self._exact:
             self._nodes = [partials(*share, step.num_micro_batches) for share in shares]
@@ -201,10 +195,10 @@ class Reducer:
         touched = torch.ones(len(missing), device=self._device)
         if any(missing):
             touched -= torch.tensor(missing, dtype=torch.float32).to(self._device)
-        if extras is None:
-            extras = torch.zeros(self._sizes[1], device=self._device)
-        flag = torch.zeros(1, device=self._device)
-        tail = torch.cat([flag, extras.detach().float(), touched, self._buffers.take_change()])
+        extras = torch.zeros(self._sizes[1], device=self._device) if extras is None else extras
+        tail = torch.cat(
+            [torch.zeros(1, device=self._device), extras.detach().float(), touched, self._buffers.take_change()]
+        )
         leaves[-1].put_tail(tail.mul_(weight))
         for bucket, leaf in zip(self._buckets, leaves, strict=True):
             if not leaf.is_done:

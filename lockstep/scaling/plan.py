@@ -27,10 +27,10 @@ from lockstep.module.flops import count_recurrent
 from lockstep.module.precision import use_precision
 from lockstep.parallel.blocks import count, shard_blocks
 from lockstep.parallel.bucket import group
-from lockstep.parallel.halving import is_in_rounds
+from lockstep.parallel.exchange.halving import is_in_rounds
+from lockstep.parallel.exchange.tree_all_reduce import SMALL_BYTES
 from lockstep.parallel.reduce import BUCKET_BYTES
 from lockstep.parallel.tree import are_siblings, partials, push
-from lockstep.parallel.tree_all_reduce import SMALL_BYTES
 
 CPU = torch.device("cpu")
 MOMENTS = {"adam": 2, "adamw": 2, "lamb": 2, "muon": 2}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lockstep.cluster.world import World
-from lockstep.parallel.tree_all_reduce import Message, post
+from lockstep.parallel.exchange.tree_all_reduce import Message, post
 
 _Key = tuple[int, int, int]  # sender, receiver, tag
 
@@ -89,7 +89,7 @@ class Network:
                 num_delivered += 1
         self._new = {key for key in self._new if self._sent[key] or self._expected[key]}
         if not num_delivered:
-            raise RuntimeError(f"the simulated ranks wait for messages that nobody sends: {sorted(self._new)[:4]}")
+            raise RuntimeError(f"the simulated ranks wait for messages that no rank sends: {sorted(self._new)[:4]}")
 
 
 @dataclass(frozen=True)

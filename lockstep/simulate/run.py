@@ -52,7 +52,7 @@ class Simulated:
         num_bytes: Most bytes that a rank sent in a step.
         rounds: Most messages that followed each other in a step.
         seconds: Duration of the steps.
-        rank_bytes: Memory of a rank beside the weights; 0 where the system does not tell.
+        rank_bytes: Memory of a rank beside the weights; 0 where the system does not report it.
     """
 
     procs: tuple[int, ...]
@@ -197,7 +197,7 @@ def _share_weights(model: nn.Module) -> nn.Module:
 
 
 def _resident_bytes() -> int:
-    """Return this process's memory; 0 where the system does not tell."""
+    """Return this process's memory; 0 where the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     except (OSError, ValueError, IndexError):

@@ -77,7 +77,7 @@ def _slope(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def conclusion(found: Sequence[Simulated]) -> str:
-    """Say whether all runs have ended in the same weights."""
+    """Return a sentence: whether all runs have ended in the same weights."""
     if len({each.sha256 for each in found}) == 1:
         return f"The weights are equal, bit for bit, in all {len(found)} runs."
     return "The weights differ: this is a fault of Lockstep, please report it with this command."

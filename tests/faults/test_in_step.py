@@ -130,7 +130,7 @@ def test_without_restarts_the_run_continues_with_fewer_processes(undisturbed: st
 
 SEVERAL_BUCKETS = """
 import lockstep.parallel.reduce as _reduce
-import lockstep.parallel.tree_all_reduce as _tree
+import lockstep.parallel.exchange.tree_all_reduce as _tree
 
 _reduce.BUCKET_BYTES, _tree.SMALL_BYTES = 300, 100
 """

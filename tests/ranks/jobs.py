@@ -19,7 +19,8 @@ from lockstep.data.samples import Batch
 from lockstep.engine.evaluate import EvaluationStopped, evaluate
 from lockstep.engine.graceful_stop import StopFlag
 from lockstep.errors import TrainError
-from lockstep.parallel import halving, reduce, tree_all_reduce
+from lockstep.parallel import reduce
+from lockstep.parallel.exchange import halving, tree_all_reduce
 from lockstep.parallel.reduce import Reducer
 from lockstep.storage.weights import weights_sha256
 from tests.ranks.networks import make, mean_loss, samples

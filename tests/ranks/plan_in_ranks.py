@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from lockstep.cluster.world import World
 from lockstep.data.order import Order
-from lockstep.parallel import tree_all_reduce
+from lockstep.parallel.exchange import tree_all_reduce
+from lockstep.parallel.exchange.tree_all_reduce import TreeAllReduce
 from lockstep.parallel.reduce import Reducer
-from lockstep.parallel.tree_all_reduce import TreeAllReduce
 from tests.ranks.networks import samples
 
 

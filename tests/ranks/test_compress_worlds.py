@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from lockstep.cluster.world import World
 from lockstep.data.order import Order
-from lockstep.parallel import reduce, tree_all_reduce
+from lockstep.parallel import reduce
 from lockstep.parallel.compress import Compression
+from lockstep.parallel.exchange import tree_all_reduce
 from lockstep.parallel.reduce import Reducer
 from tests.ranks import runs_in_ranks
 from tests.ranks.networks import make, mean_loss, samples

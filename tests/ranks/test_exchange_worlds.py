@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from lockstep.cluster.world import World
 from lockstep.data.order import Order
-from lockstep.parallel import tree_all_reduce
+from lockstep.parallel.exchange import tree_all_reduce
 from tests.ranks import jobs
 from tests.ranks.rank_pool import RankPool
 

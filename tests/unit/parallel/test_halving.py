@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from lockstep.cluster.world import alone
 from lockstep.data.order import part
-from lockstep.parallel import halving
 from lockstep.parallel.bucket import Bucket
 from lockstep.parallel.coroutines import Coroutines
-from lockstep.parallel.halving import HalvingAllReduce, is_in_rounds, make_all_reduce
+from lockstep.parallel.exchange import halving
+from lockstep.parallel.exchange.halving import HalvingAllReduce, is_in_rounds, make_all_reduce
+from lockstep.parallel.exchange.tree_all_reduce import TreeAllReduce
 from lockstep.parallel.tree import partials, push
-from lockstep.parallel.tree_all_reduce import TreeAllReduce
 from lockstep.simulate.network import Network, SimulatedWorld
 
 CPU = torch.device("cpu")
@@ -106,7 +106,7 @@ def test_a_large_bucket_is_sent_to_all_ranks_at_once() -> None:
     assert not is_in_rounds(16, 1 << 10)
 
 
-def test_ranks_that_wait_for_what_nobody_sends_are_an_error() -> None:
+def test_ranks_that_wait_for_a_message_that_is_not_sent_are_an_error() -> None:
     coroutines = Coroutines(lambda: None, lambda _: None)
     network = Network(2, lambda: coroutines.wait(True))
     first = HalvingAllReduce(
@@ -117,5 +117,5 @@ def test_ranks_that_wait_for_what_nobody_sends_are_an_error() -> None:
         first.start()
         first.middle()
 
-    with pytest.raises(RuntimeError, match="wait for messages that nobody sends"):
+    with pytest.raises(RuntimeError, match="wait for messages that no rank sends"):
         coroutines.run([run, lambda: None], lambda _: network.deliver())

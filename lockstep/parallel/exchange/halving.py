@@ -24,8 +24,8 @@ from torch import Tensor
 
 from lockstep.cluster.world import World
 from lockstep.parallel.bucket import Bucket
+from lockstep.parallel.exchange.tree_all_reduce import TreeAllReduce
 from lockstep.parallel.tree import Node, partials, push
-from lockstep.parallel.tree_all_reduce import TreeAllReduce
 
 # One message to each rank at the same time is faster than one round after another in a small world, and where the
 # messages are large: it then takes fewer bytes if the number of ranks is no power of two.
