@@ -24,7 +24,7 @@ from lockstep.parallel.bucket import Bucket, Leaf, group
 from lockstep.parallel.exchange.halving import make_all_reduce
 from lockstep.parallel.exchange.tree_all_reduce import TreeAllReduce
 from lockstep.parallel.reduce import BUCKET_BYTES
-from lockstep.parallel.tree import Node, partials
+from lockstep.parallel.tree import Node, rank_nodes
 
 MAX_BUCKETS = 1 << 10  # of one sum: messages of different sums must not share a tag
 
@@ -44,8 +44,8 @@ class StepNodes:
     @classmethod
     def of(cls, step: Step, world: World) -> StepNodes:
         """Return the tree of a step in a world."""
-        shares = [step.share(rank) for rank in range(world.size)]
-        return cls(step, [partials(*share, step.num_micro_batches) for share in shares])
+        shares = tuple(step.share(rank) for rank in range(world.size))
+        return cls(step, rank_nodes(shares, step.num_micro_batches))
 
     def share(self, rank: int) -> tuple[int, int]:
         """Return the micro-batches [first, last) of a rank."""

@@ -28,9 +28,10 @@ IDLE_S = 2.0  # after which an idle thread ends
 class _ThreadPool:
     """Threads kept for the next step: a new thread fills torch's per-thread caches again, measured 6 ms each."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
         self._lock = threading.Lock()
-        self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []
+        self._idle: list[queue.SimpleQueue[Callable[[], None] | None]] = []
 
     def start(self, body: Callable[[], None], done: threading.Event) -> None:
         """Call `body` in an idle or new thread, then set `done`."""
@@ -46,15 +47,25 @@ class _ThreadPool:
             if self._idle:
                 inbox = self._idle.pop()
             else:
-                inbox = queue.SimpleQueue()
+                inbox = queue.SimpleQueue[Callable[[], None] | None]()
                 # A daemon: an idle or blocked thread must not delay the end of the process.
                 threading.Thread(target=self._serve, args=(inbox,), name="micro-batch", daemon=True).start()
         inbox.put(work)
 
-    def _serve(self, inbox: queue.SimpleQueue[Callable[[], None]]) -> None:
+    def close(self) -> None:
+        """End the idle threads now."""
+        with self._lock:
+            for inbox in self._idle:
+                inbox.put(None)
+            self._idle = []
+
+    def _serve(self, inbox: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         while True:
             try:
-                inbox.get(timeout=IDLE_S)()
+                work = inbox.get(timeout=self._idle_s)
+                if work is None:
+                    return
+                work()
             except queue.Empty:
                 with self._lock:
                     # `start` may have taken this inbox between the timeout and the lock: then work is on its way.
@@ -136,12 +147,13 @@ class Coroutines:
     Args:
         save: Called when a function starts to wait: returns its process-wide state, and resets the process.
         restore: Called with that state before the function resumes.
+        idle_s: How long a thread waits for the next `run`, seconds.
     """
 
-    def __init__(self, save: Callable[[], S], restore: Callable[[S], None]) -> None:
+    def __init__(self, save: Callable[[], S], restore: Callable[[S], None], idle_s: float = IDLE_S) -> None:
         self._save: Callable[[], Any] = save
         self._restore: Callable[[Any], None] = restore
-        self._threads = _ThreadPool()
+        self._threads = _ThreadPool(idle_s)
         self._current: _Coroutine[Any] | None = None
         self._combine: Callable[[list[Any]], Any] | None = None
 
@@ -179,6 +191,10 @@ class Coroutines:
             for coroutine in coroutines:
                 coroutine.abandon()
             self._current = None
+
+    def close(self) -> None:
+        """End the threads. Another `run` starts new ones."""
+        self._threads.close()
 
     def wait(self, value: Any) -> Any:
         """Wait for all other functions. Called inside one of them.

@@ -31,7 +31,7 @@ from lockstep.parallel.exchange.halving import make_all_reduce
 from lockstep.parallel.exchange.tree_all_reduce import TreeAllReduce
 from lockstep.parallel.layer_sums import Suspects
 from lockstep.parallel.running import RunningBuffers
-from lockstep.parallel.tree import Node, partials
+from lockstep.parallel.tree import Node, rank_nodes
 
 T = TypeVar("T")
 BUCKET_BYTES = 25 * 1024 * 1024  # as `bucket_cap_mb` of torch's DDP
@@ -136,9 +136,9 @@ class Reducer:
                 before they are summed. A power of two rounds nothing.
         """
         self._step, self._loss_scale, self._exchanges = step, loss_scale, []
-        shares = [step.share(rank) for rank in range(self._world.size)]
+        shares = tuple(step.share(rank) for rank in range(self._world.size))
         if self._exact:
-            self._nodes = [partials(*share, step.num_micro_batches) for share in shares]
+            self._nodes = rank_nodes(shares, step.num_micro_batches)
         else:
             self._nodes = [[share] if share[0] < share[1] else [] for share in shares]
         self._open = None

@@ -67,7 +67,18 @@ def partials(first: int, last: int, num_leaves: int) -> list[Node]:
     return list(_partials(first, last, num_leaves))
 
 
-@lru_cache(1 << 14)  # each rank computes those of all ranks in each step
+@lru_cache(64)
+def rank_nodes(shares: tuple[Node, ...], num_leaves: int) -> list[list[Node]]:
+    """Return the `partials` of each rank. The list is kept for the next step, so it must not be changed.
+
+    Args:
+        shares: Leaves [first, last) of each rank.
+        num_leaves: Leaves of the whole tree.
+    """
+    return [partials(*share, num_leaves) for share in shares]
+
+
+@lru_cache(1 << 14)  # each rank computes those of its partners in each step
 def _partials(first: int, last: int, num_leaves: int) -> tuple[Node, ...]:
     nodes: list[Node] = []
     while first < last:

@@ -15,6 +15,7 @@ import copy
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -87,12 +88,13 @@ def simulate(
     ranks = _Ranks(job, max(procs))
     messages = num_bytes = rounds = 0
     began = time.perf_counter()
-    for number in range(steps):
-        network = ranks.step(number, procs[number % len(procs)])
-        messages = max(messages, *(each.messages for each in network.traffic), 0)
-        num_bytes = max(num_bytes, *(each.num_bytes for each in network.traffic), 0)
-        rounds = max(rounds, network.rounds)
-        progress(number + 1, steps)
+    with closing(ranks):
+        for number in range(steps):
+            network = ranks.step(number, procs[number % len(procs)])
+            messages = max(messages, *(each.messages for each in network.traffic), 0)
+            num_bytes = max(num_bytes, *(each.num_bytes for each in network.traffic), 0)
+            rounds = max(rounds, network.rounds)
+            progress(number + 1, steps)
     seconds = time.perf_counter() - began
     return Simulated(
         procs=tuple(procs),
@@ -115,7 +117,8 @@ class _Ranks:
     """
 
     def __init__(self, job: Job, size: int) -> None:
-        self._coroutines = Coroutines(torch.get_rng_state, torch.set_rng_state)
+        # A step of all ranks takes long, and torch fills caches in each new thread.
+        self._coroutines = Coroutines(torch.get_rng_state, torch.set_rng_state, idle_s=600.0)
         self._loader = Loader(
             job.train_data, lambda: iter(()), job.world.device, channels_last=job.config.channels_last
         )
@@ -139,6 +142,10 @@ class _Ranks:
                 zip(models, self.reducers, [job.optimizer, *idle], strict=True)
             )
         ]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._coroutines.close()
 
     def step(self, number: int, size: int) -> Network:
         """Run a step on the first ranks; return their network."""
