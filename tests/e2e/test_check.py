@@ -66,9 +66,8 @@ def test_the_packages_recipe_and_the_example_are_exact(recipe: object, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("example", marks=pytest.mark.full), pytest.param("shapes", marks=pytest.mark.lab)]
-)
+@pytest.mark.lab
+@pytest.mark.parametrize("kind", ["example", "shapes"])
 def test_recipes_with_synchronized_batch_norm_are_exact(tmp_path: Path, kind: str) -> None:
     recipe: tuple[object, ...] = (ROOT / "examples" / "own_recipe.py",)
     if kind == "shapes":

@@ -239,10 +239,10 @@ def test_a_loop_of_ones_own_gives_the_same_bits_at_any_world_size(tmp_path: Path
 @pytest.mark.full
 def test_a_recipe_around_a_torch_dataset_gives_the_same_bits_at_any_world_size(tmp_path: Path) -> None:
     example = ROOT / "examples" / "own_recipe.py"
-    for number, settings in enumerate((["--procs", 1], ["--procs", 3], ["--procs", 2, "loader.num_workers=2"])):
+    for number, settings in enumerate((["--procs", 1], ["--procs", 3, "loader.num_workers=2"])):
         done = lockstep("train", example, "epochs=1", *settings, "--run-dir", tmp_path / str(number), cwd=tmp_path)
         assert "lockstep predict" not in done.stdout  # this recipe can't
-    assert len({weights(tmp_path / str(number)) for number in range(3)}) == 1
+    assert weights(tmp_path / "0") == weights(tmp_path / "1")
 
 
 def test_help_is_there_for_every_command(tmp_path: Path) -> None:

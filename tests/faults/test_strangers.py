@@ -131,7 +131,7 @@ def test_a_store_of_torchrun_is_recognised_and_left_alone(launch: Callable[..., 
 
 @pytest.mark.parametrize(
     ("size", "shift_s"),
-    [pytest.param("2", 3600, marks=pytest.mark.full), pytest.param("1:2", -60, marks=pytest.mark.full)],
+    [pytest.param("2", 3600, marks=pytest.mark.lab), pytest.param("1:2", -60, marks=pytest.mark.full)],
 )
 def test_a_node_whose_clock_is_wrong_is_refused_with_the_difference(
     launch: Callable[..., Launcher], tmp_path: Path, size: str, shift_s: int

@@ -58,7 +58,7 @@ def test_an_exact_accelerate_script_has_one_hash_also_after_a_kill(name: str, tm
             assert worlds.hash(after, "--resume_from_checkpoint", output / "step_4") == whole
 
 
-@pytest.mark.full
+@pytest.mark.lab
 @pytest.mark.slow
 def test_a_usual_accelerate_script_has_other_weights_at_each_number_of_processes(tmp_path: Path) -> None:
     with worlds_of("accelerate_cnn/usual.py", tmp_path) as worlds:

@@ -195,7 +195,7 @@ def test_a_killed_script_resumes_on_another_number_of_processes(name: str, scrat
     assert resumed["sha256"] == alone(name, scratch)["sha256"]
 
 
-@pytest.mark.full
+@pytest.mark.lab
 def test_the_usual_form_depends_on_the_number_of_processes(tmp_path: Path) -> None:
     hashes = set()
     for procs in (1, 2):

@@ -60,7 +60,7 @@ def test_an_exact_trainer_script_has_one_hash_and_log_also_after_a_kill(name: st
             assert logs(resumed)[-2] == logs(text)[-2]
 
 
-@pytest.mark.full
+@pytest.mark.lab
 @pytest.mark.slow
 def test_a_usual_trainer_script_has_other_weights_at_each_number_of_processes(tmp_path: Path) -> None:
     with worlds_of("trainer_text/usual.py", tmp_path) as worlds:

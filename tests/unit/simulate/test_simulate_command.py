@@ -40,8 +40,7 @@ def test_what_a_rank_sends_is_counted(capsys: pytest.CaptureFixture[str]) -> Non
     assert ring <= many["num_bytes"] <= 1.01 * ring
 
 
-@pytest.mark.full
-@pytest.mark.slow
+@pytest.mark.lab
 def test_1024_ranks_and_ranks_that_come_and_go_have_one_hash(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["data.num_samples=1030", "global_batch=1024", "micro_batch=1"]
     *_, most = runs = simulated(capsys, TINY, *settings, "--procs", "1,127,256,1000,1024", "--steps", 1)
