@@ -39,14 +39,8 @@ def environment(**more: str) -> dict[str, str]:
 
 def lockstep(*arguments: object, cwd: Path, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and check its exit code. Where possible, its process has imported torch already."""
-    words, environ = list(map(str, arguments)), environment(**more)
-    options: dict[str, Any] = {"cwd": cwd, "env": environ, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    is_warm = warm_start.is_possible(environ)
-    with (
-        warm_start.Popen(words, text=True, **options)
-        if is_warm
-        else subprocess.Popen([*LOCKSTEP, *words], text=True, **options)
-    ) as process:
+    words = list(map(str, arguments))
+    with _begin(words, cwd, environment(**more)) as process:
         try:
             out, err = process.communicate(timeout=LONG_S)
         finally:
@@ -57,15 +51,12 @@ def lockstep(*arguments: object, cwd: Path, code: int = 0, **more: str) -> subpr
 
 def start(*arguments: object, cwd: Path, **more: str) -> subprocess.Popen[str]:
     """Begin a command, in a session of its own, as a terminal gives it one."""
-    return subprocess.Popen(
-        [*LOCKSTEP, *map(str, arguments)],
-        cwd=cwd,
-        env=environment(**more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return _begin(list(map(str, arguments)), cwd, environment(**more), start_new_session=True)
+
+
+def _begin(words: list[str], cwd: Path, environ: dict[str, str], **options: Any) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return warm_start.popen([*LOCKSTEP, *words], cwd=cwd, env=environ, text=True, **pipes, **options)
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -100,13 +91,19 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 90.0) -> Any:
 
 
 def processes_with(text: str) -> list[int]:
-    """Processes whose command line or environment names a text, such as a run's folder."""
+    """Processes whose command line or environment names a text, such as a run's folder.
+
+    Forked commands and their workers have none of their own; they count if they work in a folder above it.
+    """
     found = []
     for place in Path("/proc").iterdir():
         if not place.name.isdigit() or int(place.name) == os.getpid():
             continue
         try:
             known = (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
+            is_forked = warm_start.__file__.encode() in known
+            if is_forked and Path(os.readlink(place / "cwd")) in Path(text, "_").parents:
+                known += text.encode()
             is_zombie = (place / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except OSError:
             continue

@@ -1,4 +1,4 @@
-"""Runs `lockstep` in processes that have imported torch already: forked from one that imports it once.
+"""Runs `lockstep` and scripts in processes that have imported torch already: forked from one that imports it once.
 
 Each command still has a process of its own, with its own environment, working directory and streams, as a child of the
 test's process. What it does not have is a command line of its own in /proc, nor variables that are read when a library
@@ -20,9 +20,11 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.warm_forkserver import WaitingProcess
 
 ROOT = Path(__file__).resolve().parents[1]
 # Read when they are used, so a process may change them after its libraries are loaded.
@@ -31,9 +33,20 @@ _IMPORTED = (
     "torch._dynamo",
     "lockstep.cli.main",
     "lockstep.launch.start",
+    "lockstep.launch.worker",
     "lockstep.engine.run",
     "lockstep.recipes.catalog",
 )
+# What `lockstep` sets for the fork server of any run with one thread a process.
+_FIXED = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+# Of no use to a process that is forked.
+_READ_BY_PYTHON = ("PYTHONSAFEPATH", "PYTHONWARNINGS")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -52,7 +65,8 @@ class _Server:
         self._socket, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, __file__, str(theirs.fileno()), str(os.getpid())]
-            self.pid = subprocess.Popen(command, env=self.environ, pass_fds=[theirs.fileno()], cwd=ROOT).pid
+            env = {**self.environ, **_FIXED}
+            self.pid = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], cwd=ROOT).pid
 
     def fork(self, request: Mapping[str, Any], streams: list[int]) -> int:
         """Start a command; return its process id."""
@@ -66,19 +80,31 @@ class _Server:
 _servers: list[_Server] = []
 
 
+def popen(args: Sequence[object], *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:
+    """Start `python -m lockstep ...` or `python script.py ...`: forked where possible, else like any other process."""
+    words = list(map(str, args))
+    is_known = words[1:3] == ["-m", "lockstep"] or words[1].endswith(".py")
+    if is_known and words[0] == sys.executable and is_possible(env):
+        return Popen(words[1:], env=env, **options)
+    return subprocess.Popen(words, env=env, **options)
+
+
 def is_possible(environ: Mapping[str, str]) -> bool:
     """Whether a command with these variables can be forked."""
     if sys.platform != "linux" or os.environ.get("LOCKSTEP_TESTS_COLD"):
         return False
     if not _servers:
         return True
-    known = _servers[0].environ
+    return _differ_late(_servers[0].environ, environ)
+
+
+def _differ_late(known: Mapping[str, str], environ: Mapping[str, str]) -> bool:
     names = {name for name in {*known, *environ} if known.get(name) != environ.get(name)}
     return all(name.startswith(_READ_LATE) for name in names)
 
 
 class Popen(subprocess.Popen[str]):
-    """A `lockstep` command like any other of `subprocess`. `args` are those after `python -m lockstep`."""
+    """A process like any other of `subprocess`. `args` are those of `python`: `-m lockstep ...` or `script.py ...`."""
 
     def _execute_child(self, *values: Any) -> None:
         given = inspect.signature(subprocess.Popen._execute_child).bind(self, *values).arguments  # type: ignore[attr-defined]
@@ -89,7 +115,7 @@ class Popen(subprocess.Popen[str]):
             guards.KEPT.add(_servers[0].pid)
         streams = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
         streams = [number if given_fd == -1 else given_fd for number, given_fd in enumerate(streams)]
-        request = {"args": given["args"], "cwd": str(given["cwd"]), "env": given["env"]}
+        request = {name: given[name] for name in ("args", "env", "start_new_session")} | {"cwd": str(given["cwd"])}
         self.pid = _servers[0].fork(request, streams)
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -130,11 +156,13 @@ def _serve(connection: socket.socket, parent: int) -> dict[str, Any]:
 def _become(request: dict[str, Any]) -> None:
     """Take over a request's variables, folder and streams."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    if request["start_new_session"]:
+        os.setsid()
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     tempfile.tempdir = None
-    sys.argv = ["lockstep", *request["args"]]
+    sys.argv = request["args"]
     through = bool(os.environ.get("PYTHONUNBUFFERED"))
     for number, name, errors in ((0, "stdin", "strict"), (1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
         raw = io.FileIO(number, "r" if number == 0 else "w", closefd=False)
@@ -151,7 +179,7 @@ def main() -> None:
     connection, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)
     del sys.path[0]
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    known = {name: value for name, value in os.environ.items() if name not in _READ_BY_PYTHON}
     for name in _IMPORTED:
         __import__(name)
     gc.freeze()  # otherwise a collection in a forked process copies all memory
@@ -161,9 +189,18 @@ def main() -> None:
         return
     connection.close()
     _become(request)
+
+    def is_possible(environ: Mapping[str, str]) -> bool:
+        return _differ_late(known, {name: environ[name] for name in environ if name not in _READ_BY_PYTHON})
+
+    fork_server = WaitingProcess(is_possible)
     code = 1
     try:
-        runpy.run_module("lockstep", run_name="__main__", alter_sys=True)
+        if sys.argv[0] == "-m":
+            runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(sys.argv[0]).parent))
+            runpy.run_path(sys.argv[0], run_name="__main__")
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -171,6 +208,7 @@ def main() -> None:
         traceback.print_exc()
     finally:  # without Python's shutdown, which frees all modules one by one
         atexit._run_exitfuncs()
+        fork_server.close()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

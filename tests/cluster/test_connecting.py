@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import HashStore
 from lockstep.cluster import connecting, peer_errors
 from lockstep.cluster.rendezvous import RankInfo
 from lockstep.errors import LaunchError
+from tests import warm_start
 from tests.runs import LONG_S, environment, kill_session, own_port, wait_until
 
 STARTER = Path(__file__).with_name("starter.py")
@@ -107,7 +108,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         words = [sys.executable, str(STARTER), scenario, str(num_procs), "1", "20", str(tmp_path), *endpoint]
         with (tmp_path / name).open("w") as said:
             begun.append(
-                subprocess.Popen(words, cwd=tmp_path, env=environment(), stderr=said, start_new_session=True, text=True)
+                warm_start.popen(words, cwd=tmp_path, env=environment(), stderr=said, start_new_session=True, text=True)
             )
         return begun[-1]
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runs import LONG_S, wait_until
+from tests import warm_start
+from tests.runs import LONG_S, environment, wait_until
 
 HERE = Path(__file__).resolve().parent
 
@@ -22,14 +23,13 @@ HERE = Path(__file__).resolve().parent
 class Program:
     """A running launcher, in a session of its own as in a terminal of its own."""
 
-    def __init__(self, command: list[str], folder: Path, repo: Path) -> None:
+    def __init__(self, command: list[str], folder: Path) -> None:
         self.folder = folder
-        clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-        clean |= {"PYTHONPATH": str(repo), "TMPDIR": str(folder / "tmp")}
+        clean = environment(TMPDIR=str(folder / "tmp"))
         (folder / "tmp").mkdir()
         # Into a file, so that it can be looked at while the program runs.
         with (folder / "said").open("w") as said:
-            self.process = subprocess.Popen(command, cwd=folder, env=clean, start_new_session=True, stderr=said)
+            self.process = warm_start.popen(command, cwd=folder, env=clean, start_new_session=True, stderr=said)
 
     def wait(self) -> tuple[int, str]:
         code = self.process.wait(LONG_S)
@@ -66,12 +66,12 @@ class Program:
 
 
 @pytest.fixture
-def start(tmp_path: Path, repo: Path) -> Iterator[Callable[..., Program]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
     programs: list[Program] = []
 
     def begin(scenario: str, num_procs: int = 2, max_restarts: int = 0, stop_timeout_s: float = 20.0) -> Program:
         words = [scenario, str(num_procs), str(max_restarts), str(stop_timeout_s), str(tmp_path)]
-        programs.append(Program([sys.executable, str(HERE / "starter.py"), *words], tmp_path, repo))
+        programs.append(Program([sys.executable, str(HERE / "starter.py"), *words], tmp_path))
         return programs[-1]
 
     yield begin
@@ -249,14 +249,14 @@ def test_nothing_is_left_when_the_launcher_is_killed(start: Callable[..., Progra
 
 
 @pytest.mark.full
-def test_torchrun_starts_the_same_work(tmp_path: Path, repo: Path) -> None:
+def test_torchrun_starts_the_same_work(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         f"import sys\nfrom pathlib import Path\nsys.path.insert(0, {str(HERE)!r})\n"
         f"import scenarios\nscenarios.work(sys.argv[1], Path({str(tmp_path)!r}))\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
-    program = Program([*command, str(script), "killed once"], tmp_path, repo)
+    program = Program([*command, str(script), "killed once"], tmp_path)
     code, text = program.wait()
     assert code == 0, text
     # Restarted by torchrun on the same store: what the first life left there is not in the way.

@@ -17,6 +17,7 @@ from typing import Any
 
 from attacker import DEEDS, MOST_S, Target, attack
 
+from tests import warm_start
 from tests.runs import LOCKSTEP, TINY, environment, kill_session, own_port, result
 
 KEY = "a secret that strangers do not know"
@@ -80,7 +81,7 @@ def begin(trial: Trial, folder: Path) -> tuple[list[subprocess.Popen[str]], list
     for number, (command, variables) in enumerate(commands):
         with (folder / f"said-{number}").open("w") as said:
             processes.append(
-                subprocess.Popen(command, cwd=folder, env=environment(**variables), stdout=said, stderr=said,
+                warm_start.popen(command, cwd=folder, env=environment(**variables), stdout=said, stderr=said,
                                  text=True, start_new_session=True)
             )  # fmt: skip
     return processes, ports

@@ -57,7 +57,7 @@ class Job:
         """The ranks: what the fork server has forked."""
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.process.pid).children():
-                if any("forkserver" in word for word in child.cmdline()):
+                if any("forkserver" in word for word in (child.name(), *child.cmdline())):
                     return child.children()
         return []
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import warm_start
 from tests.faults.faults import SETTINGS, Job
 from tests.runs import (
     LOCKSTEP,
@@ -56,7 +57,7 @@ def nodes(folder: Path, *arguments: object) -> Iterator[Callable[..., Job]]:
         place = f"127.0.0.1:{port}"
         meet = ["--rdzv-endpoint", place] if rank is None else ["--node-rank", str(rank), "--master", place]
         with (folder / name / "said").open("w") as said:
-            process = subprocess.Popen(
+            process = warm_start.popen(
                 [*LOCKSTEP, "train", TINY, *SETTINGS, *QUICK, *map(str, arguments), "--procs", "1",
                  *meet, "--run-dir", str(folder / "run")],
                 cwd=folder / name, env=environment(TMPDIR=str(folder / name / "tmp")), stdout=said, stderr=said,

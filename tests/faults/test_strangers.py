@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm_start
 from tests.runs import LOCKSTEP, LONG_S, TINY, environment, kill_session, own_port, result, wait_until
 
 SETTINGS = (
@@ -28,7 +28,7 @@ class Launcher:
         self.folder = folder / name
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "said").open("w") as said:
-            self.process = subprocess.Popen(
+            self.process = warm_start.popen(
                 [*command, "train", str(TINY), *SETTINGS, "--procs", "1", "--rdzv-endpoint", f"127.0.0.1:{port}",
                  *map(str, words)],
                 cwd=self.folder, env=environment(), stdout=said, stderr=said, start_new_session=True, text=True,

@@ -19,7 +19,7 @@ def begin(*arguments: object, cwd: Path, **more: str) -> warm_start.Popen:
     environ = environment(**more)
     if not warm_start.is_possible(environ):
         pytest.skip("LOCKSTEP_TESTS_COLD is set, or this is not Linux")
-    return warm_start.Popen(list(map(str, arguments)), text=True, cwd=cwd, env=environ, **PIPES)
+    return warm_start.Popen(["-m", "lockstep", *map(str, arguments)], text=True, cwd=cwd, env=environ, **PIPES)
 
 
 def test_it_has_its_own_process_folder_streams_and_exit_code(tmp_path: Path) -> None:

@@ -1,0 +1,107 @@
+"""Gives a command that was forked with torch a fork server that has imported torch too: see `warm_start`.
+
+Right after it is forked, the command forks once more. That process waits, and becomes the fork server when
+multiprocessing would start a new Python for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import util
+from pathlib import Path
+from typing import Any
+
+CLEANUP = "lockstep.launch.cleanup"
+
+
+class WaitingProcess:
+    """A copy of this process as it is now, which ends with this one unless it is used.
+
+    Args:
+        is_possible: Whether a process with these variables may be forked.
+    """
+
+    def __init__(self, is_possible: Callable[[Mapping[str, str]], bool]) -> None:
+        self._is_possible = is_possible
+        self._socket, theirs = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._socket.close()
+            _wait(theirs)
+        theirs.close()
+        self._start_python = util.spawnv_passfds
+        util.spawnv_passfds = self._start
+
+    def close(self) -> None:
+        """End the process if it was not used."""
+        self._socket.close()
+        if self._pid:
+            os.waitpid(self._pid, 0)
+
+    def _start(self, path: str, args: Sequence[str], passfds: Sequence[int]) -> int:
+        is_fork_server = any("multiprocessing.forkserver import main" in str(word) for word in args)
+        if not self._pid or not is_fork_server or not self._is_possible(os.environ):
+            return int(self._start_python(path, args, passfds))
+        pid, self._pid = self._pid, 0
+        blocked = list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        request = {
+            "args": list(map(str, args)),
+            "cwd": os.getcwd(),
+            "env": dict(os.environ),
+            "fds": list(passfds),
+            "blocked": blocked,
+        }
+        text = json.dumps(request).encode()
+        socket.send_fds(self._socket, [len(text).to_bytes(4)], list(passfds))
+        self._socket.sendall(text)
+        self._socket.close()
+        return pid
+
+
+def _wait(connection: socket.socket) -> None:
+    """Become the fork server that is asked for; ends the process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    size, given, _, _ = socket.recv_fds(connection, 4, 8)
+    if not size:
+        os._exit(0)
+    text = b""
+    while len(text) < int.from_bytes(size):
+        text += connection.recv(1 << 20)
+    request: dict[str, Any] = json.loads(text)
+    Path("/proc/self/comm").write_text("forkserver")  # there is no command line of its own by which a test finds it
+    _become(request, given)
+    code = 1
+    try:
+        exec(request["args"][-1], {"__name__": "__main__"})
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        atexit._run_exitfuncs()
+        os._exit(code)
+
+
+def _become(request: dict[str, Any], given: list[int]) -> None:
+    """Take over a request's variables, folder, signals and files; close all other files."""
+    numbers = request["fds"]
+    free = max([*given, *numbers]) + 1
+    for place, number in enumerate(given):
+        os.dup2(number, free + place)
+    for place, number in enumerate(numbers):
+        os.dup2(free + place, number)
+    for number in set(map(int, os.listdir("/proc/self/fd"))) - {0, 1, 2, *numbers}:
+        with contextlib.suppress(OSError):  # the list's own
+            os.close(number)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    sys.orig_argv = request["args"]
+    sys.modules.pop(CLEANUP, None)  # it acts when a fork server imports it
+    signal.pthread_sigmask(signal.SIG_SETMASK, set(request["blocked"]))
