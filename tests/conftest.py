@@ -22,6 +22,8 @@ from tests import guards
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _ROOT = Path(__file__).resolve().parents[1]
+# Folders of tests that start processes.
+_WITH_PROCESSES = {"e2e", "faults", "cluster", "foreign", "ranks"}
 _CONFIG_HOME = pytest.StashKey[TemporaryDirectory[str]]()
 
 
@@ -50,7 +52,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[_CONFIG_HOME].cleanup()
 
 
+@pytest.hookimpl(trylast=True)  # after pytest-randomly has shuffled them
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Files with long tests first: those with short ones then fill up all workers until the end.
+    items.sort(key=lambda item: _WITH_PROCESSES.isdisjoint(item.path.parts))
     wants_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not wants_gpu:
         return

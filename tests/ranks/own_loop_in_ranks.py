@@ -131,15 +131,14 @@ def _body(
         optimizer.step()
 
 
-def evaluate(world: World, num_samples: int) -> tuple[dict[str, float], list[float] | None]:
-    """Return sums over a dataset, and the values of two torchmetrics, None without that package."""
+def evaluate(world: World, num_samples: int, with_metrics: bool) -> tuple[dict[str, float], list[float]]:
+    """Return sums over a dataset, and the values of two torchmetrics."""
     data = DataLoader(Noisy(num_samples), batch_size=4, shuffle=True)
     loader = lockstep.EvalLoader(data)
-    try:
+    metrics: list[Any] = []
+    if with_metrics:
         import torchmetrics
-    except ImportError:
-        metrics = []
-    else:
+
         metrics = [torchmetrics.MeanMetric(), torchmetrics.MeanSquaredError()]
     for x, y in loader:
         loader.add(count=len(x), total=(x * torch.rand(())).sum(), largest=float(y.max()))
@@ -147,4 +146,4 @@ def evaluate(world: World, num_samples: int) -> tuple[dict[str, float], list[flo
             loader.update(metrics[0], x)
             loader.update(metrics[1], x[:, 0], x[:, 1])
     sums = loader.sums()
-    return sums, [float(loader.compute(metric)) for metric in metrics] or None
+    return sums, [float(loader.compute(metric)) for metric in metrics]

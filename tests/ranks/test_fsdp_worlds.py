@@ -20,6 +20,8 @@ from tests.ranks.runs_in_ranks import settings
 from tests.ranks.sharded_in_ranks import carry_out, carry_out_within, hash_of, started
 from tests.ranks.test_run_worlds import poisoned
 
+FULL = pytest.mark.full
+
 
 def fsdp(**more: Any) -> Any:
     return settings(parallel="fsdp", mode="fast", **more)
@@ -38,7 +40,14 @@ def assert_close(ours: Any, theirs: Any) -> None:
 
 
 # A step's micro-batches are 6, 6, 6 and 2: at three and four processes some have fewer than others, or none.
-@pytest.mark.parametrize(("world", "optim"), [(2, {"name": "adamw", "weight_decay": 0.1}), (3, {"ema": 0.9}), (4, {})])
+@pytest.mark.parametrize(
+    ("world", "optim"),
+    [
+        (2, {"name": "adamw", "weight_decay": 0.1}),
+        pytest.param(3, {"ema": 0.9}, marks=FULL),
+        pytest.param(4, {}, marks=FULL),
+    ],
+)
 def test_it_is_equal_to_ddp_within_rounding(pool: RankPool, tmp_path: Path, world: int, optim: Any) -> None:
     (expected,) = pool.run(1, carry_out, tmp_path / "ddp", ddp(optim=optim))
     first, *others = pool.run(world, carry_out, tmp_path / "fsdp", fsdp(optim=optim))
@@ -46,6 +55,7 @@ def test_it_is_equal_to_ddp_within_rounding(pool: RankPool, tmp_path: Path, worl
     assert all(other[0] == {} and other[1]["metrics"] == first[1]["metrics"] for other in others)
 
 
+@FULL
 def test_two_runs_in_one_world_have_the_same_bits(pool: RankPool, tmp_path: Path) -> None:
     one = pool.run(3, carry_out, tmp_path / "one", fsdp())[0]
     assert hash_of(pool.run(3, carry_out, tmp_path / "two", fsdp())[0][0]) == hash_of(one[0])
@@ -69,7 +79,13 @@ def test_each_rank_holds_its_part_only(pool: RankPool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "then"), [((2, fsdp), (3, fsdp)), ((3, fsdp), (2, ddp)), ((1, ddp), (2, fsdp)), ((2, fsdp), (1, fsdp))]
+    ("before", "then"),
+    [
+        ((2, fsdp), (3, fsdp)),
+        pytest.param((3, fsdp), (2, ddp), marks=FULL),
+        ((1, ddp), (2, fsdp)),
+        pytest.param((2, fsdp), (1, fsdp), marks=FULL),
+    ],
 )
 def test_its_checkpoints_resume_at_another_world_size_and_as_ddp(
     pool: RankPool, tmp_path: Path, before: Any, then: Any
@@ -89,6 +105,7 @@ def test_in_its_own_world_it_resumes_to_the_same_bits(pool: RankPool, tmp_path: 
     assert hash_of(pool.run(2, carry_out, tmp_path / "run", fsdp(optim={"ema": 0.9}))[0][0]) == hash_of(straight[0])
 
 
+@FULL
 def test_a_truncated_checkpoint_is_passed_over(pool: RankPool, tmp_path: Path) -> None:
     run = tmp_path / "run"
     pool.run(2, carry_out, run, fsdp(), 4)
@@ -106,6 +123,7 @@ def test_a_loss_that_is_not_finite_is_named_on_all_ranks(pool: RankPool, tmp_pat
     assert "checkpoint of step 4 is whole" in texts[0]
 
 
+@FULL
 def test_a_step_that_is_not_finite_can_be_gone_back_for(pool: RankPool, tmp_path: Path) -> None:
     sample, _ = poisoned(2)
     (expected,) = pool.run(1, carry_out, tmp_path / "ddp", ddp(every="2 steps"))
@@ -126,6 +144,7 @@ def carry_out_from_a_large_scale(world: World, *arguments: Any) -> Any:
         return carry_out(world, *arguments)
 
 
+@FULL
 def test_overflows_of_a_dynamic_loss_scale_are_agreed_and_survive_a_stop(pool: RankPool, tmp_path: Path) -> None:
     config = fsdp(precision="fp16", every="2 steps")
     straight, other = pool.run(2, carry_out_from_a_large_scale, tmp_path / "straight", config)
@@ -147,6 +166,7 @@ def test_parts_used_in_some_micro_batches_only_and_lstms_are_summed_over_all_ran
         assert_close(result, expected)
 
 
+@FULL
 def test_an_evaluation_that_looks_at_pictures_one_by_one_ends_for_any_number_of_them(
     pool: RankPool, tmp_path: Path
 ) -> None:

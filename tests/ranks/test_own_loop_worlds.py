@@ -76,9 +76,14 @@ def test_an_incomplete_last_step_is_left_out_if_the_loader_says_so(pool: RankPoo
     assert check(pool, case, 3) != check(pool, replace(case, drop_last=False))
 
 
-@pytest.mark.parametrize("num_samples", [3, 18])  # with one batch, three of four ranks have none
-def test_an_evaluation_has_the_same_digits_at_any_number_of_ranks(pool: RankPool, num_samples: int) -> None:
-    (alone,) = pool.run(1, evaluate, num_samples)
+# With three samples, three of four ranks have none.
+@pytest.mark.parametrize(("num_samples", "with_metrics"), [(3, False), pytest.param(18, True, marks=pytest.mark.full)])
+def test_an_evaluation_has_the_same_digits_at_any_number_of_ranks(
+    pool: RankPool, num_samples: int, with_metrics: bool
+) -> None:
+    if with_metrics:
+        pytest.importorskip("torchmetrics")
+    (alone,) = pool.run(1, evaluate, num_samples, with_metrics)
     assert alone[0]["count"] == num_samples
     for world in (2, 4):
-        assert pool.run(world, evaluate, num_samples) == [alone] * world
+        assert pool.run(world, evaluate, num_samples, with_metrics) == [alone] * world
