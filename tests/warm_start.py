@@ -36,6 +36,9 @@ _IMPORTED = (
     "lockstep.launch.worker",
     "lockstep.engine.run",
     "lockstep.recipes.catalog",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "torch.utils.tensorboard",
 )
 # What `lockstep` sets for the fork server of any run with one thread a process.
 _FIXED = {
@@ -93,9 +96,13 @@ def is_possible(environ: Mapping[str, str]) -> bool:
     """Whether a command with these variables can be forked."""
     if sys.platform != "linux" or os.environ.get("LOCKSTEP_TESTS_COLD"):
         return False
-    if not _servers:
-        return True
-    return _differ_late(_servers[0].environ, environ)
+    return _differ_late(_servers[0].environ if _servers else _usual(), environ)
+
+
+def _usual() -> dict[str, str]:
+    from tests import runs
+
+    return runs.environment()
 
 
 def _differ_late(known: Mapping[str, str], environ: Mapping[str, str]) -> bool:
@@ -111,7 +118,7 @@ class Popen(subprocess.Popen[str]):
         if not _servers:
             from tests import guards
 
-            _servers.append(_Server(given["env"]))
+            _servers.append(_Server(_usual()))
             guards.KEPT.add(_servers[0].pid)
         streams = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
         streams = [number if given_fd == -1 else given_fd for number, given_fd in enumerate(streams)]
