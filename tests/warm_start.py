@@ -106,7 +106,9 @@ def _usual() -> dict[str, str]:
 
 
 def _differ_late(known: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    names = {name for name in {*known, *environ} if known.get(name) != environ.get(name)}
+    """Whether variables differ at most in those that are read late."""
+    pairs = ({**_FIXED, **known}, {**_FIXED, **environ})
+    names = {name for name in {*known, *environ} if pairs[0].get(name) != pairs[1].get(name)}
     return all(name.startswith(_READ_LATE) for name in names)
 
 
