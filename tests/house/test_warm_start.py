@@ -7,6 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import warm_start
@@ -44,6 +45,22 @@ def test_its_end_by_a_signal_is_reported(tmp_path: Path) -> None:
         assert process.poll() is None
         process.send_signal(signal.SIGKILL)
         assert process.wait(100) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_its_fork_server_is_forked_too_and_ends_with_it(tmp_path: Path) -> None:
+    slow = ["data.slow_s=0.5", f"data.slow_while={tmp_path}", "epochs=1000"]
+    process = begin("train", TINY, *slow, "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    try:
+        wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists())
+        (server,) = (child for child in psutil.Process(process.pid).children() if child.name() == "forkserver")
+        assert warm_start.__file__ in server.cmdline()
+        assert len(server.children()) == 2
+        process.kill()
+        assert process.wait(100) == -signal.SIGKILL
+        server.wait(100)
     finally:
         process.kill()
         process.communicate()
