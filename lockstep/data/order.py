@@ -26,6 +26,7 @@ import numpy as np
 
 from lockstep.data.groups import Groups
 from lockstep.data.keyed import FORWARD, ORDER, IntArray, KeyArray, key, keys, mix_array
+from lockstep.data.micro_batches import even_shares, part
 
 NUM_ROUNDS = 8
 MIN_BITS = 8  # smaller networks have too few permutations to look random
@@ -80,23 +81,6 @@ def permute(positions: IntArray, num_samples: int, permutation_key: int) -> IntA
         values[outside] = encrypt(values[outside])
         outside = outside[values[outside] >= num_samples]
     return values.astype(np.int64)
-
-
-def part(start: int, stop: int, num_parts: int, index: int) -> tuple[int, int]:
-    """Split [start, stop) into parts whose lengths differ by at most one, longer ones first, and return one of them.
-
-    Args:
-        start: First position.
-        stop: The position after the last one.
-        num_parts: Number of parts.
-        index: The part to return, from 0.
-
-    Returns:
-        (first, stop) of the part.
-    """
-    size, longer = divmod(stop - start, num_parts)
-    first = start + index * size + min(index, longer)
-    return first, first + size + (index < longer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,9 +152,13 @@ class Step:
     rechecks: tuple[Recheck, ...] = ()
     repeats: tuple[MicroBatch, ...] = ()
 
+    def shares_of_ranks(self) -> tuple[tuple[int, int], ...]:
+        """Return the micro-batches [first, last) of each rank."""
+        return even_shares(self.num_micro_batches, self.world_size)
+
     def share(self, rank: int) -> tuple[int, int]:
         """Return the micro-batches [first, last) of a rank."""
-        return part(0, self.num_micro_batches, self.world_size, rank)
+        return self.shares_of_ranks()[rank]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lockstep.data.keyed import RECHECK, key
-from lockstep.data.order import MicroBatch, Order, Place, Recheck, Step, part
+from lockstep.data.micro_batches import part
+from lockstep.data.order import MicroBatch, Order, Place, Recheck, Step
 
 
 @dataclass(frozen=True)

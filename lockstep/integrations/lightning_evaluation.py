@@ -16,7 +16,8 @@ import torch
 from lockstep.cluster.world import World
 from lockstep.data.keyed import key, seed_forward
 from lockstep.data.loader import Loader, requests_of
-from lockstep.data.order import MicroBatch, part
+from lockstep.data.micro_batches import part
+from lockstep.data.order import MicroBatch
 from lockstep.errors import ConfigError
 from lockstep.own_loop.samples import LoaderSource, LoopOrder
 

@@ -44,8 +44,7 @@ class StepNodes:
     @classmethod
     def of(cls, step: Step, world: World) -> StepNodes:
         """Return the tree of a step in a world."""
-        shares = tuple(step.share(rank) for rank in range(world.size))
-        return cls(step, rank_nodes(shares, step.num_micro_batches))
+        return cls(step, rank_nodes(step.shares_of_ranks(), step.num_micro_batches))
 
     def share(self, rank: int) -> tuple[int, int]:
         """Return the micro-batches [first, last) of a rank."""

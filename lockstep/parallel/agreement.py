@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.data.order import part
+from lockstep.data.micro_batches import part
 from lockstep.parallel.tree import Node, push
 
 

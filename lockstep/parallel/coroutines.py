@@ -2,7 +2,7 @@
 
 Synchronized batch norm needs every micro-batch of a step to stop in the middle of its forward and backward pass.
 Python's generators cannot do this: `yield` would have to pass through torch's autograd engine, which is C++. So each
-function has a thread of its own, and semaphores pass control from one thread to the next. There is no parallelism, so
+function has a thread of its own, and locks pass control from one thread to the next. There is no parallelism, so
 the order of events is fixed, and process-wide state (torch's generators, the model's buffers) is switched at each
 change. Three functions a, b, c that wait once:
 
@@ -91,8 +91,11 @@ class _Coroutine(Generic[T]):
 
     def __init__(self, body: Callable[[], T], threads: _ThreadPool) -> None:
         self._body, self._threads = body, threads
-        # Control is passed by two semaphores: the main thread releases `_resumed` and acquires `_paused`.
-        self._resumed, self._paused = threading.Semaphore(0), threading.Semaphore(0)
+        # Control is passed by two locks, which are locked but at the moment of passing: the main thread releases
+        # `_resumed` and acquires `_paused`. A semaphore does the same in several times the time.
+        self._resumed, self._paused = threading.Lock(), threading.Lock()
+        self._resumed.acquire()
+        self._paused.acquire()
         self._is_abandoned = False
         self._is_started, self._is_thread_free = False, threading.Event()
         self.value: Any = None
@@ -111,6 +114,8 @@ class _Coroutine(Generic[T]):
 
     def wait(self, value: Any) -> Any:
         """Pause the function until `resume`, and return the answer. Called by the function's own thread."""
+        if self._is_abandoned:  # the main thread waits for the end of this one
+            raise _Abandoned
         self.value = value
         self._paused.release()
         self._pause()
@@ -124,9 +129,7 @@ class _Coroutine(Generic[T]):
             self._is_thread_free.wait()
 
     def _pause(self) -> None:
-        # Checked twice: a function that catches _Abandoned and waits again would otherwise block for ever.
-        if not self._is_abandoned:
-            self._resumed.acquire()
+        self._resumed.acquire()
         if self._is_abandoned:
             raise _Abandoned
 
@@ -138,7 +141,8 @@ class _Coroutine(Generic[T]):
             # Even SystemExit: if control did not return to the main thread, it would wait for ever.
             self.error = error
         self.is_done, self.value = True, None
-        self._paused.release()
+        if not self._is_abandoned:
+            self._paused.release()
 
 
 class Coroutines:

@@ -136,7 +136,7 @@ class Reducer:
                 before they are summed. A power of two rounds nothing.
         """
         self._step, self._loss_scale, self._exchanges = step, loss_scale, []
-        shares = tuple(step.share(rank) for rank in range(self._world.size))
+        shares = step.shares_of_ranks()
         if self._exact:
             self._nodes = rank_nodes(shares, step.num_micro_batches)
         else:

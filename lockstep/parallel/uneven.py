@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from lockstep.data.micro_batches import Alone
-from lockstep.data.order import Order, Place, Step, part
+from lockstep.data.micro_batches import Alone, part
+from lockstep.data.order import Order, Place, Step
 
 # Seconds per micro-batch on each rank.
 Times = tuple[float, ...]
@@ -62,9 +62,9 @@ class UnevenStep(Step):
 
     shares: tuple[tuple[int, int], ...] = ()
 
-    def share(self, rank: int) -> tuple[int, int]:
-        """Return the micro-batches [first, last) of a rank."""
-        return self.shares[rank]
+    def shares_of_ranks(self) -> tuple[tuple[int, int], ...]:
+        """See `Step.shares_of_ranks`."""
+        return self.shares
 
 
 def uneven_steps(order: Order, place: Place, times: Times, *, start: int, stop: int) -> Iterator[UnevenStep]:

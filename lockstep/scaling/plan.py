@@ -18,8 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import seeded
-from lockstep.data.micro_batches import num_micro_batches
-from lockstep.data.order import part
+from lockstep.data.micro_batches import num_micro_batches, part
 from lockstep.engine.parts import Parts
 from lockstep.errors import ConfigError
 from lockstep.module.activation_checkpointing import choose_parts

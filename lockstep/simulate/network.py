@@ -57,18 +57,28 @@ class Network:
         self.rounds = 0
         self._sent: dict[_Key, deque[tuple[Tensor, _Transfer]]] = defaultdict(deque)
         self._expected: dict[_Key, deque[tuple[Tensor, _Transfer]]] = defaultdict(deque)
-        self._new: set[_Key] = set()
+        self._ready: list[tuple[tuple[Tensor, _Transfer], tuple[Tensor, _Transfer]]] = []
 
     def post(self, rank: int, messages: Sequence[Message]) -> list[_Transfer]:
         """Start messages of a rank."""
         transfer = _Transfer(self, len(messages))
+        traffic = self.traffic[rank]
         for values, peer, tag, is_receive in messages:
-            key = (peer, rank, tag) if is_receive else (rank, peer, tag)
-            (self._expected if is_receive else self._sent)[key].append((values, transfer))
-            self._new.add(key)
-            if not is_receive:
-                self.traffic[rank].messages += 1
-                self.traffic[rank].num_bytes += values.nbytes
+            entry = values, transfer
+            if is_receive:
+                key = peer, rank, tag
+                if sent := self._sent[key]:
+                    self._ready.append((sent.popleft(), entry))
+                else:
+                    self._expected[key].append(entry)
+                continue
+            key = rank, peer, tag
+            if expected := self._expected[key]:
+                self._ready.append((entry, expected.popleft()))
+            else:
+                self._sent[key].append(entry)
+            traffic.messages += 1
+            traffic.num_bytes += values.nbytes
         return [transfer]
 
     def deliver(self) -> None:
@@ -78,18 +88,14 @@ class Network:
             RuntimeError: There is none, so the ranks wait for ever.
         """
         self.rounds += 1
-        num_delivered = 0
-        for key in self._new:
-            sent, expected = self._sent[key], self._expected[key]
-            while sent and expected:
-                (values, sender), (memory, receiver) = sent.popleft(), expected.popleft()
-                memory.copy_(values)
-                sender.num_open -= 1
-                receiver.num_open -= 1
-                num_delivered += 1
-        self._new = {key for key in self._new if self._sent[key] or self._expected[key]}
-        if not num_delivered:
-            raise RuntimeError(f"the simulated ranks wait for messages that no rank sends: {sorted(self._new)[:4]}")
+        if not self._ready:
+            waiting = sorted(key for queues in (self._sent, self._expected) for key, queue in queues.items() if queue)
+            raise RuntimeError(f"the simulated ranks wait for messages that no rank sends: {waiting[:4]}")
+        for (values, sender), (memory, receiver) in self._ready:
+            memory.copy_(values)
+            sender.num_open -= 1
+            receiver.num_open -= 1
+        self._ready = []
 
 
 @dataclass(frozen=True)

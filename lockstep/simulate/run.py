@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -118,17 +119,21 @@ class _Ranks:
 
     def __init__(self, job: Job, size: int) -> None:
         # A step of all ranks takes long, and torch fills caches in each new thread.
-        self._coroutines = Coroutines(torch.get_rng_state, torch.set_rng_state, idle_s=600.0)
+        # Nothing of the process is saved: no rank waits inside a micro-batch, and each seeds the generators.
+        self._coroutines = Coroutines(lambda: None, lambda _: None, idle_s=600.0)
         self._loader = Loader(
             job.train_data, lambda: iter(()), job.world.device, channels_last=job.config.channels_last
         )
+        self._world = {each.name: getattr(job.world, each.name) for each in fields(World)} | {"backend": "simulated"}
         models = [job.model, *(_share_weights(job.model) for _ in range(1, size))]
         compression = Compression(job.config.compress, job.config.powersgd_rank)
         self.reducers = [
             RecoverableReducer(model, job.world, num_extras=MAX_TERMS, compress=compression) for model in models
         ]
+        self._parameters = [list(model.parameters()) for model in models]
+        self._buffers = [list(model.buffers()) for model in models]
         # Only the first one updates the weights.
-        idle = [torch.optim.SGD([nn.Parameter(torch.empty(0))], lr=0.0) for _ in range(1, size)]
+        idle = [_Idle([nn.Parameter(torch.empty(0))], {}) for _ in range(1, size)]
         self._jobs = [
             replace(
                 job,
@@ -163,27 +168,30 @@ class _Ranks:
                     fix="Report it with this command.",
                 )
         # Ranks that were not part of this step receive its buffers, as a process that joins does.
-        buffers = dict(self._jobs[0].model.named_buffers())
-        for job in self._jobs[size:]:
-            for name, buffer in job.model.named_buffers():
-                buffer.copy_(buffers[name])
+        for buffers in self._buffers[size:]:
+            for buffer, current in zip(buffers, self._buffers[0], strict=True):
+                buffer.copy_(current)
         return network
 
     def _body(self, number: int, rank: int, network: Network) -> Callable[[], StepResult]:
         job, size = self._jobs[rank], len(network.traffic)
-        given = {each.name: getattr(job.world, each.name) for each in fields(World)}
-        given |= {"rank": rank, "size": size, "backend": "simulated", "network": network}
-        job.world = SimulatedWorld(**given)
+        job.world = SimulatedWorld(**self._world | {"rank": rank, "size": size, "network": network})
         self.reducers[rank].move_to(job.world)
         step = next(iter(job.order.steps(job.world, start=number, stop=number + 1)))
         return lambda: run_step(job, step, self._loader, 0.0)
 
     def _gradients(self, rank: int) -> Iterator[tuple[Tensor | None, Tensor | None]]:
         """Pairs of what rank 0 and another one have: gradients and buffers."""
-        ours, theirs = self._jobs[0].model, self._jobs[rank].model
-        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        for mine, other in zip(self._parameters[0], self._parameters[rank], strict=True):
             yield mine.grad, other.grad
-        yield from zip(ours.buffers(), theirs.buffers(), strict=True)
+        yield from zip(self._buffers[0], self._buffers[rank], strict=True)
+
+
+class _Idle(torch.optim.Optimizer):
+    """Updates nothing."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Do nothing."""
 
 
 def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:

@@ -168,17 +168,18 @@ class HalvingAllReduce(TreeAllReduce):
 
     def _take_memory(self, length: int) -> Tensor:
         """Return memory for a message, (length,): each round takes half as much as the one before."""
-        if self._free is None or len(self._free) < length:
+        if self._free is None or self._free.numel() < length:
             self._free = self._bucket.borrow(on_host=self._is_via_host)
         taken, self._free = self._free[:length], self._free[length:]
         return taken
 
     def _nodes_of(self, first: int, last: int) -> list[Node]:
         """Return the nodes that the ranks [first, last) have after they have merged theirs."""
-        own = [nodes for nodes in self._nodes[first:last] if nodes]
-        if not own:
+        from_left = next((nodes for nodes in self._nodes[first:last] if nodes), None)
+        if from_left is None:
             return []
-        leaves = own[0][0][0], own[-1][-1][1]
+        from_right = next(self._nodes[rank] for rank in range(last - 1, first - 1, -1) if self._nodes[rank])
+        leaves = from_left[0][0], from_right[-1][1]
         return partials(*leaves, self._num_leaves) if self._bucket.exact else [leaves]
 
     def _rank(self, place: int) -> int:

@@ -168,12 +168,12 @@ class TreeAllReduce:
         return values[owner * size : (owner + 1) * size]
 
     def _send(self, values: Tensor, peer: int, tag: int) -> None:
-        if len(values) == 0:
+        if values.numel() == 0:
             return  # the receiver knows
         self._messages.append(Message(_sendable(values), peer, self._tag + tag, is_receive=False))
 
     def _receive(self, values: Tensor, peer: int, tag: int) -> None:
-        if len(values) == 0:
+        if values.numel() == 0:
             return
         self._messages.append(Message(_sendable(values), peer, self._tag + tag, is_receive=True))
 

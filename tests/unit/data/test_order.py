@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.data import order as order_module
-from lockstep.data.order import MicroBatch, Order, Step, part, permute
+from lockstep.data.micro_batches import part
+from lockstep.data.order import MicroBatch, Order, Step, permute
 
 
 @dataclass(frozen=True)

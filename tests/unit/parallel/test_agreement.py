@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.data.order import part
+from lockstep.data.micro_batches import part
 from lockstep.parallel.agreement import Agreement, RankReport, agree, nodes_after
 from lockstep.parallel.tree import push
 

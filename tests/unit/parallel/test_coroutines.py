@@ -109,6 +109,24 @@ def test_an_error_in_one_ends_the_others_where_they_wait_and_is_raised(fails: in
     assert run.run([lambda: run.wait(1), lambda: run.wait(2)], sum) == [3, 3]
 
 
+def test_one_that_catches_everything_and_waits_again_ends_too() -> None:
+    run, _ = turns()
+
+    def stubborn() -> None:
+        try:
+            run.wait(1)
+        except BaseException:
+            run.wait(2)
+
+    def fails() -> None:
+        run.wait(1)
+        raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        run.run([stubborn, fails], sum)
+    assert run.run([lambda: run.wait(1), lambda: run.wait(2)], sum) == [3, 3]
+
+
 def test_an_error_while_settling_ends_all() -> None:
     run, _ = turns()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lockstep.cluster.world import alone
-from lockstep.data.order import part
+from lockstep.data.micro_batches import part
 from lockstep.parallel.bucket import Bucket
 from lockstep.parallel.coroutines import Coroutines
 from lockstep.parallel.exchange import halving

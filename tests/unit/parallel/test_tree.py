@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.order import part
+from lockstep.data.micro_batches import part
 from lockstep.parallel.tree import Node, are_siblings, partials, push
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.order import Order, part
+from lockstep.data.micro_batches import part
+from lockstep.data.order import Order
 from lockstep.parallel.uneven import divide, duration, uneven_steps
 
 TIMES = st.lists(st.floats(1e-4, 10), min_size=1, max_size=6).map(tuple)
