@@ -15,7 +15,7 @@ PY := .venv/bin/python
 PYTEST = PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := lockstep tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-kills bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-load-balance bench-sweep bench-trackers bench-augmentation
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-kills bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-load-balance bench-sweep bench-trackers bench-augmentation test-gpu bench-gpu
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,11 @@ test-cluster: .venv/.installed-lab  ## test with a real Slurm, MPI, ssh, and hos
 
 test-faults: .venv/.installed-dev  ## kill ranks at 20 random moments; FAULTS=100 for more, FAULTS_SEED=7 to repeat a run
 	@FAULTS="$${FAULTS:-20}" FAULTS_SEED="$${FAULTS_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/faults/test_kill.py $(PYTEST_ARGS)
+
+test-gpu: .venv/.installed-dev  ## run the tests that need a GPU; without one, list them
+	@if $(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then $(PYTEST) -m gpu $(PYTEST_ARGS); \
+	else echo "No CUDA device is available here. On a machine with one, this would run:"; \
+	$(PY) -m pytest -m gpu --collect-only -q $(PYTEST_ARGS); fi
 
 fuzz: .venv/.installed-dev  ## read 5,000 mutated files, attack 20 runs; FUZZ=50000 ATTACKS=100 for more, FUZZ_SEED=7 to repeat a run
 	@FUZZ="$${FUZZ:-5000}" FUZZ_SEED="$${FUZZ_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/fuzz $(PYTEST_ARGS)
@@ -158,6 +163,9 @@ bench-sweep: .venv/.installed  ## measure what a sweep saves by training equal f
 
 bench-trackers: .venv/.installed  ## measure the cost of trackers that raise, hang or fill the disk; needs root
 	@$(PY) -m benchmarks.tracker_cost $(BENCH_ARGS)
+
+bench-gpu: .venv/bench/.installed  ## compare bits, throughput, data wait and memory on this machine's GPUs with peers: 10 minutes, and a file to send back
+	@$(PY) -m benchmarks.gpu --peers-python .venv/bench/bin/python $(BENCH_ARGS)
 
 bench-order: .venv/.installed  ## measure the cost of the sample order for 100 million samples
 	@$(PY) benchmarks/order.py
