@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 CLEANUP = "lockstep.launch.cleanup"
+WAITING = "waiting"  # the name of a process that waits to become a fork server
 
 
 class WaitingProcess:
@@ -68,6 +69,7 @@ class WaitingProcess:
 def _wait(connection: socket.socket) -> None:
     """Become the fork server that is asked for; ends the process."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    _set_name(WAITING)
     size, given, _, _ = socket.recv_fds(connection, 4, 8)
     if not size:
         os._exit(0)
@@ -75,7 +77,7 @@ def _wait(connection: socket.socket) -> None:
     while len(text) < int.from_bytes(size):
         text += connection.recv(1 << 20)
     request: dict[str, Any] = json.loads(text)
-    Path("/proc/self/comm").write_text("forkserver")  # there is no command line of its own by which a test finds it
+    _set_name("forkserver")
     _become(request, given)
     code = 1
     try:
@@ -86,6 +88,11 @@ def _wait(connection: socket.socket) -> None:
     finally:
         atexit._run_exitfuncs()
         os._exit(code)
+
+
+def _set_name(name: str) -> None:
+    # There is no command line of its own by which a test finds it.
+    Path("/proc/self/comm").write_text(name)
 
 
 def _become(request: dict[str, Any], given: list[int]) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from lockstep.data.order import Order
 from tests.runs import LONG_S, TINY, kill_session, lockstep, records, result, start, wait_until, weights
+from tests.warm_forkserver import WAITING
 
 BAD = ["data.bad_sample=40", "report.every_steps=1"]
 
@@ -132,7 +133,7 @@ def test_a_killed_dataloader_worker_is_named_and_the_run_continues(tmp_path: Pat
     process = start(*command, cwd=tmp_path)
     try:
         wait_until(lambda: len(records(folder, "train")) >= 3)
-        (reader,) = psutil.Process(process.pid).children()
+        (reader,) = (child for child in psutil.Process(process.pid).children() if child.name() != WAITING)
         reader.kill()
         _, errors = process.communicate(timeout=LONG_S)
     finally:
