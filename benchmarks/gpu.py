@@ -29,7 +29,8 @@ import lockstep
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKSTEP = (sys.executable, "-m", "lockstep")
-SHAPES = ("classify/shapes", "epochs=1", "global_batch=256", "data.size_px=128")
+SHAPES = ("classify/shapes", "epochs=3", "global_batch=256", "data.size_px=128")
+NUM_PER_CLASS = 1000  # of five classes
 REPORT = "gpu-report.json"
 PART_S = 180.0  # for the commands of a part together
 
@@ -117,10 +118,12 @@ def parts(device: str, procs: Sequence[int], folder: Path, peers_python: str) ->
                     f"{network}: {' '.join(title)}", f"{step} ms, {ratio} of plain, {peak} MB, first step {first} s"
                 )
 
-    images = str(folder / "shapes")
-    make = [*LOCKSTEP, "data", "make", "classify", "--out", images]
-    shapes = [*SHAPES, f"data.root={images}"]
-    scale = [*LOCKSTEP, "scale", *shapes, on, "--procs", listed, "--compare", "exact,fast,ddp,compile,bf16"]
+    # Each part makes images of its own, so that it can run alone.
+    roots = {part: str(folder / f"images-of-{part}") for part in ("images", "scale")}
+    count = f"num_per_class={NUM_PER_CLASS}"
+    make = {part: [*LOCKSTEP, "data", "make", "classify", count, "--out", root] for part, root in roots.items()}
+    shapes = {part: [*SHAPES, f"data.root={root}"] for part, root in roots.items()}
+    scale = [*LOCKSTEP, "scale", *shapes["scale"], on, "--procs", listed, "--compare", "exact,fast,ddp,compile,bf16"]
     peers = ["--peers-python", peers_python] if peers_python else []
     step = [sys.executable, str(ROOT / "benchmarks" / "steps.py"), "--steps", "20", "--rounds", "3", *peers]
     return [
@@ -128,13 +131,13 @@ def parts(device: str, procs: Sequence[int], folder: Path, peers_python: str) ->
         Part(
             "images",
             "ResNet-18 on image files of 128 px: equal weights, and whether the files are read fast enough",
-            [make, *runs("shapes", *shapes)],
+            [make["images"], *runs("shapes", *shapes["images"])],
             same_bits("shapes"),
         ),
         Part(
             "scale",
             "ResNet-18, throughput: exact and fast mode, torch's DDP, compiled, bf16",
-            [[*scale, "--steps", "20", "--out", str(folder / "scale")]],
+            [make["scale"], [*scale, "--steps", "20", "--out", str(folder / "scale")]],
             scaled,
         ),
         Part("peers", "step time and peak memory on one, beside Lightning and Accelerate", [step], steps),
