@@ -49,12 +49,13 @@ fuzz: .venv/.installed-dev  ## read 5,000 mutated files, attack 20 runs; FUZZ=50
 	@FUZZ="$${FUZZ:-5000}" FUZZ_SEED="$${FUZZ_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/fuzz $(PYTEST_ARGS)
 	@ATTACKS="$${ATTACKS:-20}" ATTACKS_SEED="$${ATTACKS_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/cluster/test_random_attacks.py $(PYTEST_ARGS)
 
-check: .venv/.installed-dev build/docs/.built  ## check format, lint, types, import layers and documentation
+check: .venv/.installed-dev build/docs/.built  ## check format, lint, types, import layers, house rules and documentation
 	@$(PY) -m ruff format --check --quiet $(SOURCES) || { echo "fix: make format" >&2; exit 1; }
 	@$(PY) -m ruff check --quiet $(SOURCES)
 	@$(PY) -m mypy --no-error-summary
 	@$(PY) -c "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_logo=True))"
-	@echo "check: format, lint, types, import layers and documentation are fine"
+	@$(PY) -m pytest -q -W ignore tests/house/test_rules.py tests/house/test_words.py -k "checkout or no_text or short_enough"
+	@echo "check: format, lint, types, import layers, house rules and documentation are fine"
 
 docs: build/docs/.built  ## build the documentation site in build/docs/html; a dead link is an error
 	@echo "open build/docs/html/index.html"

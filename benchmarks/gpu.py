@@ -118,12 +118,10 @@ def parts(device: str, procs: Sequence[int], folder: Path, peers_python: str) ->
                     f"{network}: {' '.join(title)}", f"{step} ms, {ratio} of plain, {peak} MB, first step {first} s"
                 )
 
-    # Each part makes images of its own, so that it can run alone.
-    roots = {part: str(folder / f"images-of-{part}") for part in ("images", "scale")}
-    count = f"num_per_class={NUM_PER_CLASS}"
-    make = {part: [*LOCKSTEP, "data", "make", "classify", count, "--out", root] for part, root in roots.items()}
-    shapes = {part: [*SHAPES, f"data.root={root}"] for part, root in roots.items()}
-    scale = [*LOCKSTEP, "scale", *shapes["scale"], on, "--procs", listed, "--compare", "exact,fast,ddp,compile,bf16"]
+    images = str(folder / "images")
+    make = [*LOCKSTEP, "data", "make", "classify", f"num_per_class={NUM_PER_CLASS}", "--out", images]
+    shapes = [*SHAPES, f"data.root={images}"]
+    scale = [*LOCKSTEP, "scale", *shapes, on, "--procs", listed, "--compare", "exact,fast,ddp,compile,bf16"]
     peers = ["--peers-python", peers_python] if peers_python else []
     step = [sys.executable, str(ROOT / "benchmarks" / "steps.py"), "--steps", "20", "--rounds", "3", *peers]
     return [
@@ -131,24 +129,28 @@ def parts(device: str, procs: Sequence[int], folder: Path, peers_python: str) ->
         Part(
             "images",
             "ResNet-18 on image files of 128 px: equal weights, and whether the files are read fast enough",
-            [make["images"], *runs("shapes", *shapes["images"])],
+            [make, *runs("shapes", *shapes)],
             same_bits("shapes"),
         ),
         Part(
             "scale",
             "ResNet-18, throughput: exact and fast mode, torch's DDP, compiled, bf16",
-            [make["scale"], [*scale, "--steps", "20", "--out", str(folder / "scale")]],
+            [make, [*scale, "--steps", "20", "--out", str(folder / "scale")]],
             scaled,
         ),
         Part("peers", "step time and peak memory on one, beside Lightning and Accelerate", [step], steps),
     ]
 
 
-def run(part: Part) -> list[Row]:
-    """Run a part's commands; return its rows, or one that names what failed."""
-    outputs = []
+def run(part: Part, known: dict[tuple[str, ...], str]) -> list[Row]:
+    """Run a part's commands; return its rows, or one that names what failed.
+
+    Args:
+        part: The part.
+        known: Outputs of commands that an earlier part has run, which are not run again; new ones are added.
+    """
     end = time.monotonic() + PART_S
-    for command in part.commands:
+    for command in filter(lambda command: tuple(command) not in known, part.commands):
         print(f"  $ {shlex.join(_short(command))}", flush=True)
         try:
             done = subprocess.run(
@@ -159,8 +161,8 @@ def run(part: Part) -> list[Row]:
         if done.returncode:
             last = (done.stderr or done.stdout).strip()[-600:]
             return [Row(shlex.join(_short(command)), f"exit code {done.returncode}: {last}", is_ok=False)]
-        outputs.append(done.stdout)
-    return list(part.read(outputs))
+        known[tuple(command)] = done.stdout
+    return list(part.read([known[tuple(command)] for command in part.commands]))
 
 
 def facts() -> dict[str, Any]:
@@ -199,6 +201,7 @@ def main() -> int:
         names = arguments.parts.split(",") if arguments.parts else [part.name for part in every]
         if unknown := set(names) - {part.name for part in every}:
             parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(p.name for p in every)}")
+        known: dict[tuple[str, ...], str] = {}
         report: dict[str, Any] = {"facts": facts(), "parts": {}}
         if not is_there:
             print("No CUDA device is available here. On a machine with one, this would run:\n")
@@ -210,7 +213,7 @@ def main() -> int:
                 print("".join(f"  $ {shlex.join(_short(command))}\n" for command in part.commands))
                 continue
             began = time.monotonic()
-            rows = run(part)
+            rows = run(part, known)
             for row in rows:
                 print(f"  {row.what:<36} {'' if row.is_ok else 'FAIL  '}{row.value}")
             print(f"  {time.monotonic() - began:.0f} s\n", flush=True)

@@ -51,7 +51,7 @@ def test_the_report_has_the_weights_of_one_and_two_processes(tmp_path: Path) -> 
 
 def test_a_command_that_fails_is_reported_and_the_next_part_runs(capsys: pytest.CaptureFixture[str]) -> None:
     broken = Part("broken", "fails", [[sys.executable, "-c", "import sys; sys.exit('no disk')"]], lambda _: iter(()))
-    (row,) = run(broken)
+    (row,) = run(broken, {})
     assert not row.is_ok
     assert "exit code 1: no disk" in row.value
     assert "$ python -c " in capsys.readouterr().out
