@@ -13,12 +13,14 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import util
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-CLEANUP = "lockstep.launch.cleanup"
+from lockstep.launch import cleanup
+
 WAITING = "waiting"  # the name of a process that waits to become a fork server
 
 
@@ -47,7 +49,7 @@ class WaitingProcess:
             os.waitpid(self._pid, 0)
 
     def _start(self, path: str, args: Sequence[str], passfds: Sequence[int]) -> int:
-        is_fork_server = any("multiprocessing.forkserver import main" in str(word) for word in args)
+        is_fork_server = cleanup.is_fork_server([str(word) for word in args])
         if not self._pid or not is_fork_server or not self._is_possible(os.environ):
             return int(self._start_python(path, args, passfds))
         pid, self._pid = self._pid, 0
@@ -66,6 +68,36 @@ class WaitingProcess:
         return pid
 
 
+def take_over(request: Mapping[str, Any]) -> None:
+    """Set the variables and the working directory of a request."""
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+
+
+def run_and_exit(body: Callable[[], object], close: Callable[[], None] = lambda: None) -> NoReturn:
+    """Call a function and end the process as Python would, but without freeing all modules one by one.
+
+    Args:
+        body: The function.
+        close: Called after it and the exit handlers.
+    """
+    code = 1
+    try:
+        body()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def _wait(connection: socket.socket) -> None:
     """Become the fork server that is asked for; ends the process."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -79,15 +111,7 @@ def _wait(connection: socket.socket) -> None:
     request: dict[str, Any] = json.loads(text)
     _set_name("forkserver")
     _become(request, given)
-    code = 1
-    try:
-        exec(request["args"][-1], {"__name__": "__main__"})
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    finally:
-        atexit._run_exitfuncs()
-        os._exit(code)
+    run_and_exit(lambda: exec(request["args"][-1], {"__name__": "__main__"}))
 
 
 def _set_name(name: str) -> None:
@@ -106,9 +130,7 @@ def _become(request: dict[str, Any], given: list[int]) -> None:
     for number in set(map(int, os.listdir("/proc/self/fd"))) - {0, 1, 2, *numbers}:
         with contextlib.suppress(OSError):  # the list's own
             os.close(number)
-    os.environ.clear()
-    os.environ.update(request["env"])
-    os.chdir(request["cwd"])
+    take_over(request)
     sys.orig_argv = request["args"]
-    sys.modules.pop(CLEANUP, None)  # it acts when a fork server imports it
+    sys.modules.pop(cleanup.__name__, None)  # it acts when a fork server imports it
     signal.pthread_sigmask(signal.SIG_SETMASK, set(request["blocked"]))

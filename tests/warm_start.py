@@ -7,7 +7,6 @@ is loaded: `is_possible` tells.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import gc
 import inspect
@@ -19,12 +18,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.warm_forkserver import WaitingProcess
+from tests.warm_forkserver import WaitingProcess, run_and_exit, take_over
 
 ROOT = Path(__file__).resolve().parents[1]
 # Read when they are used, so a process may change them after its libraries are loaded.
@@ -96,7 +94,7 @@ def is_possible(environ: Mapping[str, str]) -> bool:
     """Whether a command with these variables can be forked."""
     if sys.platform != "linux" or os.environ.get("LOCKSTEP_TESTS_COLD"):
         return False
-    return _differ_late(_servers[0].environ if _servers else _usual(), environ)
+    return _differ_only_late(_servers[0].environ if _servers else _usual(), environ)
 
 
 def _usual() -> dict[str, str]:
@@ -105,11 +103,11 @@ def _usual() -> dict[str, str]:
     return runs.environment()
 
 
-def _differ_late(known: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    """Whether variables differ at most in those that are read late."""
+def _differ_only_late(known: Mapping[str, str], environ: Mapping[str, str], ignored: Sequence[str] = ()) -> bool:
+    """Whether variables differ at most in those that are read late, and in `ignored` ones."""
     pairs = ({**_FIXED, **known}, {**_FIXED, **environ})
     names = {name for name in {*known, *environ} if pairs[0].get(name) != pairs[1].get(name)}
-    return all(name.startswith(_READ_LATE) for name in names)
+    return all(name.startswith(_READ_LATE) for name in names.difference(ignored))
 
 
 class Popen(subprocess.Popen[str]):
@@ -167,9 +165,7 @@ def _become(request: dict[str, Any]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
     if request["start_new_session"]:
         os.setsid()
-    os.environ.clear()
-    os.environ.update(request["env"])
-    os.chdir(request["cwd"])
+    take_over(request)
     tempfile.tempdir = None
     sys.argv = request["args"]
     through = bool(os.environ.get("PYTHONUNBUFFERED"))
@@ -188,7 +184,7 @@ def main() -> None:
     connection, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)
     del sys.path[0]
-    known = {name: value for name, value in os.environ.items() if name not in _READ_BY_PYTHON}
+    known = dict(os.environ)
     for name in _IMPORTED:
         __import__(name)
     gc.freeze()  # otherwise a collection in a forked process copies all memory
@@ -199,28 +195,16 @@ def main() -> None:
     connection.close()
     _become(request)
 
-    def is_possible(environ: Mapping[str, str]) -> bool:
-        return _differ_late(known, {name: environ[name] for name in environ if name not in _READ_BY_PYTHON})
+    fork_server = WaitingProcess(lambda environ: _differ_only_late(known, environ, ignored=_READ_BY_PYTHON))
+    run_and_exit(_run_command, fork_server.close)
 
-    fork_server = WaitingProcess(is_possible)
-    code = 1
-    try:
-        if sys.argv[0] == "-m":
-            runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
-        else:
-            sys.path.insert(0, str(Path(sys.argv[0]).parent))
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:  # without Python's shutdown, which frees all modules one by one
-        atexit._run_exitfuncs()
-        fork_server.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+
+def _run_command() -> None:
+    if sys.argv[0] == "-m":
+        runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ class _Coroutine(Generic[T]):
             # Even SystemExit: if control did not return to the main thread, it would wait for ever.
             self.error = error
         self.is_done, self.value = True, None
-        if not self._is_abandoned:
+        if not self._is_abandoned:  # else no thread waits for it
             self._paused.release()
 
 

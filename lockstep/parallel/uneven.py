@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from lockstep.data.micro_batches import Alone, part
+from lockstep.data.micro_batches import Alone, even_shares
 from lockstep.data.order import Order, Place, Step
 
 # Seconds per micro-batch on each rank.
@@ -34,7 +34,7 @@ def divide(num_micro_batches: int, times: Times) -> tuple[tuple[int, int], ...]:
     """
     num_ranks = len(times)
     if num_micro_batches < num_ranks:
-        return tuple(part(0, num_micro_batches, num_ranks, rank) for rank in range(num_ranks))
+        return even_shares(num_micro_batches, num_ranks)
     counts = [1] * num_ranks
     for _ in range(num_micro_batches - num_ranks):
         # The rank that would be done first with one more; the lowest of several, so that all ranks agree.

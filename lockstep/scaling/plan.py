@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lockstep.config.schema import RunConfig
 from lockstep.data.keyed import seeded
-from lockstep.data.micro_batches import num_micro_batches, part
+from lockstep.data.micro_batches import even_shares, num_micro_batches
 from lockstep.engine.parts import Parts
 from lockstep.errors import ConfigError
 from lockstep.module.activation_checkpointing import choose_parts
@@ -196,7 +196,7 @@ def num_held(config: RunConfig, num_procs: int) -> int:
 def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
     """Return how many copies of the gradients rank 0 holds at once, and how many receive buffers it allocates."""
     num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
-    shares = [part(0, num_leaves, num_procs, rank) for rank in range(num_procs)]
+    shares = even_shares(num_leaves, num_procs)
     stack: list[tuple[tuple[int, int], None]] = []
     in_tree, most = _in_tree(config), 1
     for leaf in range(*shares[0]):
@@ -226,7 +226,7 @@ def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -
         num_passes = -(-num_leaves // num_procs)
         return num_passes * 4 * (2 * sizes.total + sizes.trained) * others // num_procs
     value_bytes = 2 if _is_16bit(config) else 4
-    shares = [part(0, num_leaves, num_procs, rank) for rank in range(num_procs)]
+    shares = even_shares(num_leaves, num_procs)
     most_nodes = max(_num_nodes(config, share, num_leaves) for share in shares)
     sent = 0
     for values in sizes.groups:
