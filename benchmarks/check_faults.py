@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -225,13 +225,22 @@ def source_of(fault: Fault) -> str:
     return text
 
 
-def check(fault: Fault, folder: Path) -> dict[str, Any]:
-    """Write the recipe and check it; return the report, with the exit code as "code"."""
+def _run(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lockstep", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+
+
+def check(fault: Fault, folder: Path, run: Callable[[Sequence[str], Path], Any] = _run) -> dict[str, Any]:
+    """Write the recipe and check it; return the report, with the exit code as "code".
+
+    Args:
+        fault: What the recipe has.
+        folder: For the recipe, and the working directory.
+        run: (arguments of `lockstep`, working directory) -> its exit code and texts, as of `subprocess.run`.
+    """
     recipe = folder / "faulty.py"
     recipe.write_text(source_of(fault), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep", "check", str(recipe), "--json"], capture_output=True, text=True, cwd=folder
-    )
+    done = run(["check", str(recipe), "--json"], folder)
     try:
         report = json.loads(done.stdout)
     except ValueError:

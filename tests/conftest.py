@@ -7,6 +7,7 @@ before the guards look.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "full: widens what another test in `make test` holds; make test-full runs it (CONTRIBUTING.md)"
     )
+    config.addinivalue_line("markers", "check: whether the sources follow the house rules; make check runs it")
     config.addinivalue_line(
         "markers", "lab: long, with a shorter test of the same beside it; make test-cluster runs it"
     )
@@ -64,6 +66,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in wants_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    # Each full collection of garbage would go through the objects of all modules again.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

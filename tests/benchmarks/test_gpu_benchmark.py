@@ -34,6 +34,7 @@ def test_without_a_gpu_it_prints_the_commands(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
     done = bench(tmp_path, "--parts", "bits,bit")
     assert done.returncode == 2

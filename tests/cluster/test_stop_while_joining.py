@@ -54,7 +54,7 @@ def check_stops(process: subprocess.Popen[str], number: signal.Signals, folder: 
     ("rank", "number"),
     [
         (0, signal.SIGTERM),
-        (1, signal.SIGINT),
+        pytest.param(1, signal.SIGINT, marks=pytest.mark.full),
         pytest.param(0, signal.SIGINT, marks=pytest.mark.full),
         pytest.param(1, signal.SIGTERM, marks=pytest.mark.full),
     ],
@@ -63,6 +63,7 @@ def test_a_process_that_waits_for_the_others_stops_at_once(tmp_path: Path, rank:
     check_stops(join(tmp_path, f"tcp://127.0.0.1:{own_port()}", rank), number, tmp_path)
 
 
+@pytest.mark.full
 def test_ctrl_c_is_heard_where_a_listener_does_not_answer(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         init = f"tcp://127.0.0.1:{listener.getsockname()[1]}"

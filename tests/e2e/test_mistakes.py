@@ -176,6 +176,7 @@ def test_no_file_is_lost_by_mistakes_on_the_command_line(at_home: Path) -> None:
     assert mistakes(at_home, range(NUM_QUICK)) == []
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_no_file_is_lost_in_200_mistakes(at_home: Path) -> None:
     assert mistakes(at_home, range(NUM_QUICK, NUM_TRIALS)) == []

@@ -28,6 +28,13 @@ def test_a_resume_on_another_processor_is_refused_by_default(tmp_path: Path) -> 
     refused = lockstep(*command, "--resume", "auto", cwd=tmp_path, code=5, **OTHER)
     assert "CPU capability" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_resume_on_another_processor_is_possible_on_request(tmp_path: Path) -> None:
+    command = ["train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "run"]
+    lockstep(*command, cwd=tmp_path)
     told = lockstep(*command, "--resume", "auto", "checkpoint.on_change=warn", cwd=tmp_path, **OTHER)
     assert "changed since the checkpoint of this run" in " ".join(told.stdout.split())
     worlds = json.loads((tmp_path / "run" / "environment.json").read_text())["worlds"]

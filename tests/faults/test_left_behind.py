@@ -95,8 +95,8 @@ def test_a_limit_on_open_files_is_named_as_what_it_is(tmp_path: Path, limit: int
 @pytest.mark.parametrize(
     ("options", "more"),
     [
-        ("ro", "--procs 2"),
-        pytest.param("ro", "--procs 1 loader.num_workers=1", marks=pytest.mark.full),
+        ("ro", "--procs 1 loader.num_workers=1"),
+        pytest.param("ro", "--procs 2", marks=pytest.mark.full),
         pytest.param("size=4k", "--procs 2", marks=pytest.mark.full),
     ],
 )

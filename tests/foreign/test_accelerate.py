@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from tests.foreign.cases import cases
 from tests.foreign.changed_lines import count_changed_lines
 from tests.foreign.hugging_face_worlds import FOLDER, worlds_of
 
-pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'lockstep-train[accelerate]'")
+pytestmark = pytest.mark.skipif(
+    not find_spec("accelerate"), reason="accelerate is not installed: pip install 'lockstep-train[accelerate]'"
+)
 
 SCRIPTS = sorted(path.name for path in FOLDER.glob("accelerate_*"))
 EVALUATION = """
@@ -40,6 +43,7 @@ def test_an_accelerate_script_becomes_exact_by_at_most_five_lines(name: str) -> 
     assert 0 < count_changed_lines(FOLDER / name / "usual.py", FOLDER / name / "exact.py") <= 5
 
 
+@pytest.mark.full
 def test_a_cnn_with_accelerate_has_equal_weights_on_one_and_two_processes(tmp_path: Path) -> None:
     with worlds_of("accelerate_cnn/exact.py", tmp_path) as worlds:
         assert worlds.hash(1) == worlds.hash(2)

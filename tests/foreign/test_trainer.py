@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ from tests.foreign.cases import cases
 from tests.foreign.changed_lines import count_changed_lines
 from tests.foreign.hugging_face_worlds import FOLDER, worlds_of
 
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'lockstep-train[transformers]'")
-pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'lockstep-train[transformers]'")
+# Not `importorskip`: all workers would import them, which takes seconds.
+pytestmark = pytest.mark.skipif(
+    not (find_spec("transformers") and find_spec("accelerate")),
+    reason="transformers or accelerate is not installed: pip install 'lockstep-train[transformers]'",
+)
 
 SCRIPTS = sorted(path.name for path in FOLDER.glob("trainer_*"))
 

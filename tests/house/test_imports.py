@@ -62,6 +62,7 @@ def small_package(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.check
 def test_imports_of_the_checkout_go_down_only(repo: Path) -> None:
     run = _lint(repo)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -219,11 +219,13 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
 }
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_checkout_follows_the_rule(repo: Path, rule: Rule) -> None:
     assert rule(repo) == []
 
 
+@pytest.mark.check
 def test_files_are_short_enough_to_read(repo: Path) -> None:
     for problem in file_rules.long_files(repo, limit=file_rules.SOFT_LIMIT_LINES):
         warnings.warn(f"{problem} (hard limit {file_rules.HARD_LIMIT_LINES})", stacklevel=1)

@@ -139,6 +139,7 @@ def test_continuous_integration_passes_when_tests_pass(ready: Path) -> None:
     assert "ci: 2 of 2 tests ran" in run.stdout
 
 
+@pytest.mark.full
 def test_set_up_is_done_once(ready: Path) -> None:
     (ready / "tests/test_x.py").write_text("def test_x(): ...\n")
     assert "installing" not in _run(ready, "make", "test").stdout

@@ -38,7 +38,7 @@ def test_it_has_its_own_process_folder_streams_and_exit_code(tmp_path: Path) -> 
 
 
 def test_its_end_by_a_signal_is_reported(tmp_path: Path) -> None:
-    slow = ["data.slow_s=0.5", f"data.slow_while={tmp_path}", "epochs=1000"]
+    slow = ["data.slow_s=0.05", f"data.slow_while={tmp_path}", "epochs=1000"]
     process = begin("train", TINY, *slow, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
     try:
         wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists())
@@ -51,7 +51,7 @@ def test_its_end_by_a_signal_is_reported(tmp_path: Path) -> None:
 
 
 def test_its_fork_server_is_forked_too_and_ends_with_it(tmp_path: Path) -> None:
-    slow = ["data.slow_s=0.5", f"data.slow_while={tmp_path}", "epochs=1000"]
+    slow = ["data.slow_s=0.05", f"data.slow_while={tmp_path}", "epochs=1000"]
     process = begin("train", TINY, *slow, "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path)
     try:
         wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists())

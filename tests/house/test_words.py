@@ -111,6 +111,7 @@ def found(root: Path) -> list[str]:
     return places
 
 
+@pytest.mark.check
 def test_no_text_has_a_retired_word(repo: Path) -> None:
     assert found(repo) == []
 

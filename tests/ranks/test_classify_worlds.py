@@ -34,7 +34,12 @@ def _made(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("batch_norm", "worlds"), [("micro", (2, 4)), pytest.param("sync", (3,), marks=pytest.mark.full)]
+    ("batch_norm", "worlds"),
+    [
+        ("micro", (2,)),
+        pytest.param("micro", (4,), marks=pytest.mark.full),
+        pytest.param("sync", (3,), marks=pytest.mark.full),
+    ],
 )
 def test_classify_gives_one_hash_in_all_worlds_and_after_a_stop(
     pool: RankPool, shapes: Path, tmp_path: Path, batch_norm: str, worlds: tuple[int, ...]

@@ -58,6 +58,7 @@ def test_batch_norm_and_ranks_without_micro_batches(pool: RankPool) -> None:
     check(pool, Case(num_samples=17, global_batch=15, micro_batch=5, batch_norm=True, passes=2, clips=True), 4)
 
 
+@pytest.mark.full
 def test_workers_of_the_data_loader_change_nothing(pool: RankPool) -> None:
     case = Case(num_samples=9, epochs=1)
     assert check(pool, replace(case, num_workers=1), 2) == check(pool, case)

@@ -68,8 +68,15 @@ def settings(**more: Any) -> RunConfig:
     return runs_in_ranks.settings(every="2 steps", **more)
 
 
-@pytest.mark.parametrize("batch_norm", ["micro", "sync"])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("precision", "batch_norm"),
+    [
+        ("bf16", "micro"),
+        ("fp16", "sync"),
+        pytest.param("bf16", "sync", marks=pytest.mark.full),
+        pytest.param("fp16", "micro", marks=pytest.mark.full),
+    ],
+)
 def test_one_hash_in_all_worlds_and_after_a_stop(
     pool: RankPool, tmp_path: Path, precision: str, batch_norm: str
 ) -> None:

@@ -18,6 +18,7 @@ from lockstep.storage.checkpoint import steps
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import carry_out, settings
 
+FULL = pytest.mark.full
 ALL = {"every": "2 steps", "keep": 9, "recheck": "1/1"}
 
 
@@ -47,7 +48,10 @@ def right(pool: RankPool, tmp_path: Path) -> Any:
     return result
 
 
-@pytest.mark.parametrize(("world", "recheck", "num_workers"), [(2, "1/1", 0), (3, "1/1", 1), (4, "1/4", 0)])
+@pytest.mark.parametrize(
+    ("world", "recheck", "num_workers"),
+    [(3, "1/1", 1), pytest.param(2, "1/1", 0, marks=FULL), pytest.param(4, "1/4", 0, marks=FULL)],
+)
 def test_rechecks_change_no_bit(
     pool: RankPool, right: Any, tmp_path: Path, world: int, recheck: str, num_workers: int
 ) -> None:
@@ -57,7 +61,12 @@ def test_rechecks_change_no_bit(
 
 @pytest.mark.parametrize(
     ("world", "guilty", "where", "bit", "num_workers"),
-    [(3, 1, "gradient", 0, 0), (3, 0, "loss", 30, 1), (2, 1, "buffer", 3, 0), (2, 0, "gradient", 22, 0)],
+    [
+        (3, 1, "gradient", 0, 0),
+        pytest.param(3, 0, "loss", 30, 1, marks=FULL),
+        (2, 1, "buffer", 3, 0),
+        pytest.param(2, 0, "gradient", 22, 0, marks=FULL),
+    ],
 )
 def test_one_flipped_bit_is_named_and_the_run_ends_with_the_right_bits(
     pool: RankPool, right: Any, tmp_path: Path, world: int, guilty: int, where: str, bit: int, num_workers: int
@@ -102,6 +111,7 @@ def warnings_of_a_job(world: World) -> list[str]:
     return benchmark.job_with("tiny", world, 2, 2, "1/50").warnings
 
 
+@pytest.mark.full
 def test_a_rank_that_flips_a_bit_in_one_of_20_micro_batches_is_named(pool: RankPool) -> None:
     for number in range(3):
         for faulty, text, num_steps in pool.run(3, benchmark.trial, number, 4, "1/5"):

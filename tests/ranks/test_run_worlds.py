@@ -28,7 +28,10 @@ def straight(pool: RankPool, tmp_path: Path) -> Any:
     return result
 
 
-@pytest.mark.parametrize(("world", "num_workers"), [(2, 0), (3, 0), (4, 0), (1, 2), (3, 1)])
+@pytest.mark.parametrize(
+    ("world", "num_workers"),
+    [(2, 0), (3, 1), *(pytest.param(*each, marks=pytest.mark.full) for each in ((1, 2), (3, 0), (4, 0)))],
+)
 def test_a_run_gives_the_same_weights_and_figures_in_all_worlds(
     pool: RankPool, straight: Any, tmp_path: Path, world: int, num_workers: int
 ) -> None:
@@ -36,7 +39,14 @@ def test_a_run_gives_the_same_weights_and_figures_in_all_worlds(
     assert results == [straight] * world
 
 
-@pytest.mark.parametrize("stop_at", range(NUM_STEPS))
+# After the first and the last step, and in and at the end of an epoch.
+CHOSEN = (0, 2, 3, NUM_STEPS - 1)
+
+
+@pytest.mark.parametrize(
+    "stop_at",
+    [pytest.param(stop_at, marks=[] if stop_at in CHOSEN else pytest.mark.full) for stop_at in range(NUM_STEPS)],
+)
 def test_a_run_stopped_after_any_step_resumes_to_the_same_weights_in_another_world(
     pool: RankPool, straight: Any, tmp_path: Path, stop_at: int
 ) -> None:

@@ -50,7 +50,7 @@ def log_of(folder: Path) -> StepLog:
     return read_steps(folder / "steps.bin")
 
 
-@pytest.mark.parametrize("number", [1, 5, *(pytest.param(each, marks=pytest.mark.full) for each in range(20, 30))])
+@pytest.mark.parametrize("number", [5, *(pytest.param(each, marks=pytest.mark.full) for each in (1, *range(20, 30)))])
 def test_an_honest_run_is_verified_whatever_happened_to_it(pool: RankPool, tmp_path: Path, number: int) -> None:
     verdict, how = honest_trial(pool, tmp_path / "run", number)
     assert verdict.is_verified, f"{how}\n{lines(verdict)}"
@@ -97,7 +97,7 @@ def test_lost_records_are_noted_and_the_weights_are_still_verified(pool: RankPoo
     assert "the record of steps starts at step 8: earlier steps can't be compared" in verdict.notes
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_all_ranks_go_on_without_a_damaged_checkpoint(pool: RankPool, tmp_path: Path, size: int) -> None:
     run = trained(pool, 1, tmp_path / "run")
     weights = run / "checkpoints" / "step-000008" / "weights.safetensors"
@@ -124,6 +124,7 @@ def nan_once(world: World, folder: Path, options: tuple[str, ...]) -> int:
     return train_in(world, folder, options, cheat)
 
 
+@pytest.mark.full
 def test_a_rollback_repeats_the_records_and_gives_the_chain_of_an_undisturbed_run(
     pool: RankPool, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_rollback_repeats_the_records_and_gives_the_chain_of_an_undisturbed_ru
     assert verified_by(pool, 1, run).is_verified
 
 
+@pytest.mark.full
 def test_a_skipped_step_is_recorded_and_verified(pool: RankPool, tmp_path: Path) -> None:
     options = ("data.bad_sample=13", "watch.nonfinite=skip")
     runs = [trained(pool, size, tmp_path / f"run-{size}", *options) for size in (1, 2)]

@@ -85,7 +85,10 @@ def filled(folder: Path, name: str) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(("name", "num_parameters"), [("resnet34", 21_287_237), ("resnet101", 42_510_405)])
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [("resnet34", 21_287_237), pytest.param("resnet101", 42_510_405, marks=pytest.mark.full)],
+)
 def test_a_network_answers_as_the_reference(parity_folder: Path, name: str, num_parameters: int) -> None:
     known = json.loads((parity_folder / "resnet_models.json").read_text())[f"{name}_5"]
     expected = np.load(parity_folder / "resnet_outputs.npz", allow_pickle=False)

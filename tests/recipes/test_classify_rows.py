@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -54,6 +53,8 @@ def write_parquet(folder: Path) -> Path:
 
 
 def write_datasets(folder: Path) -> Path:
+    import datasets  # takes a second
+
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(NAMES))})
     rows = {"image": [{"bytes": image(i), "path": None} for i in range(NUM)], "label": [i % 3 for i in range(NUM)]}
     datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(folder))
@@ -147,6 +148,8 @@ def test_rows_that_are_not_understood_are_named(case: str, tmp_path: Path) -> No
 
 def test_the_splits_of_a_hugging_face_dataset_are_named(tmp_path: Path) -> None:
     write_datasets(tmp_path / "rows")
+    import datasets
+
     one = datasets.load_from_disk(str(tmp_path / "rows"))
     datasets.DatasetDict({"train": one, "test": one}).save_to_disk(str(tmp_path / "all"))
     with pytest.raises(DataError, match="has splits, not rows") as caught:

@@ -69,6 +69,7 @@ def test_names_shapes_and_parameters_are_the_official_ones(parity_folder: Path, 
     assert sum(parameter.numel() for parameter in model.parameters()) == official["params"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("view", [pytest.param("full", marks=pytest.mark.full), "wide"])
 @pytest.mark.parametrize("name", [CONFIGS[0], *(pytest.param(name, marks=pytest.mark.full) for name in CONFIGS[1:])])
 def test_the_full_network_equals_the_official_one(parity_folder: Path, fill: ModuleType, name: str, view: str) -> None:

@@ -15,7 +15,7 @@ from lockstep.data.order import MicroBatch, Order
 from tests.unit.data.test_order import Seat, plain, run
 
 worlds = st.integers(1, 5)
-many = settings(max_examples=20, deadline=None)
+many = settings(max_examples=10, deadline=None)
 
 
 @st.composite
@@ -78,6 +78,7 @@ def test_steps_mix_groups_and_epochs_differ() -> None:
     assert {len(micro) for micros in first for micro in micros} == {10}
 
 
+@pytest.mark.full
 def test_every_sample_of_a_group_is_as_likely_to_come_first() -> None:
     groups = np.array([0] * 6 + [1] * 3)
     counts = np.zeros(9)

@@ -32,7 +32,7 @@ orders = st.builds(
     seed=st.integers(0, 2**63 - 1),
 )
 worlds = st.integers(1, 9)
-many = settings(max_examples=100, deadline=None)
+many = settings(max_examples=40, deadline=None)
 
 
 def plain(micro_batch: MicroBatch) -> tuple[Any, ...]:
@@ -112,7 +112,7 @@ def test_a_resume_at_another_world_repeats_and_leaves_out_nothing(
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@many
 @given(order=orders, world=worlds, rank=st.integers(0, 8))
 def test_a_process_knows_what_every_rank_runs(order: Order, world: int, rank: int) -> None:
     mine = rank % world
@@ -128,7 +128,7 @@ def test_a_process_knows_what_every_rank_runs(order: Order, world: int, rank: in
             assert theirs.num_samples == step.num_samples
 
 
-@settings(max_examples=100, deadline=None)
+@many
 @given(order=orders, world=worlds, window=st.integers(1, 50))
 def test_how_many_steps_are_planned_at_once_changes_nothing(order: Order, world: int, window: int) -> None:
     stop = 2 * order.steps_per_epoch
@@ -178,6 +178,7 @@ def chi_square(counts: np.ndarray[Any, Any], degrees: int) -> float:
     return float(chi2.sf(((counts - expected) ** 2 / expected).sum(), degrees))
 
 
+@pytest.mark.full
 def test_all_orders_of_three_samples_are_equally_likely() -> None:
     places = {order: place for place, order in enumerate(itertools.permutations(range(3)))}
     counts = np.zeros(6)
@@ -187,7 +188,7 @@ def test_all_orders_of_three_samples_are_equally_likely() -> None:
     assert chi_square(counts, 5) > 1e-3, counts
 
 
-@pytest.mark.parametrize("num_samples", [7, 100, 256, 257])
+@pytest.mark.parametrize("num_samples", [pytest.param(7, marks=pytest.mark.full), 100, 256, 257])
 def test_every_sample_is_equally_likely_at_every_position(num_samples: int) -> None:
     counts = np.zeros((num_samples, num_samples))
     positions = np.arange(num_samples)

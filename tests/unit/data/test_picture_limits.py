@@ -12,6 +12,7 @@ from PIL import Image
 
 from lockstep.data import image_file
 
+FULL = pytest.mark.full
 _MEASURE = """
 import sys
 from pathlib import Path
@@ -33,9 +34,9 @@ _SIDE_PX = 4000
     ("form", "mode", "options", "allowed"),
     [
         ("PNG", "RGBA", {}, image_file._OTHERS_BYTES_PER_PIXEL),
-        ("WEBP", "RGBA", {}, image_file._BYTES_PER_PIXEL["WEBP"]),
-        ("TIFF", "F", {"compression": "tiff_deflate"}, image_file._BYTES_PER_PIXEL["TIFF"]),
-        ("JPEG", "CMYK", {"progressive": True}, image_file._BYTES_PER_PIXEL["progressive"]),
+        pytest.param("WEBP", "RGBA", {}, image_file._BYTES_PER_PIXEL["WEBP"], marks=FULL),
+        pytest.param("TIFF", "F", {"compression": "tiff_deflate"}, image_file._BYTES_PER_PIXEL["TIFF"], marks=FULL),
+        pytest.param("JPEG", "CMYK", {"progressive": True}, image_file._BYTES_PER_PIXEL["progressive"], marks=FULL),
         ("JPEG", "RGB", {}, image_file.BASELINE_BYTES_PER_PIXEL),
     ],
 )

@@ -28,7 +28,7 @@ def same(one: MicroBatch, other: MicroBatch) -> bool:
 
 
 @pytest.mark.parametrize("groups", [None, np.arange(203) % 3], ids=["whole", "grouped"])
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(5, marks=pytest.mark.full)])
 def test_another_rank_repeats_what_the_owner_computes(size: int, groups: Any) -> None:
     order = RecheckedOrder(203, 24, 4, 7, groups, recheck=0.4)
     plain = Order(203, 24, 4, 7, groups)

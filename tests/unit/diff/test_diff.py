@@ -46,7 +46,12 @@ def content_of(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["optim.momentum=0.8", "a factor of the gradient for one sample", "last bit of a weight"]
+    "name",
+    [
+        "last bit of a weight",
+        pytest.param("optim.momentum=0.8", marks=pytest.mark.full),
+        pytest.param("a factor of the gradient for one sample", marks=pytest.mark.full),
+    ],
 )
 def test_a_planted_difference_is_located(trials: Trials, name: str) -> None:
     (fault,) = (each for each in faults() if each.name == name)

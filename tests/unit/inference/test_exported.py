@@ -123,7 +123,9 @@ def test_safetensors_have_the_weights_and_the_classes() -> None:
             assert torch.equal(file.get_tensor(name), tensor)
 
 
-@pytest.mark.parametrize("to", export_module.ENDINGS)
+@pytest.mark.parametrize(
+    "to", [pytest.param(to, marks=pytest.mark.full if to == "onnx" else []) for to in export_module.ENDINGS]
+)
 def test_a_file_of_someone_else_is_never_written_over_and_an_export_is(to: str) -> None:
     model_of("digits")
     Path("net").write_text("mine: a text on lockstep")

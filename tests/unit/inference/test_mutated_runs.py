@@ -74,7 +74,7 @@ def _other_value(content: bytes, numbers: random.Random) -> bytes:
     return json.dumps(value).encode()
 
 
-@pytest.mark.parametrize("group", range(4))
+@pytest.mark.parametrize("group", [0, *(pytest.param(group, marks=pytest.mark.full) for group in range(1, 4))])
 def test_whatever_is_in_a_run_folder_there_is_an_error_with_a_text_or_the_run_s_own_result(
     whole: Path, run: Path, group: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

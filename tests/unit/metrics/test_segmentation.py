@@ -6,8 +6,6 @@ import json
 
 import pytest
 import torch
-from torchmetrics.classification import MulticlassJaccardIndex
-from torchmetrics.segmentation import DiceScore
 
 from lockstep.data.samples import Batch
 from lockstep.metrics import segmentation
@@ -30,6 +28,9 @@ def batch_of(count: int, first: int = 0) -> tuple[torch.Tensor, Batch]:
 
 
 def test_miou_and_dice_equal_those_of_torchmetrics_over_all_pixels() -> None:
+    from torchmetrics.classification import MulticlassJaccardIndex  # takes seconds
+    from torchmetrics.segmentation import DiceScore
+
     logits, batch = batch_of(7)
     metric = SegmentationMetric(CLASSES)
     metric.add(logits, batch)

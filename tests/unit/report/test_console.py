@@ -91,7 +91,9 @@ def test_how_much_is_done_is_shown_on_a_terminal_only() -> None:
         assert ("100/100" in out.getvalue()) == interactive
 
 
-@pytest.mark.parametrize("columns", [20, 40, 60, 80, 200])
+@pytest.mark.parametrize(
+    "columns", [20, 80, *(pytest.param(columns, marks=pytest.mark.full) for columns in (40, 60, 200))]
+)
 def test_the_line_of_progress_is_never_wider_than_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")

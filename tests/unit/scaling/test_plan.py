@@ -111,6 +111,7 @@ class Recurrent(nn.Module):
         return torch.cat(both, 1)
 
 
+@pytest.mark.full
 def test_an_lstm_counts_as_the_products_that_it_consists_of() -> None:
     counted, by_hand = (planned(config(), partial(Recurrent, by_hand=way))[0].flops for way in (False, True))
     assert counted == pytest.approx(by_hand, rel=0.02)

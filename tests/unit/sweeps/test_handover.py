@@ -73,7 +73,7 @@ BY_LOSS = ["stop_early.metric=loss", "stop_early.better=min"]
     "settings",
     [
         ["max_steps=7"],
-        [*BY_LOSS, "stop_early.patience=1"],
+        pytest.param([*BY_LOSS, "stop_early.patience=1"], marks=pytest.mark.full),
         pytest.param(["epochs=1"], marks=pytest.mark.full),
         pytest.param([*BY_LOSS, "stop_early.patience=2"], marks=pytest.mark.full),
     ],

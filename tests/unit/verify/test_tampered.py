@@ -17,10 +17,7 @@ from lockstep.verify.segments import Segment
 from lockstep.verify.verdict import lines, merge
 
 TAMPERS = {each.name: each for each in tampers()}
-QUICK = [
-    "sample 13", "update 5 left out", "statistics after step 12", "a bit of 0.weight", "a bit of weights at 8",
-    "loss scale at 8", "loss of 10", "cut off", "top-1 after 10, everywhere", "an evaluation after 7", "subject",
-]  # fmt: skip
+QUICK = ["sample 13", "statistics after step 12", "a bit of weights at 8", "loss of 10", "cut off", "subject"]
 # One of each kind, and those that came close to escaping.
 MORE = sorted({each.kind: each.name for each in TAMPERS.values() if each.name not in QUICK}.values())
 
@@ -179,6 +176,7 @@ def test_a_segment_whose_checkpoint_is_damaged_is_left_out_and_the_others_are_ve
     assert lines(verdict)[-1].startswith("result     NOT verified")
 
 
+@pytest.mark.full
 def test_a_damaged_manifest_fails_by_name_and_every_step_is_replayed(honest: Path, tmp_path: Path) -> None:
     run = damaged(honest, tmp_path / "run", "checkpoints/step-000008/manifest.json", lambda content: content.clear())
     verdict = verified(run)

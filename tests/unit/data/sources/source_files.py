@@ -9,9 +9,8 @@ import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -20,6 +19,9 @@ from torch.utils.data import Dataset
 
 from lockstep.data.sources.parquet_rows import ParquetRows
 from lockstep.data.sources.tar_shards import TarShards
+
+if TYPE_CHECKING:
+    import datasets  # takes a second
 
 Item = tuple[float, int]
 
@@ -79,6 +81,8 @@ def _noisy_batch(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def hugging_face(folder: Path, num_samples: int, num_files: int) -> datasets.Dataset:
+    import datasets
+
     parts = [
         datasets.Dataset.from_dict({"value": [float(index) for index in part], "label": list(part)})
         for part in split(num_samples, num_files)

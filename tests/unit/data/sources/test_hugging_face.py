@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -16,10 +15,15 @@ from lockstep.data.keyed import keys
 from lockstep.data.samples import DatasetSamples
 from lockstep.errors import ConfigError
 
+if TYPE_CHECKING:
+    import datasets  # takes a second
+
 
 @pytest.fixture
 def stored(tmp_path: Path) -> datasets.Dataset:
     """A dataset of 12 samples in Arrow files on the disk."""
+    import datasets
+
     made = datasets.Dataset.from_dict(
         {
             "x": [[float(number), 1.0] for number in range(12)],
@@ -52,6 +56,8 @@ def test_a_batch_is_what_single_samples_are_in_every_format(
     indices = [7, 0, 11, 3]
     singles = [dataset[index] for index in indices]
     fetched: list[list[int]] = []
+    import datasets
+
     fetch = datasets.Dataset.__getitems__
     monkeypatch.setattr(
         datasets.Dataset, "__getitems__", lambda self, chosen: (fetched.append(chosen), fetch(self, chosen))[1]
