@@ -224,10 +224,8 @@ class Reducer:
             exchange.finish()
         results = [bucket.result for bucket in self._buckets if bucket.result is not None]
         self._buffers.apply(torch.split(results[-1].tail, self._sizes)[-1])
-        norms = [
-            torch.linalg.vector_norm(result.values[: bucket.tail_start])
-            for bucket, result in zip(self._buckets, results, strict=True)
-        ]
+        # Of each tensor, as in torch's clip_grad_norm_: a sharded model has no buckets, and must get the same bits.
+        norms = torch._foreach_norm([view for result in results for view in result.views])
         # A single .tolist() for all numbers: on a GPU each read waits for the device.
         numbers = torch.cat([torch.stack(norms).norm().view(1), results[-1].tail[: sum(self._sizes[:3])]]).tolist()
         self.norm, self.flag, self.extras = numbers[0], numbers[1], numbers[2 : 2 + self._sizes[1]]
