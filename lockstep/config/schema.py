@@ -74,7 +74,8 @@ class RunConfig(Settings):
     parallel: Literal["ddp", "fsdp", "dp"] = Field(
         default="ddp",
         description="ddp: each process holds the whole model; fsdp: parameters, gradients and optimizer state are "
-        "sharded (needs mode=fast; see docs/memory.md). dp: torch's DataParallel, for comparison only.",
+        "sharded: by whole tensors in mode=exact, by torch's fully_shard in mode=fast (docs/memory.md). dp: torch's "
+        "DataParallel, for comparison only.",
     )
     activation_checkpointing: bool | tuple[str, ...] = Field(
         default=False,
@@ -186,11 +187,15 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _parallel_fits_together(self) -> RunConfig:
-        if self.parallel != "ddp" and self.mode == "exact":
+        if self.parallel == "dp" and self.mode == "exact":
             raise ValueError(
-                f"parallel={self.parallel} cannot be combined with mode=exact, because its order of summation depends "
-                "on the number of processes; fix: Set mode=fast, or parallel=ddp."
+                "parallel=dp cannot be combined with mode=exact, because its order of summation depends on the number "
+                "of GPUs; fix: Set mode=fast, or parallel=ddp."
             )
+        if self.parallel == "fsdp" and self.mode == "exact":
+            for name, is_there in (("watch.recheck", self.watch.recheck), ("record.content=true", self.record.content)):
+                if is_there:
+                    raise ValueError(f"{name} cannot be combined with parallel=fsdp; fix: Set parallel=ddp.")
         if self.parallel != "ddp" and self.batch_norm == "sync":
             raise ValueError(
                 f"parallel={self.parallel} cannot be combined with batch_norm=sync; fix: Set batch_norm=micro."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from lockstep.data.micro_batches import Alone, num_micro_batches
 from lockstep.data.order import Order, Place, Step
 
 
@@ -29,3 +30,23 @@ class PaddedOrder(Order):
             num_missing = len(first.micro_batches) - len(step.micro_batches)
             again = replace(first.micro_batches[0], weight=0.0)
             yield replace(step, micro_batches=step.micro_batches + (again,) * num_missing)
+
+
+class DealtOrder(Order):
+    """An `Order` that deals a step's micro-batches out in turn, for a sharded model in exact mode.
+
+    The micro-batches that run at the same time are then neighbours in the reduction tree, and enter it together. Ranks
+    with fewer than rank 0 repeat the step's first one with weight 0. Seven micro-batches on three ranks:
+
+        rank 0    0  3  6
+        rank 1    1  4  (0)
+        rank 2    2  5  (0)
+    """
+
+    def steps(self, place: Place, *, start: int = 0, stop: int) -> Iterator[Step]:
+        """Iterate over steps; see `Order.steps`. Each has as many micro-batches as rank 0's."""
+        for step in super().steps(Alone(), start=start, stop=stop):
+            mine = step.micro_batches[place.rank :: place.size]
+            num_missing = num_micro_batches(step.num_micro_batches, place.size) - len(mine)
+            again = replace(step.micro_batches[0], weight=0.0)
+            yield replace(step, world_size=place.size, micro_batches=mine + (again,) * num_missing)

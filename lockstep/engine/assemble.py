@@ -21,6 +21,7 @@ from lockstep.module.ema import ModelEma
 from lockstep.optim.build import optimizer
 from lockstep.parallel.compress import Compression
 from lockstep.parallel.data_parallel import wrap_data_parallel
+from lockstep.parallel.exact_fsdp.replica import ExactShards
 from lockstep.parallel.replica import Replica, WholeReplica
 from lockstep.provenance.fingerprint import take_fingerprint
 from lockstep.provenance.same_run import check_ranks_agree
@@ -48,15 +49,15 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
     parts = build_parts(config, build)
     check_trainable(parts.model)
     parts.metric()  # it checks that the metric has all members
-    is_sharded = config.parallel == "fsdp" and world.size > 1
-    model = prepare_model(parts.model, config, world.device, is_sharded=is_sharded)
+    is_sharded, is_exact = config.parallel == "fsdp" and world.size > 1, config.mode == "exact"
+    model = prepare_model(parts.model, config, world.device, is_sharded=is_sharded and not is_exact)
     train_data, eval_data = open_data(config, parts, train=True), open_data(config, parts, train=False)
     eval_sets = open_eval_sets(config, parts)
     sizes = {"training": len(train_data), "validation": len(eval_data)}
     sizes |= {f"{name} validation": len(samples) for name, samples in eval_sets.items()}
     fingerprint = take_fingerprint(
         config, parts.loss, model, (train_data, eval_data), world.device,
-        num_ranks_here=world.num_ranks_here, is_restart=is_restart,
+        num_ranks_here=world.num_ranks_here, is_restart=is_restart, is_sharded=is_sharded,
     )  # fmt: skip
     warnings = check_ranks_agree(world, config, model, sizes, fingerprint)
     if config.watch.recheck is not None and world.size == 1:
@@ -75,7 +76,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         optimizer=optimizer(replica.trained, config.optim),
         reducer=replica.make_reducer(
             order,
-            exact=config.mode == "exact",
+            exact=is_exact,
             num_extras=MAX_TERMS,
             synchronised=config.batch_norm == "sync",
             compress=Compression(config.compress, config.powersgd_rank),
@@ -95,6 +96,8 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
 
 def _hold(model: nn.Module, config: RunConfig, world: World, *, is_sharded: bool) -> Replica:
     """Return this rank's replica of the model, according to `parallel`. A single process always has a whole one."""
+    if is_sharded and config.mode == "exact":
+        return ExactShards(model, world)
     if is_sharded:
         from lockstep.parallel.sharded import Shards  # late: torch's FSDP takes a second to import
 

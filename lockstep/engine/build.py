@@ -16,7 +16,7 @@ from lockstep.data.groups import groups_of
 from lockstep.data.keyed import DATA, key, keys, seeded
 from lockstep.data.loader import read
 from lockstep.data.order import Order
-from lockstep.data.padded_order import PaddedOrder
+from lockstep.data.padded_order import DealtOrder, PaddedOrder
 from lockstep.data.rechecked_order import RecheckedOrder
 from lockstep.data.samples import Samples, as_samples
 from lockstep.engine.parts import Parts
@@ -139,7 +139,7 @@ def prepare_model(model: nn.Module, config: RunConfig, device: torch.device, *, 
         model: The model; changed in place.
         config: The settings.
         device: The device to train on.
-        is_sharded: Whether the model will be sharded.
+        is_sharded: Whether the model will be sharded by torch.
 
     Raises:
         ConfigError: The device does not support the precision.
@@ -182,7 +182,7 @@ def make_order(config: RunConfig, train_data: Samples, world_size: int, *, is_sh
     """
     settings = (len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data))
     if is_sharded:
-        return PaddedOrder(*settings)
+        return (DealtOrder if config.mode == "exact" else PaddedOrder)(*settings)
     if config.watch.recheck is not None and world_size > 1:
         return RecheckedOrder(*settings, recheck=parse_fraction(config.watch.recheck))
     return Order(*settings)

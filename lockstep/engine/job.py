@@ -31,6 +31,7 @@ from lockstep.version import __version__
 if TYPE_CHECKING:
     from lockstep.engine.step import StepResult
     from lockstep.module.compiled import Compiled
+    from lockstep.parallel.exact_fsdp.reducer import ExactShardedReducer
     from lockstep.parallel.sharded import ShardedReducer
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -174,7 +175,7 @@ class Job:
     model: nn.Module
     optimizer: Optimizer
     replica: Replica
-    reducer: Reducer | ShardedReducer
+    reducer: Reducer | ShardedReducer | ExactShardedReducer
     order: Order
     train_data: Samples
     eval_data: Samples

@@ -22,6 +22,7 @@ from lockstep.parallel.recoverable import RecoverableReducer
 from lockstep.parallel.reduce import Reducer
 
 if TYPE_CHECKING:
+    from lockstep.parallel.exact_fsdp.reducer import ExactShardedReducer
     from lockstep.parallel.sharded import ShardedReducer
 
 
@@ -42,7 +43,7 @@ class Replica(Protocol):
 
     def make_reducer(
         self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
-    ) -> Reducer | ShardedReducer:
+    ) -> Reducer | ShardedReducer | ExactShardedReducer:
         """Create the object that sums a step over the world; called by all ranks together.
 
         Args:

@@ -9,8 +9,7 @@ size.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -20,24 +19,21 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.data.keyed import seed_forward
 from lockstep.data.order import MicroBatch, Order, Step
-from lockstep.errors import ConfigError
 from lockstep.parallel.blocks import shard_blocks
 from lockstep.parallel.compress import Compression
 from lockstep.parallel.layer_sums import Suspects
 from lockstep.parallel.running import RunningBuffers
-from lockstep.parallel.sharded_state import sharded_name
+from lockstep.parallel.sharded_replica import ShardedReplica, prepare_sharding
 
 T = TypeVar("T")
-_M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 256 * 1024  # the first from glibc's malloc.h
 
 
-class Shards:
+class Shards(ShardedReplica):
     """This rank's state of a sharded model: a part of each parameter, and all buffers.
 
     Making it is a collective call that shards the model in place, with rank 0's values. Only one block at a time is
@@ -55,17 +51,8 @@ class Shards:
         ConfigError: The model cannot be sharded.
     """
 
-    is_sharded = True
-
     def __init__(self, model: nn.Module, world: World) -> None:
-        _check(model, world)
-        if world.device.type == "cpu":
-            _return_freed_memory()
-        self._model, self._world = model, world
-        for module in model.modules():
-            if isinstance(module, nn.RNNBase):
-                # On a GPU it would move gathered weights into cuDNN's own memory, where the next gather does not write.
-                module.flatten_parameters = _do_not_flatten  # type: ignore[method-assign]  # on this object only
+        prepare_sharding(model, world)
         mesh = DeviceMesh(world.device.type, list(range(world.size)))
         for _, block in [*shard_blocks(model), ("", model)]:
             whole = [parameter for parameter in block.parameters() if not isinstance(parameter, DTensor)]
@@ -85,42 +72,24 @@ class Shards:
                     # A parameter that only some ranks have used still needs a sum over all ranks.
                     module.set_reduce_scatter_unused_params(True)
         self._sharded = {name: tensor for name, tensor in model.named_parameters() if isinstance(tensor, DTensor)}
-        self.parameters = {
+        parameters = {
             name: nn.Parameter(tensor.to_local().detach(), requires_grad=tensor.requires_grad)
             for name, tensor in self._sharded.items()
         }
-        self.module = model
-        self.trained: nn.Module = nn.ParameterList(self.parameters.values())
+        super().__init__(model, world, parameters)
 
     def make_reducer(
         self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
     ) -> ShardedReducer:
         """See `Replica.make_reducer`. Settings other than `num_extras` do not apply to a sharded model."""
-        return ShardedReducer(self._model, self, self._world, num_extras=num_extras)
-
-    def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
-        """See `Replica.comparable`. Returns the tensors that all ranks have whole: shards differ by design."""
-        return {name: tensor for name, tensor in tensors.items() if sharded_name(name, tensor, self, optimizer) is None}
-
-    def state(self) -> dict[str, Tensor]:
-        """See `Replica.state`. Returns this rank's parts of the parameters, in the model's own memory."""
-        state: dict[str, Tensor] = self._model.state_dict()
-        return {name: self.parameters[name].detach() if name in self._sharded else state[name] for name in state}
+        return ShardedReducer(self.module, self, self._world, num_extras=num_extras)
 
     def whole_shape(self, name: str) -> torch.Size:
-        """Return the shape of a parameter in the unsharded model."""
+        """See `ShardedReplica.whole_shape`."""
         return self._sharded[name].shape
 
     def gather(self, name: str, part: Tensor) -> Tensor | None:
-        """Gather a tensor that is sharded like a parameter. A collective call.
-
-        Args:
-            name: The parameter.
-            part: (rows, ...) this rank's part of the parameter, or of an optimizer state of the same shape.
-
-        Returns:
-            The complete tensor in host memory on rank 0; None on the others.
-        """
+        """See `ShardedReplica.gather`."""
         shape, world = self.whole_shape(name), self._world
         rows = -(-shape[0] // world.size)
         padded = part.new_zeros((rows, *shape[1:]))
@@ -130,17 +99,8 @@ class Shards:
             dist.gather(padded, parts, dst=0)
         return None if parts is None else torch.cat([each.cpu() for each in parts])[: shape[0]]
 
-    def gather_all(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Replica.gather_all`. Gathers in rank 0's host memory; returns an empty dict on the other ranks."""
-        whole = {}
-        for name, tensor in state.items():
-            gathered = self.gather(name, tensor) if name in self._sharded else tensor.detach().cpu()
-            if gathered is not None and self._world.is_main:
-                whole[name] = gathered
-        return whole
-
-    def part(self, whole: Tensor) -> Tensor:
-        """Return this rank's part, (rows, ...), of a complete tensor, (n, ...): the same rows as of the parameters."""
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """See `ShardedReplica.part`. Returns the same rows as of the parameters."""
         rows = -(-len(whole) // self._world.size)
         return whole[rows * self._world.rank : rows * (self._world.rank + 1)]
 
@@ -149,51 +109,6 @@ class Shards:
         for name, tensor in self._sharded.items():
             if tensor.requires_grad:
                 yield self.parameters[name], tensor
-
-    @torch.no_grad()
-    def load(self, state: Mapping[str, Tensor] | None) -> None:
-        """See `Replica.load`. Only one tensor at a time is whole on the device."""
-        for name, here in self.state().items():
-            sharded = name in self._sharded
-            shape = self.whole_shape(name) if sharded else here.shape
-            whole = state[name].to(here.device, here.dtype) if state is not None else here.new_empty(shape)
-            collectives.broadcast_tensors(self._world, [whole])
-            here.copy_(self.part(whole) if sharded else whole)
-
-
-def _do_not_flatten() -> None:
-    """Replace `flatten_parameters`."""
-
-
-def _return_freed_memory() -> None:
-    """Make the C library return each freed large block to the system.
-
-    By default glibc raises its threshold with each such block and keeps them fragmented, far above what is in use.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-
-
-def _check(model: nn.Module, world: World) -> None:
-    if world.device.type == "cuda" and world.backend != "nccl":
-        raise ConfigError(
-            f"parallel=fsdp on GPUs needs the backend nccl, not {world.backend}",
-            fix="Start one process for each GPU, or set parallel=ddp.",
-        )
-    seen: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        problem = None
-        if parameter.dim() == 0:
-            problem = f"{name} is a single number"
-        elif parameter.dtype != torch.float32:
-            problem = f"{name} is {parameter.dtype}"
-        elif seen.setdefault(id(parameter), name) != name:
-            problem = f"{name} is the same parameter as {seen[id(parameter)]}"
-        if problem is not None:
-            raise ConfigError(f"parallel=fsdp cannot shard this model: {problem}", fix="Set parallel=ddp.")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
 
 
 class ShardedReducer:

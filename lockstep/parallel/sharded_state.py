@@ -16,10 +16,10 @@ from lockstep.storage.checkpoint_reader import Opened, Shape
 from lockstep.storage.tensor_file import header
 
 if TYPE_CHECKING:
-    from lockstep.parallel.sharded import Shards  # for annotations only: importing torch's FSDP takes a second
+    from lockstep.parallel.sharded_replica import ShardedReplica
 
 
-def sharded_name(name: str, tensor: Tensor, shards: Shards, optimizer: Optimizer) -> str | None:
+def sharded_name(name: str, tensor: Tensor, shards: ShardedReplica, optimizer: Optimizer) -> str | None:
     """Return the parameter that a checkpoint's tensor is sharded like; None for a tensor that all ranks have.
 
     Args:
@@ -39,7 +39,7 @@ def sharded_name(name: str, tensor: Tensor, shards: Shards, optimizer: Optimizer
 
 
 def gathering(
-    shards: Shards, optimizer: Optimizer, tensors: Mapping[str, Tensor]
+    shards: ShardedReplica, optimizer: Optimizer, tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], Callable[[str], Tensor]]:
     """Prepare the writing of a checkpoint of unsharded tensors.
 
@@ -73,7 +73,7 @@ def order_of(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def read_parts(
-    shards: Shards, optimizer: Optimizer, world: World, shapes: Mapping[str, Shape], opened: Opened | None
+    shards: ShardedReplica, optimizer: Optimizer, world: World, shapes: Mapping[str, Shape], opened: Opened | None
 ) -> dict[str, Tensor]:
     """Read this rank's parts of a checkpoint's tensors, the weights into the model's own memory.
 
@@ -93,6 +93,7 @@ def read_parts(
     for name, (shape, dtype) in shapes.items():
         whole = opened.tensor(name).to(device) if opened is not None else torch.empty(shape, dtype=dtype, device=device)
         collectives.broadcast_tensors(world, [whole])
-        part = shards.part(whole) if sharded_name(name, whole, shards, optimizer) else whole
+        owner = sharded_name(name, whole, shards, optimizer)
+        part = shards.part(owner, whole) if owner else whole
         parts[name] = state[name].copy_(part) if name in state else part.clone()
     return parts

@@ -90,6 +90,7 @@ def take_fingerprint(
     *,
     num_ranks_here: int = 1,
     is_restart: bool = False,
+    is_sharded: bool = False,
 ) -> Fingerprint:
     """Take a run's fingerprint. In exact mode, check that samples and a micro-batch are the same a second time.
 
@@ -101,6 +102,7 @@ def take_fingerprint(
         device: The rank's device.
         num_ranks_here: Number of ranks on this machine.
         is_restart: Skip the second pass, which ran when the run started.
+        is_sharded: Skip the model's passes, since no process holds all gradients of a sharded model.
 
     Returns:
         The fingerprint.
@@ -129,7 +131,7 @@ def take_fingerprint(
         if sizes := digest_of_sizes(samples):
             found[f"sizes of the {name} files"] = sizes
     trial: Named = {}
-    if micro_batch is not None and tried is not None:
+    if micro_batch is not None and tried is not None and not is_sharded:  # its gradients might not fit
         trial = try_micro_batch(model, loss, tried, micro_batch.forward_key, device, twice=is_twice)
     # Last: a recipe's modules may import others when they are first used.
     return Fingerprint(describe_kernels(device, config.kernels), code_digests(config.recipe), found, trial)

@@ -171,7 +171,7 @@ def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, pa
     share = num_procs if is_sharded else 1
     optim = config.optim
     moments = MOMENTS.get(optim.name, int(optim.momentum > 0))
-    copies, num_receives = (1, 0) if is_sharded else bucket_copies(config, num_procs)
+    copies, num_receives = (owner_copies(config, num_procs), 0) if is_sharded else bucket_copies(config, num_procs)
     sent_bytes = 2 if _is_16bit(config) else 4
     # The sum in fp32; the error feedback of PowerSGD.
     extra_bytes = 4 * _is_16bit(config) + 4 * (config.compress == "powersgd")
@@ -181,7 +181,7 @@ def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, pa
         "optimizer": 4 * moments * sizes.trained // share,
         "ema": (4 * sizes.total // share + sizes.buffers) if optim.ema is not None else 0,
         "buffers": 2 * sizes.buffers,  # the current ones, and those from before the step
-        # A block's weights, its gradients, and the gradients being sent.
+        # A block's weights, its gradients, and the gradients being sent. A rank's share is taken as even.
         "communication": 3 * 4 * sizes.block if is_sharded else sent_bytes * sizes.trained * num_receives,
         "activations": activations * (num_held(config, num_procs) if not is_sharded else 1),
     }
@@ -210,8 +210,19 @@ def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
     return most, sum(_num_nodes(config, share, num_leaves) for share in shares[1:])
 
 
+def owner_copies(config: RunConfig, num_procs: int) -> int:
+    """Return how many sums of its own gradients a rank of a sharded model holds at once, between two passes."""
+    num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
+    if config.mode == "fast":
+        return 1
+    return max(
+        len(partials(0, min(done, num_leaves), num_leaves))
+        for done in range(num_procs, num_leaves + num_procs, num_procs)
+    )
+
+
 def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -> int:
-    """Return the bytes that the busiest process sends per step, by Lockstep's all-reduce or by fsdp's ring collectives.
+    """Return the bytes that the busiest process sends per step, by Lockstep's all-reduce or by fsdp's collectives.
 
     Args:
         config: The settings; `compress=powersgd` counts as none.
@@ -222,7 +233,7 @@ def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -
     num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
     others = num_procs - 1
     if parallel == "fsdp":
-        # Per pass: two all-gathers and one reduce-scatter.
+        # Per pass: two all-gathers and one reduce-scatter. Owners of whole tensors send as many bytes as a ring.
         num_passes = -(-num_leaves // num_procs)
         return num_passes * 4 * (2 * sizes.total + sizes.trained) * others // num_procs
     value_bytes = 2 if _is_16bit(config) else 4

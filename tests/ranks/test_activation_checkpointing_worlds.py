@@ -87,7 +87,7 @@ def test_what_can_not_be_combined_is_refused() -> None:
     with pytest.raises(ValidationError, match="cannot be combined with batch_norm=sync"):
         settings(activation_checkpointing=True, batch_norm="sync")
     with pytest.raises(ValidationError, match="Set mode=fast"):
-        settings(parallel="fsdp")
+        settings(parallel="dp")
     with pytest.raises(ValidationError, match="Set batch_norm=micro"):
         settings(parallel="fsdp", mode="fast", batch_norm="sync")
     with pytest.raises(ValidationError, match="cannot be combined with parallel=fsdp"):

@@ -28,7 +28,7 @@ from lockstep.storage.manifest import run_of
 from lockstep.storage.weights import check_fits, file_limits, load_into
 
 if TYPE_CHECKING:
-    from lockstep.parallel.sharded import Shards
+    from lockstep.parallel.sharded_replica import ShardedReplica
 
 T = TypeVar("T")
 # All state but the tensors, and their shapes and types by name; (None, {}) if there is no checkpoint.
@@ -132,7 +132,9 @@ def _read_parts(job: Job, folder: Path, resume: str, notify: Callable[[Checkpoin
     if described.average:
         check_fits(job.model, described.average, path)
     check_state(job.optimizer, described.optimizer)
-    parts = read_parts(cast("Shards", job.replica), job.optimizer, job.world, shapes, opened[0] if opened else None)
+    parts = read_parts(
+        cast("ShardedReplica", job.replica), job.optimizer, job.world, shapes, opened[0] if opened else None
+    )
     return checkpoint.unpack(parts, plain)
 
 

@@ -35,7 +35,7 @@ from lockstep.storage.checkpoint import Checkpoint
 from lockstep.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from lockstep.parallel.sharded import Shards
+    from lockstep.parallel.sharded_replica import ShardedReplica
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class CheckpointManager:
         is_kept = self._keeper(job)
         tensors, plain = pack_job(job)
         if job.replica.is_sharded:
-            whole, fetch = gathering(cast("Shards", job.replica), job.optimizer, tensors)
+            whole, fetch = gathering(cast("ShardedReplica", job.replica), job.optimizer, tensors)
             if self._is_main:
                 self._write(step, whole, plain, best, is_kept if is_final else None, fetch)
             else:

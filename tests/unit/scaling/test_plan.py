@@ -27,7 +27,7 @@ from lockstep.errors import ConfigError
 from lockstep.parallel.bucket import Flat
 from lockstep.parallel.compress import Compression
 from lockstep.parallel.reduce import Reducer
-from lockstep.scaling.plan import bucket_copies, bytes_sent, memory, pass_through, sizes_of
+from lockstep.scaling.plan import bucket_copies, bytes_sent, memory, owner_copies, pass_through, sizes_of
 
 NUM_SAMPLES, SIZE_PX = 12, 128
 _MEASURED = f"""
@@ -183,6 +183,11 @@ def test_fsdp_holds_its_share_of_the_state() -> None:
         assert 4 * fsdp[part] == pytest.approx(ddp[part], rel=1e-4)
     assert ddp["optimizer"] == 2 * ddp["weights"]
     assert fsdp["communication"] < ddp["weights"] * 3
+
+
+def test_an_owner_of_whole_tensors_holds_few_sums() -> None:
+    assert [owner_copies(config(), num_procs) for num_procs in (2, 3, 4, 8)] == [2, 2, 1, 1]  # of eight leaves
+    assert owner_copies(config(mode="fast"), 2) == 1
 
 
 def test_the_tree_takes_a_copy_of_the_gradients_for_each_of_its_floors() -> None:
