@@ -97,7 +97,9 @@ def ready(checkout: Path) -> Path:
     _script(checkout / ".venv/bin/python", code)
     (checkout / ".venv/.installed").touch()
     (checkout / ".venv/.installed-dev").touch()
-    (checkout / "tests").mkdir()
+    rules = checkout / "tests" / "house" / "test_rules.py"
+    rules.parent.mkdir(parents=True)
+    rules.write_text("import pytest\n@pytest.mark.check\ndef test_rule(): ...\n")
     return checkout
 
 
@@ -129,6 +131,17 @@ def test_continuous_integration_fails_when(ready: Path, text: str, says: str) ->
     run = _run(ready, ".ci/run")
     assert run.returncode != 0, run.stdout
     assert says in run.stderr
+
+
+@pytest.mark.full
+def test_continuous_integration_fails_when_a_house_rule_is_broken(ready: Path) -> None:
+    (ready / "tests/test_x.py").write_text(ONE_OF_EACH)
+    (ready / "tests/house/test_rules.py").write_text(
+        "import pytest\n@pytest.mark.check\ndef test_rule(): assert False\n"
+    )
+    run = _run(ready, ".ci/run")
+    assert run.returncode != 0, run.stdout
+    assert "ci: FAILED: check" in run.stderr
 
 
 @pytest.mark.full
