@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from lockstep.cluster.world import World
 from lockstep.data.order import MicroBatch, Step
+from lockstep.own_loop.joined import JOINED_BYTES, JoinedAllReduce
 from lockstep.parallel.bucket import Bucket, Leaf, group
 from lockstep.parallel.exchange.halving import make_all_reduce
 from lockstep.parallel.exchange.tree_all_reduce import TreeAllReduce
@@ -81,7 +82,8 @@ class GradientSum:
         self._nodes: StepNodes | None = None
         self._leaves: list[Leaf] = []
         self._weight = 1.0
-        self._exchanges: list[TreeAllReduce] = []
+        self._exchanges: list[TreeAllReduce | JoinedAllReduce] = []
+        self._joined: Bucket | None = None
         self.norm = torch.zeros(())
 
     @property
@@ -93,6 +95,11 @@ class GradientSum:
     def is_open(self) -> bool:
         """Whether a micro-batch's gradients are being taken."""
         return bool(self._leaves)
+
+    @property
+    def can_join(self) -> bool:
+        """Whether another small bucket can be sent in one message with the last gradients."""
+        return 4 * self._buckets[-1].length <= JOINED_BYTES
 
     def begin_step(self, nodes: StepNodes) -> None:
         """Start a step, and free the gradients of the step before."""
@@ -143,10 +150,14 @@ class GradientSum:
         self.begin_leaf(micro_batch)
         self.end_leaf()
 
-    def start_reduce(self) -> None:
-        """Send this rank's sums. Other work may follow before `reduce`."""
+    def start_reduce(self, joined: Bucket | None = None) -> None:
+        """Send this rank's sums. Other work may follow before `reduce`.
+
+        Args:
+            joined: A bucket with the same nodes, to be summed in the messages of the last gradients.
+        """
         while len(self._exchanges) < len(self._buckets):
-            self._start_next()
+            self._start_next(joined)
 
     def reduce(self) -> list[tuple[nn.Parameter, Tensor | None]]:
         """Finish the sums over all ranks.
@@ -161,12 +172,11 @@ class GradientSum:
         for exchange in self._exchanges:
             exchange.finish()
         results = [bucket.result for bucket in self._buckets if bucket.result is not None]
-        self.norm = torch.stack(
-            [
-                torch.linalg.vector_norm(result.values[: bucket.tail_start])
-                for bucket, result in zip(self._buckets, results, strict=True)
-            ]
-        ).norm()
+        norms = [
+            torch.linalg.vector_norm(result.values[: bucket.tail_start])
+            for bucket, result in zip(self._buckets, results, strict=True)
+        ]
+        self.norm = torch.stack(norms).norm() if len(norms) > 1 else norms[0]
         used = iter(results[-1].tail[: self._num_parameters].tolist())
         return [
             (parameter, view if next(used) > 0 else None)
@@ -188,9 +198,16 @@ class GradientSum:
                 return
             self._start_next()
 
-    def _start_next(self) -> None:
+    def _start_next(self, joined: Bucket | None = None) -> None:
         assert self._nodes is not None
         number = len(self._exchanges)
-        exchange = make_all_reduce(self._buckets[number], self._world, self._nodes.nodes, self._tag + number)
+        bucket, tag = self._buckets[number], self._tag + number
+        exchange: TreeAllReduce | JoinedAllReduce
+        if joined is None or number + 1 < len(self._buckets):
+            exchange = make_all_reduce(bucket, self._world, self._nodes.nodes, tag)
+        else:
+            if self._joined is None:
+                self._joined = Bucket([], bucket.length + joined.length, self._world.size, True, bucket.device)
+            exchange = JoinedAllReduce([bucket, joined], self._joined, self._world, self._nodes.nodes, tag)
         exchange.start()
         self._exchanges.append(exchange)

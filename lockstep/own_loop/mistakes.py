@@ -73,8 +73,11 @@ def check_strays(trained: Trained, step: Step) -> None:
     Raises:
         TrainError: A parameter has another one.
     """
+    every = trained.all_parameters()
+    if len(every) == len(trained.parameters):
+        return
     known = set(trained.parameters)
-    strays = [each for each in trained.all_parameters() if each.grad is not None and each not in known]
+    strays = [each for each in every if each.grad is not None and each not in known]
     if strays:
         raise TrainError(
             f"a parameter of shape {tuple(strays[0].shape)} was unfrozen within a step",

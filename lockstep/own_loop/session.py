@@ -75,6 +75,8 @@ class ExactLoop:
         tensors += [parameter for trained in self._trained for parameter in trained.all_parameters()]
         collectives.broadcast_tensors(world, list({id(tensor): tensor for tensor in tensors}.values()))
         self._buffers = BufferSum(modules, world)
+        if len(self._trained) == 1:
+            self._trained[0].buffers = self._buffers
         self._owners: dict[nn.Parameter, Trained] = {}
         self._round, self._is_backward = 0, False
         self._nodes: StepNodes | None = None
@@ -102,7 +104,7 @@ class ExactLoop:
             TrainError: The loop changed a learning rate within a step, or called `optimizer.step()` in some
                 micro-batches of the step before, not in its last.
         """
-        self.finish()
+        self._finish()
         if self._nodes is None or self._nodes.step is not step:
             self._begin_step(step)
         else:
@@ -121,8 +123,14 @@ class ExactLoop:
 
     def finish(self) -> None:
         """End the current micro-batch, and with its last one the step. Does nothing if none is running."""
+        if self._finish():
+            # What is drawn between steps must not depend on the micro-batches that this rank had.
+            seed_forward(key(self._seed, FORWARD, self.step, 1 << 32), self._world.device)
+
+    def _finish(self) -> bool:
+        """End the current micro-batch; return whether it was its step's last one."""
         if self._current is None:
-            return
+            return False
         if not all(trained.is_closed for trained in self._trained):
             self._close()
         if self.is_last and not self.has_acted:
@@ -133,9 +141,7 @@ class ExactLoop:
             self._act()
         self._current = None
         self._world.activity.enter(READING)
-        if self.is_last:
-            # What is drawn between steps must not depend on the micro-batches that this rank had.
-            seed_forward(key(self._seed, FORWARD, self.step, 1 << 32), self._world.device)
+        return self.is_last
 
     def leave(self) -> None:
         """Leave the loop, also in the middle of a step, which is then dropped."""

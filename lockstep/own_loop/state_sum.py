@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lockstep.cluster.world import World
 from lockstep.data.order import MicroBatch
 from lockstep.own_loop.gradients import StepNodes
+from lockstep.own_loop.joined import JOINED_BYTES
 from lockstep.parallel.bucket import Bucket
 from lockstep.parallel.exchange.halving import make_all_reduce
 from lockstep.parallel.exchange.tree_all_reduce import TreeAllReduce
@@ -21,9 +22,9 @@ from lockstep.parallel.running import RunningBuffers
 class BufferSum:
     """The buffers of some modules; see `RunningBuffers`.
 
-    Each backward pass of a body has a sum of its own, of what the buffers have changed by since the one before. It
-    travels with the gradients of that pass, so it costs no wait of its own. What a body changes after its last backward
-    pass is dropped, in any world.
+    Each backward pass of a body has a sum of its own, of what the buffers have changed by since the one before. It is
+    sent with the gradients of that pass, so it costs no wait of its own, and no message if both are small. What a body
+    changes after its last backward pass is dropped, in any world.
 
     Args:
         modules: On the world's device.
@@ -37,7 +38,8 @@ class BufferSum:
             module.register_state_dict_post_hook(_give_own_memory)
         self._length = len(self._buffers)
         self._buckets: list[Bucket] = []  # one for each backward pass
-        self._exchanges: list[TreeAllReduce] = []  # of those passes that this step has
+        self._exchanges: list[TreeAllReduce | None] = []  # of those passes that this step has; None: see `join`
+        self._joined: set[int] = set()
         self._num_used = 0
         self._done: list[MicroBatch] = []
         self._nodes: StepNodes | None = None
@@ -45,6 +47,7 @@ class BufferSum:
     def begin_step(self, nodes: StepNodes) -> None:
         """Start a step."""
         self._nodes, self._num_used, self._exchanges, self._done = nodes, 0, [], []
+        self._joined = set()
         self._buffers.start_step()
 
     def reset(self) -> None:
@@ -79,6 +82,26 @@ class BufferSum:
         self._done.append(micro_batch)
         self._buffers.reset()
 
+    def join(self, turn: int, micro_batch: MicroBatch) -> Bucket | None:
+        """Return the changes before a backward pass, for the caller to sum over all ranks before `finish_reduce`.
+
+        Args:
+            turn: Number of the backward pass in the micro-batch.
+            micro_batch: The last one of this rank, which counts as zero if it did not have that pass.
+
+        Returns:
+            The bucket; None if there is nothing to send.
+        """
+        if not self._length or self._world.size == 1 or 4 * self._length > JOINED_BYTES:
+            return None
+        while turn >= self._num_used:
+            self._begin_turn()
+        bucket = self._buckets[turn]
+        if bucket.next_leaf <= micro_batch.index:
+            self._enter(bucket, micro_batch, None)
+        self._joined.add(turn)
+        return bucket
+
     def start_reduce(self, num_turns: int) -> None:
         """Send this rank's changes. Called in the last micro-batch of a step.
 
@@ -88,6 +111,9 @@ class BufferSum:
         assert self._nodes is not None
         while len(self._exchanges) < min(num_turns, self._num_used):
             number = len(self._exchanges)
+            if number in self._joined:
+                self._exchanges.append(None)
+                continue
             exchange = make_all_reduce(self._buckets[number], self._world, self._nodes.nodes, number)
             exchange.start()
             self._exchanges.append(exchange)
@@ -101,8 +127,9 @@ class BufferSum:
         self._fill(micro_batch)
         self.start_reduce(self._num_used)
         for bucket, exchange in zip(self._buckets, self._exchanges, strict=False):
-            exchange.middle()
-            exchange.finish()
+            if exchange is not None:
+                exchange.middle()
+                exchange.finish()
             assert bucket.result is not None
             self._buffers.apply(bucket.result.tail[: self._length])
 

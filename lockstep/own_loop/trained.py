@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from lockstep.cluster.world import World
 from lockstep.data.order import MicroBatch
 from lockstep.errors import ConfigError, TrainError
 from lockstep.own_loop.gradients import GradientSum, StepNodes
+from lockstep.own_loop.state_sum import BufferSum
 from lockstep.parallel.bucket import is_dense
 
 
@@ -33,6 +35,7 @@ class Trained:
         num_calls: Number of calls of `step()` in the current step.
         settings: Settings of each parameter group at the begin of the step.
         is_pending: Whether `step()` was called in the last micro-batch, and the optimizer has not acted yet.
+        buffers: Sent in the messages of the gradients; None: in messages of their own.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Trained:
         self.parameters: list[nn.Parameter] = []
         self.is_closed = self.is_pending = False
         self.num_calls = 0
+        self.buffers: BufferSum | None = None
         self.settings: list[dict[str, Any]] = []
         self._sums: dict[int, GradientSum] = {}  # by round
         self._active: dict[int, bool] = {}  # rounds of this step -> whether they are reduced
@@ -80,9 +84,12 @@ class Trained:
         Raises:
             ConfigError: A parameter is not float32, or not dense in memory.
         """
+        every = self.all_parameters()
+        if len(every) == len(self.parameters) and all(map(operator.is_, every, self.parameters)):
+            return []
         # A loop may freeze and unfreeze in each micro-batch, so what was trained once stays: GANs do.
         known = set(self.parameters)
-        parameters = [each for each in self.all_parameters() if each.requires_grad or each in known]
+        parameters = [each for each in every if each.requires_grad or each in known]
         if list(map(id, parameters)) == list(map(id, self.parameters)):
             return []
         for parameter in parameters:
@@ -137,7 +144,7 @@ class Trained:
         if turn in self._active:
             self._end_leaf(turn, micro_batch)
             if is_last and not self._active[turn]:
-                self._sums[turn].start_reduce()
+                self._start_reduce(turn, micro_batch)
 
     def reduce(self, turn: int) -> None:
         """Sum the gradients of a backward pass over all ranks, and set `grad`."""
@@ -149,6 +156,7 @@ class Trained:
         for turn, is_reduced in list(self._active.items()):
             if not is_reduced:
                 self._end_leaf(turn, micro_batch)
+                self._start_reduce(turn, micro_batch)
                 self._reduce(turn)
 
     def close(self, micro_batch: MicroBatch) -> None:
@@ -216,6 +224,11 @@ class Trained:
             total.end_leaf()
         elif total.next_leaf <= micro_batch.index:
             total.skip_leaf(micro_batch)
+
+    def _start_reduce(self, turn: int, micro_batch: MicroBatch) -> None:
+        total = self._sums[turn]
+        joined = self.buffers.join(turn, micro_batch) if self.buffers is not None and total.can_join else None
+        total.start_reduce(joined)
 
     def _reduce(self, turn: int) -> None:
         if self._active[turn]:
