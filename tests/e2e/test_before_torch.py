@@ -33,7 +33,7 @@ def refused(command: str, folder: Path, **more: str) -> tuple[int, str]:
     return done.returncode, "\n".join(line for line in done.stderr.splitlines() if "import time:" not in line)
 
 
-@pytest.mark.parametrize("procs", ["1", "2"])
+@pytest.mark.parametrize("procs", [pytest.param("1", marks=pytest.mark.full), "2"])
 @pytest.mark.parametrize(
     ("command", "code", "text"),
     [

@@ -63,6 +63,7 @@ def _twenty_steps(pool: RankPool, folder: Path) -> tuple[str, list[float]]:
     return weights, losses
 
 
+@pytest.mark.full
 def test_twenty_steps_are_the_recorded_ones(pool: RankPool, tmp_path: Path) -> None:
     check_recorded(RECORDED, _twenty_steps, pool, tmp_path)
 

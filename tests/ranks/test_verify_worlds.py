@@ -76,6 +76,7 @@ def test_a_run_resumed_elsewhere_has_the_records_of_its_first_steps(pool: RankPo
     assert verified_by(pool, 1, other).is_verified
 
 
+@pytest.mark.full
 def test_an_earlier_checkpoint_repeats_the_records_after_it(pool: RankPool, tmp_path: Path) -> None:
     run = trained(pool, 1, tmp_path / "run", stop_at=14)
     expected = chain(trained(pool, 2, tmp_path / "whole"))

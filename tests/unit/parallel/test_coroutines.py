@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.parallel import coroutines as module
 from lockstep.parallel.coroutines import Coroutines
-
-
-@pytest.fixture(autouse=True)
-def _threads_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IDLE_S", 0.02)
 
 
 class Global:

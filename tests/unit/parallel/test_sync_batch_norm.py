@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lockstep.parallel import coroutines
 from lockstep.parallel.reduce import Reducer
 from tests.unit.parallel.sync_step import HERE, objective, train_step
-
-
-@pytest.fixture(autouse=True)
-def _threads_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coroutines.Coroutines.__init__, "__defaults__", (0.02,))
 
 
 def both(layer: nn.Module, inputs: Tensor, micro_batch: int, num_steps: int = 2, tolerance: float = 1e-5) -> nn.Module:

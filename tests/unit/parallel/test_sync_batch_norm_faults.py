@@ -10,14 +10,8 @@ from torch import Tensor, nn
 
 from lockstep.data.order import Order
 from lockstep.errors import ConfigError, TrainError
-from lockstep.parallel import coroutines
 from lockstep.parallel.reduce import Reducer
 from tests.unit.parallel.sync_step import HERE, call, train_step
-
-
-@pytest.fixture(autouse=True)
-def _threads_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coroutines, "IDLE_S", 0.02)
 
 
 class Forking(nn.Module):

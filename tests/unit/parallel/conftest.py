@@ -1,0 +1,12 @@
+"""Threads of coroutines end at once: each test waits for the threads that it has started."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.parallel.coroutines import Coroutines
+
+
+@pytest.fixture(autouse=True)
+def _threads_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Coroutines.__init__, "__defaults__", (0.02,))
