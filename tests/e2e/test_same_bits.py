@@ -34,6 +34,7 @@ def test_batch_norm_and_dropout_give_one_hash_at_any_world_size(tiny: Path, tmp_
     assert [(world["size"], world["from_step"]) for world in result(tmp_path / "run")["worlds"]] == [(num_procs, 0)]
 
 
+@pytest.mark.full
 def test_loader_workers_change_nothing(tiny: Path, tmp_path: Path) -> None:
     lockstep("train", TINY, "loader.num_workers=2", "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path)
     assert weights(tmp_path / "run") == weights(tiny)

@@ -25,6 +25,7 @@ def test_it_changes_no_bit(pool: RankPool, tmp_path: Path) -> None:
         assert hash_of(result[0]) == hash_of(plain[0])
 
 
+@pytest.mark.full
 def test_it_changes_no_bit_of_a_sharded_model(pool: RankPool, tmp_path: Path) -> None:
     fsdp = {"parallel": "fsdp", "mode": "fast"}
     plain = pool.run(2, carry_out, tmp_path / "plain", settings(**fsdp))[0]

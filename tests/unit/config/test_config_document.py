@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.config.document import parse, parse_value, read, to_yaml
@@ -155,6 +155,7 @@ trees = st.dictionaries(
 )
 
 
+@settings(max_examples=50)
 @given(trees)
 def test_what_is_written_is_read_back(values: dict[str, Any]) -> None:
     assert parse(to_yaml(values), "x").values == values

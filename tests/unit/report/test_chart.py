@@ -87,6 +87,7 @@ def test_names_in_chinese_are_drawn_and_not_as_boxes(tmp_path: Path) -> None:
     assert (first != second).any()
 
 
+@pytest.mark.full
 def test_the_settings_of_matplotlib_in_the_current_folder_change_no_chart(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("figure.facecolor: black\ntext.usetex: True\n")
     code = (
