@@ -7,7 +7,7 @@ PYTHON ?= python3
 PROCS ?= 2
 PYTEST_ARGS ?=
 SEED ?= 1
-JOBS ?= 3
+JOBS ?= 4
 DATA ?= data/mnist
 BENCH_ARGS ?=
 PY := .venv/bin/python
@@ -23,7 +23,7 @@ help:  ## list the targets
 digits: .venv/.installed  ## train the digits recipe on 2 processes, in under a minute after set-up
 	@$(PY) -m lockstep train digits --procs $(PROCS)
 
-test: .venv/.installed-dev  ## run at least one test of each promise and part: about 7 minutes on 2 cores
+test: .venv/.installed-dev  ## run at least one test of each promise and part: about 6 minutes on 2 cores
 	@$(PYTEST) -m "not full and not lab and not check" $(PYTEST_ARGS)
 
 test-full: .venv/.installed-dev  ## run the tests that `make test` leaves out

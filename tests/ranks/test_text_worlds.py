@@ -46,6 +46,7 @@ def test_groups_of_widths_give_one_hash_in_all_worlds_and_after_a_stop(
         assert other == (weights, figures, losses[5:], True)
 
 
+@pytest.mark.full
 def test_synthetic_lines_give_one_hash_in_two_worlds(pool: RankPool, tmp_path: Path) -> None:
     try:
         find_fonts(None, LATIN)
