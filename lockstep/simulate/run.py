@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from lockstep.cluster.world import World, alone
 from lockstep.config.schema import RunConfig
 from lockstep.data.loader import Loader
+from lockstep.data.order import Step
 from lockstep.engine.assemble import init_weights, make_job
 from lockstep.engine.job import MAX_TERMS, Job
 from lockstep.engine.parts import Parts
@@ -86,7 +87,7 @@ def simulate(
     job = make_job(config, build, alone("cpu"))
     init_weights(job, build)
     steps, before = min(steps, job.num_steps), _resident_bytes()
-    ranks = _Ranks(job, max(procs))
+    ranks = _Ranks(job, max(procs), steps)
     messages = num_bytes = rounds = 0
     began = time.perf_counter()
     with closing(ranks):
@@ -113,11 +114,20 @@ def simulate(
 class _Ranks:
     """All virtual ranks of a run.
 
+    Args:
+        job: The run.
+        size: Number of ranks.
+        num_steps: Number of steps.
+
     Attributes:
         reducers: One of each rank.
     """
 
-    def __init__(self, job: Job, size: int) -> None:
+    def __init__(self, job: Job, size: int, num_steps: int) -> None:
+        self._num_steps = num_steps
+        # Of each rank in a world of each size. An order plans many steps at once: one by one, this takes a third of
+        # the time of a step.
+        self._orders: dict[tuple[int, int], Iterator[Step]] = {}
         # A step of all ranks takes long, and torch fills caches in each new thread.
         # Nothing of the process is saved: no rank waits inside a micro-batch, and each seeds the generators.
         self._coroutines = Coroutines(lambda: None, lambda _: None, idle_s=600.0)
@@ -177,7 +187,9 @@ class _Ranks:
         job, size = self._jobs[rank], len(network.traffic)
         job.world = SimulatedWorld(**self._world | {"rank": rank, "size": size, "network": network})
         self.reducers[rank].move_to(job.world)
-        step = next(iter(job.order.steps(job.world, start=number, stop=number + 1)))
+        if (rank, size) not in self._orders:
+            self._orders[rank, size] = iter(job.order.steps(job.world, start=number, stop=self._num_steps))
+        step = next(step for step in self._orders[rank, size] if step.number == number)
         return lambda: run_step(job, step, self._loader, 0.0)
 
     def _gradients(self, rank: int) -> Iterator[tuple[Tensor | None, Tensor | None]]:
