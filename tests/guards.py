@@ -93,7 +93,8 @@ class Torch:
             return []
         if before:
             torch.set_num_threads(before["threads"])
-            torch.use_deterministic_algorithms(before["deterministic"])
+            if torch.are_deterministic_algorithms_enabled() != before["deterministic"]:
+                torch.use_deterministic_algorithms(before["deterministic"])
             torch.set_default_dtype(before["dtype"])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
@@ -172,13 +173,25 @@ class Files:
         self.root = root
 
     def look(self) -> set[str]:
-        return set(self._walk(str(self.root), deep=True))
+        if not self._is_as_seen():
+            _seen.clear()
+            _walked.clear()
+            _seen[self.root] = set(self._walk(str(self.root), deep=True))
+        return _seen[self.root]
+
+    def _is_as_seen(self) -> bool:
+        # A walk costs several times as much as the times of the folders, and few tests change any.
+        try:
+            return self.root in _seen and all(os.stat(path).st_mtime_ns == _listed[path][0] for path in _walked)
+        except (FileNotFoundError, KeyError):
+            return False
 
     def left(self, before: set[str]) -> list[str]:
         new = sorted(self.look() - before)
         return [f"file {path}" for path in new if os.path.splitext(path)[1] not in _PEOPLE_WRITE or _is_folder(path)]
 
     def _walk(self, folder: str, deep: bool) -> Iterator[str]:
+        _walked.add(folder)
         with contextlib.suppress(FileNotFoundError):
             paths, folders = _list(folder)
             yield from paths
@@ -187,6 +200,9 @@ class Files:
                 yield from self._walk(path, deep=os.path.basename(path) not in ("runs", "data", "logs"))
 
 
+# What the last walk found below a root, and the folders that it went through.
+_seen: dict[Path, set[str]] = {}
+_walked: set[str] = set()
 # Folders with their times of change, files and folders.
 _listed: dict[str, tuple[int, list[str], list[str]]] = {}
 _TICK_NS = 1_000_000_000  # longer than the steps of a file system's clock
@@ -206,6 +222,7 @@ def _list(folder: str) -> tuple[list[str], list[str]]:
             paths.append(entry.path)
             if entry.is_dir(follow_symlinks=False):
                 folders.append(entry.path)
+    _listed.pop(folder, None)
     if changed < now - _TICK_NS:
         _listed[folder] = changed, paths, folders
     return paths, folders
