@@ -175,7 +175,7 @@ class ClusterConfig(Settings):
     recovery: Literal["restart", "in_step"] = Field(
         default="restart",
         description="After the loss of a process. restart: all restart from the last checkpoint; in_step: the others "
-        "finish the step, and a new process joins them (exact mode, one machine, CPU).",
+        "finish the step, and a new process joins them (exact mode, CPU).",
     )
     load_balancing: bool = Field(
         default=False,

@@ -23,6 +23,7 @@ from lockstep.launch import forkserver
 from lockstep.launch.agent import LOCAL, Agent, LocalRendezvous
 from lockstep.launch.crew.crew import Crew, CrewSupervisor
 from lockstep.launch.crew.crew_process import Entry
+from lockstep.launch.crew.run_node import run_node
 from lockstep.launch.nodes import auth
 from lockstep.launch.nodes.rendezvous import EndedOnOtherNode, NodeRendezvous
 from lockstep.launch.supervisor import StopRequested, Supervisor
@@ -61,7 +62,7 @@ def launch(
         log_dir: Folder of launcher.log, a copy of what the launcher prints.
         preload: Modules that the workers import.
         on_stop: Returns what the processes do after a signal, for the user.
-        recovers_in_step: The entry can continue without a lost process (`lockstep.launch.crew`). Not with `nodes`.
+        recovers_in_step: The entry can continue without a lost process (`lockstep.launch.crew`).
 
     Returns:
         The exit code: 0, that of the root cause, 128 + the signal's number after a stop, or an entry's return value.
@@ -82,15 +83,15 @@ def launch(
                 supervisor.signals(lambda: agents[0].pids() if agents else []),
             ):
                 if isinstance(supervisor, CrewSupervisor):
-                    crew_entry = Entry(entry, args, folder, stop_timeout_s, auth.key_for_launch())
-                    crew = Crew(crew_entry, supervisor, num_procs, min_procs or num_procs, max_restarts)
+                    sizes = (num_procs, min_procs or num_procs, max_restarts)
+                    if nodes is not None:
+                        return run_node(nodes, supervisor, entry, args, sizes, agents)
+                    crew = Crew(Entry(entry, args, folder, stop_timeout_s, auth.key_for_launch()), supervisor, *sizes)
                     agents.append(crew)
                     return supervisor.exit_code(*crew.run())
-                rendezvous = (
-                    NodeRendezvous(nodes, supervisor.raise_if_stop_requested, supervisor.report)
-                    if nodes is not None
-                    else None
-                )
+                rendezvous = None
+                if nodes is not None:
+                    rendezvous = NodeRendezvous(nodes, supervisor.raise_if_stop_requested, supervisor.report)
                 key = rendezvous.key if rendezvous is not None else auth.key_for_launch()
                 spec = WorkerSpec(
                     role="rank",

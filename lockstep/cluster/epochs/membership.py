@@ -29,10 +29,12 @@ class Epoch:
 
     Attributes:
         number: Grows with each epoch.
-        port: Port of the launcher's store for this epoch, on this machine.
+        port: Port of the launcher's store for this epoch.
         workers: Its members by rank.
         urgent: The newest epoch that followed a loss: groups of earlier ones cannot be used any more.
         is_last: A member has completed the run, so no further group is formed.
+        host: Address of the launcher that serves the store.
+        node: Number of that launcher's node.
     """
 
     number: int
@@ -40,6 +42,8 @@ class Epoch:
     workers: tuple[int, ...]
     urgent: int = 0
     is_last: bool = False
+    host: str = "127.0.0.1"
+    node: int = 0
 
 
 def write_epoch(path: Path, epoch: Epoch) -> None:

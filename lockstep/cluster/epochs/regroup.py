@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from lockstep.cluster import abort
+from lockstep.cluster.address import interface_towards
 from lockstep.cluster.env import RankAssignment
 from lockstep.cluster.epochs.membership import Epoch, EpochEnded, Membership
 from lockstep.cluster.peer_errors import is_lost_peer
@@ -37,7 +38,6 @@ from lockstep.errors import LaunchError
 from lockstep.open_files import raise_open_files
 
 T = TypeVar("T")
-LOCAL = "127.0.0.1"
 # How long to wait for the launcher's store.
 CONNECT_S = 10.0
 # How long to wait for all members to connect, once they have checked in; and until a call of an ended epoch returns.
@@ -84,7 +84,6 @@ def join_epochs(assignment: RankAssignment, join_timeout_s: float, timeout_s: fl
         LaunchError: Other members have not joined in time.
     """
     raise_open_files()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     membership = Membership(Path(assignment.epochs), assignment.worker)
     membership.watch(end_group)
     alone = World(-1, 1, 0, torch.device("cpu"), "none", socket.gethostname(), None, assignment, membership=membership)
@@ -131,12 +130,14 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
         epoch = membership.read()
         membership.present = epoch
     rank, size = epoch.workers.index(membership.worker), len(epoch.workers)
+    if interface := interface_towards(f"tcp://{epoch.host}:{epoch.port}"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     seconds = timedelta(seconds=CONNECT_S)
     try:
-        socket.create_connection((LOCAL, epoch.port), CONNECT_S).close()
+        socket.create_connection((epoch.host, epoch.port), CONNECT_S).close()
     except OSError as error:  # torch would try again until its timeout
         raise EpochEnded(f"the store of epoch {epoch.number} is closed: {error}") from None
-    connect: Callable[[], Any] = lambda: TCPStore(LOCAL, epoch.port, None, False, seconds, wait_for_workers=False)  # noqa: E731
+    connect: Callable[[], Any] = lambda: TCPStore(epoch.host, epoch.port, None, False, seconds, wait_for_workers=False)  # noqa: E731
     store = PrefixStore(f"epoch/{epoch.number}", _call(connect, membership, epoch))
     signed = SignedStore(PrefixStore("signed", store), Seal(world.assignment.key, f"epoch {epoch.number}"))
     _check_in(signed, membership, epoch, rank, timeout_s if join_timeout_s is None else join_timeout_s)

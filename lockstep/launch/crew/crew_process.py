@@ -83,7 +83,9 @@ class Worker:
             return None
 
 
-def start_worker(entry: Entry, number: int, slot: int, round_number: int, num_procs: int) -> Worker:
+def start_worker(
+    entry: Entry, number: int, slot: int, round_number: int, num_procs: int, node: int = 0, num_nodes: int = 1
+) -> Worker:
     """Start a process.
 
     Args:
@@ -92,11 +94,13 @@ def start_worker(entry: Entry, number: int, slot: int, round_number: int, num_pr
         slot: Its place on this machine.
         round_number: How often all processes were restarted before.
         num_procs: Number of places.
+        node: Number of this machine.
+        num_nodes: Number of machines.
     """
     environment = {
-        "RANK": str(slot),
+        "RANK": str(node * num_procs + slot),  # at the start: it names the log
         "LOCAL_RANK": str(slot),
-        "WORLD_SIZE": str(num_procs),
+        "WORLD_SIZE": str(max(num_nodes, node + 1) * num_procs),
         "LOCAL_WORLD_SIZE": str(num_procs),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "1",  # not used: each epoch has a port of its own

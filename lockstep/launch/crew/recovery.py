@@ -38,8 +38,7 @@ def why_restart(config: RunConfig, nodes: RendezvousConfig | None, num_procs: in
     """
     has_gpus = config.device == "cuda" or (config.device == "auto" and bool(glob.glob("/dev/nvidia[0-9]*")))
     obstacles = {
-        "one process": num_procs < 2,
-        "several machines (--nodes)": nodes is not None,
+        "one process": num_procs < 2 and nodes is None,
         "GPUs": has_gpus,
         f"cluster.backend={config.cluster.backend}": config.cluster.backend not in ("auto", "gloo"),
         f"mode={config.mode}": config.mode != "exact",

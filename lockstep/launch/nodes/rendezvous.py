@@ -100,9 +100,9 @@ class NodeRendezvous(RendezvousHandler):
             self._store.set_timeout(timedelta(seconds=max(10.0, nodes.node_timeout_s)))
             run = PrefixStore(f"lockstep/{nodes.run_id}", self._store)
             self.key = self._agree_on_key(run, is_first)
-            self._run = SignedStore(run, auth.nodes_seal(self.key, nodes))
+            self.store = SignedStore(run, auth.nodes_seal(self.key, nodes))
             if (rank := nodes.rank) is not None:
-                self._calls.wait(lambda: rank_claims.claim(self._run, rank, nodes.size.most), ANSWER_S)
+                self._calls.wait(lambda: rank_claims.claim(self.store, rank, nodes.size.most), ANSWER_S)
         except BaseException:
             self._clean_up()
             raise
@@ -111,7 +111,7 @@ class NodeRendezvous(RendezvousHandler):
         self._inner = DynamicRendezvousHandler.from_backend(
             nodes.run_id,
             self._store,
-            StateInStore(self._run),
+            StateInStore(self.store),
             nodes.size.least,
             nodes.size.most,
             local_addr=address_towards(*split_endpoint(nodes.endpoint)),
@@ -189,7 +189,7 @@ class NodeRendezvous(RendezvousHandler):
     def _assign_ranks(self, info: RendezvousInfo) -> RendezvousInfo:
         """Verify the size of a round, and assign its node ranks."""
         clocks.check_size(info.world_size, self.nodes)
-        seal = self._run.seal.within(f"round {self.round}")
+        seal = self.store.seal.within(f"round {self.round}")
         self._round_store = SignedStore(PrefixStore("lockstep", info.store), seal)
         return assign_node_ranks(info, seal, self.nodes, self.serves, self._port)
 
@@ -222,14 +222,14 @@ class NodeRendezvous(RendezvousHandler):
 
     def is_over(self) -> bool:
         """Return whether a node has ended the run."""
-        return self._calls.query(lambda: self._run.get("ended")) is not None
+        return self._calls.query(lambda: self.store.get("ended")) is not None
 
     def leave(self) -> None:
         """Leave at once, so that the others continue without waiting for this node's heartbeat timeout."""
 
         def leave() -> None:
             if self.nodes.rank is not None:
-                rank_claims.release(self._run, self.nodes.rank)
+                rank_claims.release(self.store, self.nodes.rank)
             # A join in progress may hold the lock; it ends with this process.
             if self._lock.acquire(timeout=1.0):
                 self._inner._stop_heartbeats()
@@ -247,13 +247,13 @@ class NodeRendezvous(RendezvousHandler):
 
         def close() -> None:
             # Written before the shutdown: others raise RendezvousClosedError at once, and then read the reason.
-            self._run.put_first("ended", {"code": code, "text": text})
-            self._run.store.add("acknowledged", 1)
+            self.store.put_first("ended", {"code": code, "text": text})
+            self.store.store.add("acknowledged", 1)
             with self._lock:
                 self._inner.shutdown()
 
         def all_acknowledged() -> None:
-            while self._run.count("acknowledged") < len(self.members):
+            while self.store.count("acknowledged") < len(self.members):
                 time.sleep(0.05)
 
         self._calls.query(close)
@@ -271,8 +271,8 @@ class NodeRendezvous(RendezvousHandler):
 
     def _ended(self) -> EndedOnOtherNode:
         def read() -> Any:
-            self._run.store.add("acknowledged", 1)
-            return self._run.get("ended")
+            self.store.store.add("acknowledged", 1)
+            return self.store.get("ended")
 
         return ended_elsewhere(self._calls.query(read))
 
@@ -296,5 +296,5 @@ class NodeRendezvous(RendezvousHandler):
         """Return the node ranks that have not joined, if the user assigned node ranks; otherwise an empty text."""
         if self.nodes.rank is None:
             return ""
-        absent = self._calls.query(lambda: rank_claims.absent(self._run, self.nodes.size.most))
+        absent = self._calls.query(lambda: rank_claims.absent(self.store, self.nodes.size.most))
         return f"node {ranks_text(absent)}" if absent else ""

@@ -1,0 +1,284 @@
+"""The crew of one of several machines: its launcher starts and ends its own processes; one launcher names the epochs.
+
+    each launcher   its processes ── status ──> shared folder ── newest epoch ──> epochs.json, which its processes read
+    the leader      statuses ── a member is missing: next epoch, urgent ──> shared folder
+                             ── a replacement is ready: next epoch
+
+The launcher that serves the rendezvous names the first epoch. When the leader's node is lost, the launcher of the
+lowest remaining node takes its place. Each epoch is created once, from the members of the one before, so there is one
+order of epochs. A group that is not in the newest one misses a member, and cannot complete another step.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+
+from lockstep.cluster.address import address_towards, split_endpoint
+from lockstep.cluster.epochs.membership import Epoch, write_epoch
+from lockstep.cluster.signed import SignedStore
+from lockstep.cluster.store import serve_store
+from lockstep.config.process_range import RendezvousConfig
+from lockstep.errors import LaunchError
+from lockstep.launch.crew.crew import POLL_S, Crew, CrewSupervisor
+from lockstep.launch.crew.crew_process import EPOCHS_FILE, Entry, Worker, start_worker
+from lockstep.launch.crew.shared_folder import PARENT, NodeStatus, SharedFolder, WorkerState, make_shared_folder
+from lockstep.launch.supervisor import send_signal
+from lockstep.launch.worker import WorkerResult
+
+# Numbers of a node's processes: NODE * NUMBERS, and those after it.
+NUMBERS = 1_000_000
+# A status is written when it changes, and this often per cluster.node_timeout_s.
+BEATS = 20
+SHARE = "crew"  # key of the launchers' store with the name of the shared folder
+FIX = "Resume the run with --resume auto on all machines."
+
+
+class NodeCrew(Crew):
+    """The processes of one machine of several.
+
+    Args:
+        entry: What they run.
+        supervisor: Receives stop signals and analyzes failures.
+        num_procs: How many processes on this machine.
+        min_procs: Leave the run with fewer than this.
+        max_restarts: How many lost processes of this machine are replaced.
+        nodes: Number of machines and timeouts.
+        shared: The files of all launchers.
+        is_first: Whether this launcher names the first epoch.
+    """
+
+    def __init__(
+        self, entry: Entry, supervisor: CrewSupervisor, num_procs: int, min_procs: int, max_restarts: int,
+        nodes: RendezvousConfig, shared: SharedFolder, is_first: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(entry, supervisor, num_procs, min_procs, max_restarts)
+        self._nodes, self._shared, self._is_first = nodes, shared, is_first
+        self._address = address_towards(*split_endpoint(nodes.endpoint))
+        self._num_started = self._shared.node * NUMBERS
+        self._planned = range(self._num_started, self._num_started + num_procs)
+        self._done_numbers: set[int] = set()
+        self._members_before: set[int] = set()
+        self._statuses: dict[int, NodeStatus] = {}
+        self._published, self._published_at = NodeStatus(-1), 0.0
+        self._began = self._enough_since = time.monotonic()
+        self._failure = ""
+        self._is_leaving = False
+
+    def run(self) -> tuple[bool, dict[int, WorkerResult]]:
+        """Run until all processes of this machine are done, or the run has failed; see `Crew.run`.
+
+        Raises:
+            LaunchError: The run cannot continue, for a reason that is not on this machine alone.
+        """
+        try:
+            while True:
+                time.sleep(POLL_S)
+                is_failed = not self._supervise()
+                self._publish()
+                if is_failed:
+                    return True, self._done
+                self._statuses = self._shared.statuses()
+                if text := next((status.failure for status in self._statuses.values() if status.failure), ""):
+                    raise LaunchError("the run has ended on another node", given=text.splitlines()[0], fix=FIX)
+                self._follow()
+                if not self._workers and (self._done or self._supervisor.stop is not None):
+                    return False, self._done
+                self._lead()
+        except FileNotFoundError as error:
+            raise LaunchError("the other nodes have ended the run", given=str(error), fix=FIX) from None
+        except LaunchError as error:
+            self._failure = str(error)
+            raise
+        finally:
+            send_signal(self.pids(), signal.SIGKILL)
+            for worker in self._workers.values():
+                worker.process.join(10.0)
+            self._stores = []
+            self._shared.leave(self._status(), is_end=not self._is_leaving)
+
+    def _start(self, slot: int) -> Worker:
+        worker = start_worker(
+            self._entry, self._num_started, slot, 0, self._num_procs, self._shared.node, self._nodes.size.most
+        )
+        self._num_started += 1
+        self._workers[slot] = worker
+        return worker
+
+    def _status(self) -> NodeStatus:
+        states: dict[int, WorkerState] = dict.fromkeys(self._done_numbers, "done")
+        if self._epoch.number < 0:
+            states |= dict.fromkeys(self._planned, "planned")
+        for worker in self._workers.values():
+            if worker.is_running:
+                marks: tuple[WorkerState, ...] = ("member", "ready")
+                states[worker.number] = next((mark for mark in marks if worker.has_marked(mark)), "started")
+        is_stopping = self._supervisor.stop is not None
+        return NodeStatus(self._shared.node, 0, states, is_stopping, failure=self._failure)
+
+    def _publish(self) -> None:
+        status, now = self._status(), time.monotonic()
+        if status != self._published or now - self._published_at > self._nodes.node_timeout_s / BEATS:
+            self._shared.publish(status)
+            self._published, self._published_at = status, now
+
+    def _supervise(self) -> bool:
+        """React to what happens to the processes of this machine; return whether it stays in the run."""
+        running = {slot: worker for slot, worker in self._workers.items() if worker.is_running}
+        self._supervisor.forward_stop({slot: worker.process for slot, worker in running.items()})
+        self._kill_stopped(running)
+        dropped = self._members_before - {*self._epoch.workers}
+        send_signal([w.process.pid for w in running.values() if w.number in dropped and w.process.pid], signal.SIGKILL)
+        for worker in [worker for worker in self._workers.values() if not worker.is_running]:
+            result, is_member = worker.result(), worker.has_marked("member")
+            if result is not None and is_member:
+                self._done[worker.slot] = result
+                self._done_numbers.add(worker.number)
+                del self._workers[worker.slot]
+            elif self._done or (self._supervisor.stop is not None and not worker.has_marked("ready")):
+                del self._workers[worker.slot]
+            elif worker.is_killed or (worker.number not in self._planned and not is_member):
+                if not self._replace(worker):
+                    return False
+            else:
+                return self._find_cause()
+        return True
+
+    def _replace(self, worker: Worker) -> bool:
+        del self._workers[worker.slot]
+        self._publish()  # before anything that takes time, since the survivors wait for it
+        self._supervisor.report(self._why(worker))
+        if self._supervisor.stop is not None:
+            return True
+        if self._num_restarts < self._max_restarts:
+            self._num_restarts += 1
+            count = f"restart {self._num_restarts} of {self._max_restarts}"
+            self._supervisor.report(f"{count}: the other processes continue, and a new one will join them")
+            self._start(worker.slot)
+        elif len(self._workers) < self._min_procs:
+            self._is_leaving = True
+            self._supervisor.report("no restart is left: this node leaves, and the others continue")
+            return self._fail(worker)
+        return True
+
+    def _find_cause(self) -> bool:
+        self._supervisor.reports = dict(self._workers)
+        self._supervisor.poll({slot: worker.process for slot, worker in self._workers.items()}, 0)
+        if self._supervisor.stop is None and self._supervisor.cause is not None:
+            self._failure = self._supervisor.cause.text
+        return False
+
+    def _follow(self) -> None:
+        """Pass the newest epoch on to the processes of this machine, and start them once the first one is named."""
+        is_last = any("done" in status.workers.values() for status in self._statuses.values())
+        newest = self._shared.newest(self._epoch)
+        if newest.number != self._epoch.number or is_last != self._epoch.is_last:
+            self._adopt(replace(newest, is_last=is_last))
+
+    def _adopt(self, epoch: Epoch) -> None:
+        is_first = self._epoch.number < 0 <= epoch.number
+        if epoch.node != self._shared.node:
+            self._stores = []
+        self._epoch = epoch
+        self._members_before |= {*epoch.workers}
+        write_epoch(self._entry.folder / EPOCHS_FILE, epoch)
+        if is_first and self._supervisor.stop is None:
+            for slot in range(self._num_procs):
+                self._start(slot)
+
+    def _lead(self) -> None:
+        """Name the next epoch, if that is for this launcher to do and something has changed."""
+        if self._epoch.number < 0:
+            self._begin_first()
+            return
+        states = {number: state for status in self._statuses.values() for number, state in status.workers.items()}
+        if self._epoch.is_last or not self._leads():
+            return
+        survivors = [number for number in self._epoch.workers if number in states]
+        if len(survivors) < len(self._epoch.workers):
+            self._check(survivors, states)
+            self._begin(survivors, is_urgent=True)
+            return
+        ready = [n for n, state in states.items() if state == "ready" and n not in self._members_before]
+        is_stopping = any(status.is_stopping for status in self._statuses.values())
+        if (ready and not is_stopping) or self._epoch.node != self._shared.node:
+            self._begin([*survivors, *ready], is_urgent=False)
+
+    def _leads(self) -> bool:
+        leader = self._statuses.get(self._epoch.node)
+        if self._epoch.node == self._shared.node or (leader is not None and not leader.has_ended):
+            return self._epoch.node == self._shared.node
+        members = {*self._epoch.workers}
+        remaining = [node for node, status in self._statuses.items() if members & status.workers.keys()]
+        if min(remaining, default=-1) != self._shared.node:
+            return False
+        self._supervisor.report(
+            f"node {self._epoch.node} is lost: node {self._shared.node} names the members from now on"
+        )
+        return True
+
+    def _check(self, survivors: list[int], states: dict[int, WorkerState]) -> None:
+        found, least = {states[number] for number in survivors}, self._nodes.size.least
+        if "member" not in found or not found <= {"ready", "member"}:
+            raise LaunchError("a process was lost before all others had built the run", fix=FIX)
+        num_nodes = len({number // NUMBERS for number in survivors})
+        if num_nodes < least and any(status.workers.keys() & {*survivors} for status in self._statuses.values()):
+            lost = {number // NUMBERS for number in self._epoch.workers} - self._statuses.keys()
+            if lost:
+                raise LaunchError(
+                    f"{num_nodes} of {self._nodes.size} nodes remain",
+                    given=f"lost: {', '.join(f'node {node}' for node in sorted(lost))}",
+                    fix=f"{FIX} With --nodes MIN:MAX, a run continues down to MIN machines.",
+                )
+
+    def _begin_first(self) -> None:
+        now, num_nodes, size = time.monotonic(), len(self._statuses), self._nodes.size
+        if num_nodes < size.least:
+            self._enough_since = now
+            if now - self._began > self._nodes.join_timeout_s:
+                raise LaunchError(
+                    f"gave up waiting for {size.least} nodes at {self._nodes.endpoint}",
+                    given=f"{num_nodes} have joined",
+                    where=f"after {self._nodes.join_timeout_s:.0f} s (cluster.join_timeout_s)",
+                    fix="Start the same command on the missing machines.",
+                )
+        elif self._is_first and (num_nodes >= size.most or now - self._enough_since > self._nodes.last_call_s):
+            self._begin(sorted(n for status in self._statuses.values() for n in status.workers), is_urgent=True)
+
+    def _begin(self, numbers: list[int], *, is_urgent: bool) -> None:
+        number = self._epoch.number + 1
+        store = serve_store(self._address, 0, self._address, 60.0, "the launcher")
+        urgent = number if is_urgent else self._epoch.urgent
+        mine = Epoch(number, store.port, tuple(numbers), urgent, False, self._address, self._shared.node)
+        found = self._shared.begin(mine)
+        if found == mine:
+            self._stores = [store] if is_urgent else [*self._stores[-1:], store]
+        self._adopt(found)
+
+
+def open_shared_folder(store: SignedStore, nodes: RendezvousConfig, is_first: bool, nonce: str) -> SharedFolder:
+    """Open the files of all launchers, which the first one creates.
+
+    Args:
+        store: The launchers' store.
+        nodes: The rendezvous.
+        is_first: Whether this launcher creates them.
+        nonce: A new name for them.
+
+    Raises:
+        LaunchError: The run folder is not on a disk that the machines share.
+    """
+    assert nodes.folder is not None
+    if is_first:
+        path = make_shared_folder(nodes.folder, nonce)
+        store.put(SHARE, path.name)
+    else:
+        path = nodes.folder / PARENT / str(store.wait_for(SHARE))
+    if not path.is_dir():
+        raise LaunchError(
+            "cluster.recovery=in_step with --nodes needs a run folder on a disk that all machines share",
+            given=f"{nodes.folder} is not the folder that the first machine uses",
+            fix="Set --run-dir to a shared disk, or cluster.recovery=restart.",
+        )
+    return SharedFolder(path, nodes.node_timeout_s)

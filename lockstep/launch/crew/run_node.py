@@ -1,0 +1,60 @@
+"""Run one of several machines whose processes recover in the step: rendezvous, then a crew."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import DistError
+
+from lockstep.config.process_range import RendezvousConfig
+from lockstep.errors import LaunchError
+from lockstep.launch.crew.crew import Crew, CrewSupervisor
+from lockstep.launch.crew.crew_process import Entry
+from lockstep.launch.crew.node_crew import NodeCrew, open_shared_folder
+from lockstep.launch.nodes.rendezvous import NodeRendezvous
+
+
+def run_node(
+    nodes: RendezvousConfig,
+    supervisor: CrewSupervisor,
+    function: Callable[..., object],
+    args: tuple[Any, ...],
+    sizes: tuple[int, int, int],
+    crews: list[Any],
+) -> int:
+    """Run `function(*args)` in the processes of this machine, and return the command's exit code.
+
+    The rendezvous admits the launchers and gives them a key. After that, they meet only in the run folder, so the
+    machine that serves the rendezvous may be lost like any other.
+
+    Args:
+        nodes: The rendezvous.
+        supervisor: Receives stop signals and analyzes failures.
+        function: An importable function.
+        args: Its arguments.
+        sizes: Processes of this machine, the least number of them, and restarts.
+        crews: Receives the crew, as the signal handler needs its process ids.
+    """
+    rendezvous = NodeRendezvous(nodes, supervisor.raise_if_stop_requested, supervisor.report)
+    code, text = 1, "a launcher failed"
+    try:
+        shared = open_shared_folder(rendezvous.store, nodes, rendezvous.serves, secrets.token_hex(8))
+        # Without a launcher that reports them, processes are lost to the others: they end at once.
+        entry = Entry(function, args, supervisor.folder, 0.0, rendezvous.key)
+        crew: Crew = NodeCrew(entry, supervisor, *sizes, nodes, shared, rendezvous.serves)
+        crews.append(crew)
+        code = supervisor.exit_code(*crew.run())
+        text = supervisor.end_message(code)
+    except LaunchError as error:
+        code, text = error.exit_code, str(error)
+        supervisor.report(text)
+    except DistError:
+        raise LaunchError(
+            f"lost the rendezvous at {nodes.endpoint} while joining", fix="Start the same command again."
+        ) from None
+    finally:
+        if rendezvous.serves:
+            rendezvous.end(code, text)
+    return code

@@ -1,0 +1,161 @@
+"""What the launchers of several machines write for each other into the run folder, on the disk that they share.
+
+    .crew/NONCE/node-K.json     status of node K, replaced ten times a second: its heartbeat and its processes
+    .crew/NONCE/epoch-N.json    epoch N, created once by a hard link: of two launchers that try, one succeeds
+    .crew/NONCE/newest.json     a copy of the newest epoch; readers ignore one that is older than what they have read
+
+The disk is the only fixed point: no file belongs to a machine that must not be lost. Files are replaced and opened
+again for each read, which network file systems pass on at once (close-to-open consistency).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from lockstep.cluster.epochs.membership import Epoch, read_epoch
+from lockstep.launch.nodes.auth import FILE_NAME
+
+PARENT = ".crew"
+NEWEST = "newest.json"
+
+WorkerState = Literal["planned", "started", "ready", "member", "done"]
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """What a launcher reports of its node.
+
+    Attributes:
+        node: Its number.
+        beat: Grows with each write.
+        workers: State of each process that is planned, runs or is done, by number. A lost one is missing.
+        is_stopping: Its launcher has received a stop signal.
+        has_ended: Its launcher writes no more.
+        failure: Why the run has failed, for all launchers; empty if it has not.
+    """
+
+    node: int
+    beat: int = 0
+    workers: dict[int, WorkerState] = field(default_factory=dict)
+    is_stopping: bool = False
+    has_ended: bool = False
+    failure: str = ""
+
+
+class SharedFolder:
+    """One launcher's view of the files.
+
+    Args:
+        path: The folder `.crew/NONCE`.
+        node_timeout_s: A node whose status does not change for this long is lost, seconds by this machine's clock.
+
+    Attributes:
+        node: This launcher's number.
+    """
+
+    def __init__(self, path: Path, node_timeout_s: float) -> None:
+        self._path, self._node_timeout_s = path, node_timeout_s
+        self._seen: dict[int, tuple[int, float]] = {}  # by node: its last beat, and when it was first read
+        self._beat = 0
+        self.node = self._claim_number()
+
+    def publish(self, status: NodeStatus) -> None:
+        """Replace this node's status."""
+        self._beat += 1
+        self._write(f"node-{self.node}.json", asdict(replace(status, beat=self._beat)))
+
+    def statuses(self) -> dict[int, NodeStatus]:
+        """Return the last status of each node that is not lost, by number."""
+        found, now = {}, time.monotonic()
+        for path in sorted(self._path.glob("node-*.json")):
+            with suppress(OSError, ValueError, TypeError):
+                content = json.loads(path.read_text(encoding="utf-8"))
+                workers = {int(number): state for number, state in content["workers"].items()}
+                status = NodeStatus(**{**content, "workers": workers})
+                beat, since = self._seen.get(status.node, (-1, now))
+                if beat != status.beat:
+                    self._seen[status.node] = (status.beat, since := now)
+                if status.has_ended or now - since < self._node_timeout_s:
+                    found[status.node] = status
+        return found
+
+    def newest(self, known: Epoch) -> Epoch:
+        """Return the newest epoch: the known one, or one that was published after it."""
+        with suppress(OSError, ValueError, TypeError):
+            found = read_epoch(self._path / NEWEST)
+            if found.number > known.number:
+                return found
+        return known
+
+    def begin(self, epoch: Epoch) -> Epoch:
+        """Publish an epoch, and return the one that has its number now: another launcher may have been first."""
+        part, path = self._path / f"epoch.{self.node}.part", self._path / f"epoch-{epoch.number}.json"
+        part.write_text(json.dumps(asdict(epoch)), encoding="utf-8")
+        with suppress(FileExistsError):
+            os.link(part, path)
+        part.unlink()
+        found = read_epoch(path)
+        if self.newest(found) is found:
+            self._write(NEWEST, asdict(found))
+        return found
+
+    def leave(self, status: NodeStatus, is_end: bool) -> None:
+        """Publish this node's last status; the last node of a run that has ended removes the folder.
+
+        Args:
+            status: What the node's processes have come to.
+            is_end: Whether the run has ended; otherwise this node leaves the others, and is lost to them at once.
+        """
+        if not is_end:
+            (self._path / f"node-{self.node}.json").unlink(missing_ok=True)
+        elif self._path.is_dir():
+            self.publish(replace(status, has_ended=True))
+        if all(other.has_ended for other in self.statuses().values()):
+            _remove(self._path)
+            with suppress(OSError):
+                self._path.parent.rmdir()
+                # The launcher that has written it may be lost.
+                (self._path.parent.parent / FILE_NAME).unlink(missing_ok=True)
+
+    def _claim_number(self) -> int:
+        number = 0
+        while True:
+            try:
+                (self._path / f"claim-{number}").touch(exist_ok=False)
+                return number
+            except FileExistsError:
+                number += 1
+
+    def _write(self, name: str, content: dict[str, object]) -> None:
+        part = self._path / f"{name}.{self.node}.part"
+        part.write_text(json.dumps(content), encoding="utf-8")
+        part.replace(self._path / name)
+
+
+def make_shared_folder(run_folder: Path, nonce: str) -> Path:
+    """Create the folder of this run's launchers, in place of one that an earlier run has left.
+
+    Args:
+        run_folder: The run folder.
+        nonce: Names this start of the run.
+    """
+    path = run_folder / PARENT / nonce
+    for old in path.parent.glob("*"):
+        _remove(old)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.mkdir(mode=0o700)
+    return path
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder that contains only files."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            path.unlink(missing_ok=True)
+        folder.rmdir()

@@ -1,0 +1,93 @@
+"""cluster.recovery=in_step with several launchers: any process and any node may be lost, to the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.faults import WAIT_S, Job
+from tests.faults.test_nodes import hurry, kill_node, nodes, said
+from tests.runs import LONG_S, processes_with, records, result, wait_until, weights
+
+NAMES = "abc"
+
+
+def in_step(folder: Path) -> tuple[str, ...]:
+    """Settings of a run that gets on only slowly, until `hurry`, and whose first world has all nodes."""
+    (folder / "slow").touch()
+    return (
+        "cluster.recovery=in_step", "data.slow_s=0.2", f"data.slow_while={folder}/slow", "cluster.node_timeout_s=2",
+        "cluster.last_call_s=60",
+    )  # fmt: skip
+
+
+def pids(jobs: list[Job]) -> list[int]:
+    return [worker.pid for job in jobs for worker in job.workers()]
+
+
+def check(folder: Path, undisturbed: str, jobs: list[Job], names: str) -> None:
+    """Wait for the end of the remaining nodes, and check what they leave."""
+    hurry(folder)
+    output = "".join(f"--- {name}\n{said(folder, name)}" for name in names)
+    for job in jobs:
+        assert job.process.wait(LONG_S) == 0, output
+    assert weights(folder / "run") == undisturbed, output
+    assert [record["step"] for record in records(folder / "run", "train")] == [*range(1, 35)], "steps were repeated"
+    wait_until(lambda: not processes_with(str(folder)))
+    left = {path.name for path in (folder / "run").iterdir()} & {".crew", ".rendezvous-key"}
+    assert not left
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("size", "victim"),
+    [
+        pytest.param(2, 0, id="the first of two"),
+        pytest.param(2, 1, id="the second of two", marks=pytest.mark.full),
+        pytest.param(3, 0, id="the first of three", marks=pytest.mark.full),
+    ],
+)
+def test_the_other_nodes_finish_the_step_of_a_lost_node(
+    size: int, victim: int, undisturbed: str, tmp_path: Path
+) -> None:
+    with nodes(tmp_path, *in_step(tmp_path), "--nodes", f"1:{size}") as begin:
+        jobs = [begin(name) for name in NAMES[:size]]
+        jobs[0].wait_for_step(2)
+        lost = jobs.pop(victim)
+        survivors = pids(jobs)
+        kill_node(lost)
+        wait_until(lambda: any("are kept" in said(tmp_path, name) or jobs[0].steps() > 6 for name in NAMES[:size]), 90)
+        jobs[0].wait_for_step(jobs[0].steps() + 2)
+        assert pids(jobs) == survivors
+        check(tmp_path, undisturbed, jobs, NAMES[:size])
+    assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [size, size - 1]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_lost_process_of_a_node_is_replaced(victim: int, undisturbed: str, tmp_path: Path) -> None:
+    with nodes(tmp_path, *in_step(tmp_path), "--nodes", "2", "--max-restarts", "2") as begin:
+        jobs = [begin(name) for name in "ab"]
+        jobs[0].wait_for_step(2)
+        before = pids(jobs)
+        psutil.Process(before[victim]).kill()
+        wait_until(lambda: len(pids(jobs)) == 2 and before[victim] not in pids(jobs), WAIT_S)
+        wait_until(lambda: any("continuing with 2 processes" in said(tmp_path, name) for name in "ab"), WAIT_S)
+        assert set(before) - {before[victim]} <= set(pids(jobs))
+        check(tmp_path, undisturbed, jobs, "ab")
+    assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [2, 1, 2]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_fewer_nodes_than_the_minimum_end_the_run(tmp_path: Path) -> None:
+    with nodes(tmp_path, *in_step(tmp_path), "--nodes", "2") as begin:
+        jobs = [begin(name) for name in "ab"]
+        jobs[0].wait_for_step(2)
+        kill_node(jobs[0])
+        assert jobs[1].process.wait(LONG_S) == 4
+    assert "1 of 2 nodes remain" in said(tmp_path, "b")
+    wait_until(lambda: not processes_with(str(tmp_path)))

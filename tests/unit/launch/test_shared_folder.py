@@ -1,0 +1,66 @@
+"""The launchers' files in the run folder: one epoch for each number, and nodes that are silent are lost."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.cluster.epochs.membership import Epoch
+from lockstep.launch.crew.shared_folder import NodeStatus, SharedFolder, make_shared_folder
+
+NONE = Epoch(-1, 0, ())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return make_shared_folder(tmp_path / "run", "one")
+
+
+def test_of_two_launchers_that_begin_an_epoch_one_succeeds(path: Path) -> None:
+    first, second = SharedFolder(path, 1.0), SharedFolder(path, 1.0)
+    assert (first.node, second.node) == (0, 1)
+    mine, other = Epoch(0, 7, (0, 1), node=0), Epoch(0, 8, (1,), node=1)
+    assert first.begin(mine) == mine
+    assert second.begin(other) == mine
+    assert second.newest(NONE) == mine
+
+
+def test_an_epoch_stays_as_it_was_when_the_next_one_begins(path: Path) -> None:
+    shared = SharedFolder(path, 1.0)
+    epochs = [Epoch(number, number, (0,)) for number in range(3)]
+    assert [shared.begin(epoch) for epoch in epochs] == epochs
+    late = SharedFolder(path, 1.0)
+    assert [late.begin(Epoch(number, 99, (5,))) for number in range(3)] == epochs
+    assert late.newest(NONE) == epochs[2], "an old epoch has replaced the newest one"
+
+
+def test_a_silent_node_is_lost_and_an_ended_one_is_not(path: Path) -> None:
+    first, second, third = (SharedFolder(path, 0.2) for _ in range(3))
+    for shared in (first, second):
+        shared.publish(NodeStatus(shared.node, workers={shared.node: "member"}))
+    third.leave(NodeStatus(third.node, workers={2: "done"}), is_end=True)
+    assert first.statuses().keys() == {0, 1, 2}
+    time.sleep(0.25)
+    first.publish(NodeStatus(first.node))
+    assert first.statuses().keys() == {0, 2}
+    second.publish(NodeStatus(second.node))
+    assert first.statuses().keys() == {0, 1, 2}
+
+
+def test_a_node_that_leaves_is_lost_at_once_and_the_last_one_removes_the_folder(path: Path) -> None:
+    first, second = SharedFolder(path, 9.0), SharedFolder(path, 9.0)
+    for shared in (first, second):
+        shared.publish(NodeStatus(shared.node))
+    first.leave(NodeStatus(first.node), is_end=False)
+    assert second.statuses().keys() == {1}
+    second.leave(NodeStatus(second.node), is_end=True)
+    assert not path.parent.exists()
+
+
+def test_a_new_start_removes_what_an_earlier_one_has_left(path: Path, tmp_path: Path) -> None:
+    SharedFolder(path, 1.0).publish(NodeStatus(0))
+    new = make_shared_folder(tmp_path / "run", "two")
+    assert [entry.name for entry in path.parent.iterdir()] == ["two"]
+    assert new.is_dir()
