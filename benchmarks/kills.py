@@ -3,6 +3,7 @@
     python -m benchmarks.kills --trials 200 --seed 7
     python -m benchmarks.kills --only 7042            # one trial again
     python -m benchmarks.kills --settings compress=bf16
+    python -m benchmarks.kills --nodes 2 3 --trials 20   # processes and whole nodes of 2 or 3 launchers
 
 Each trial trains a small network for 34 steps on 2 to 6 processes. Processes are killed or stopped at a random moment:
 in a step, several at once, while the others recover, while a replacement joins, in a save, a validation, after the last
@@ -24,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.kill_trials import MOMENTS, Outcome, draw, play
+from benchmarks.node_trials import draw_nodes, play_nodes
 from tests.faults.faults import SETTINGS
 from tests.runs import TINY, lockstep, weights
 
@@ -37,9 +39,12 @@ def main() -> int:
     parser.add_argument("--settings", nargs="*", default=[], metavar="KEY=VALUE", help="further settings of the run")
     parser.add_argument("--jobs", type=int, default=1, help="trials side by side; more than 1 makes times longer")
     parser.add_argument("--keep", type=Path, help="existing folder to which the files of failed trials are moved")
+    parser.add_argument("--nodes", type=int, nargs="*", help="numbers of launchers to draw from; default: one launcher")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seeds = given.only or [1000 * given.seed + number for number in range(given.trials)]
+    if given.nodes:
+        return _run_nodes(seeds, given.nodes, given.settings)
     trials = [trial for trial in map(draw, seeds) if not given.moments or trial.moment in given.moments]
     # A short path: that of a socket in it may not be long.
     with tempfile.TemporaryDirectory(prefix="k") as place:
@@ -63,6 +68,30 @@ def main() -> int:
         with ThreadPoolExecutor(given.jobs) as pool:
             outcomes = list(pool.map(run, range(len(trials))))
     print("\n".join(["", *_table(outcomes)]))
+    return int(any(outcome.faults for outcome in outcomes))
+
+
+def _run_nodes(seeds: Sequence[int], sizes: list[int], settings: list[str]) -> int:
+    """Run trials with several launchers, one after the other; return the exit code."""
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="k") as place:
+        folder = Path(place)
+        lockstep("train", TINY, *SETTINGS, *settings, "--procs", 1, "--run-dir", folder / "alone", cwd=folder)
+        for seed in seeds:
+            outcome = play_nodes(draw_nodes(seed, sizes), folder / str(seed), settings, weights(folder / "alone"))
+            outcomes.append(outcome)
+            took = f"{outcome.next_step_s:.2f} s" if outcome.next_step_s is not None else "-"
+            faults = f"  FAILED: {'; '.join(outcome.faults)}\n{outcome.output}" if outcome.faults else ""
+            print(f"{outcome.trial}  two steps later after {took}  ({outcome.seconds:.0f} s){faults}", flush=True)
+    print("\n| lost | nodes | trials | passed | steps repeated | two steps later, median | worst |")
+    print("|---|---|---|---|---|---|---|")
+    for moment in ("process", "node"):
+        for size in sorted({*sizes}):
+            found = [o for o in outcomes if (o.trial.moment, o.trial.num_nodes) == (moment, size)]
+            times = [o.next_step_s for o in found if o.next_step_s is not None]
+            passed, repeated = sum(not o.faults for o in found), sum(o.num_repeated for o in found)
+            cells = f"{statistics.median(times):.2f} s | {max(times):.2f} s" if times else "- | -"
+            print(f"| {moment} | {size} | {len(found)} | {passed} | {repeated} | {cells} |")
     return int(any(outcome.faults for outcome in outcomes))
 
 

@@ -1,0 +1,168 @@
+"""One trial of `benchmarks/kills.py --nodes`: several launchers on this machine, and the loss of processes or nodes."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.kill_watch import Watch
+from tests.faults.faults import Job
+from tests.faults.test_nodes import kill_node, nodes, said
+from tests.runs import processes_with, records, result, weights
+
+NUM_STEPS = 34
+WAIT_S = 120.0
+NODE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class NodeTrial:
+    """What is done to a run; all of it follows from the seed.
+
+    Attributes:
+        seed: Repeats this trial alone.
+        num_nodes: Launchers, with one process each.
+        moment: process (kill -9 of one process, which its launcher replaces) or node (kill -9 of a launcher and its
+            process).
+        victims: Numbers of the nodes, in the order of their loss; at least one remains whole.
+        step: Not before this step.
+        delay_s: And so much later, seconds.
+        again_s: Delay of the second loss, seconds.
+    """
+
+    seed: int
+    num_nodes: int
+    moment: str
+    victims: tuple[int, ...]
+    step: int
+    delay_s: float
+    again_s: float
+
+    def __str__(self) -> str:
+        places = " and ".join(map(str, self.victims))
+        return f"seed {self.seed}: {self.moment} {places} of {self.num_nodes}, step {self.step} + {self.delay_s:.3f} s"
+
+
+@dataclass
+class NodeOutcome:
+    """What a trial showed.
+
+    Attributes:
+        trial: The trial.
+        faults: What was wrong; empty if nothing was.
+        num_repeated: Steps that were done again.
+        next_step_s: From the last loss until the second step after it is recorded, seconds; None: the run was over.
+        seconds: Duration of the trial.
+        output: The output of all launchers.
+    """
+
+    trial: NodeTrial
+    faults: list[str] = field(default_factory=list)
+    num_repeated: int = 0
+    next_step_s: float | None = None
+    seconds: float = 0.0
+    output: str = ""
+
+
+def draw_nodes(seed: int, sizes: list[int]) -> NodeTrial:
+    """Draw a trial.
+
+    Args:
+        seed: Its seed.
+        sizes: Numbers of nodes to choose from.
+    """
+    rng = random.Random(seed)
+    size = rng.choice(sizes)
+    order = rng.sample(range(size), size)
+    return NodeTrial(
+        seed=seed,
+        num_nodes=size,
+        moment=rng.choice(["process", "node"]),
+        victims=tuple(order[: rng.randint(1, size - 1)]),
+        step=rng.randint(1, 20),
+        delay_s=0.15 * rng.random(),
+        again_s=rng.choice([0.0, 0.4, 3.0]) * rng.random(),
+    )
+
+
+def play_nodes(trial: NodeTrial, folder: Path, settings: list[str], wanted: str) -> NodeOutcome:
+    """Run a trial.
+
+    Args:
+        trial: What to do.
+        folder: A folder to create.
+        settings: Further settings of the run.
+        wanted: The hash of an undisturbed run's weights.
+    """
+    outcome, began = NodeOutcome(trial), time.monotonic()
+    folder.mkdir()
+    slow, names = folder / "slow", [f"n{number}" for number in range(trial.num_nodes)]
+    slow.touch()
+    given = ["cluster.recovery=in_step", f"cluster.node_timeout_s={NODE_TIMEOUT_S}", "cluster.last_call_s=60"]
+    given += [f"data.slow_while={slow}", "data.slow_s=0.1", *settings]
+    try:
+        with nodes(folder, *given, "--nodes", f"1:{trial.num_nodes}", "--max-restarts", "4") as begin:
+            jobs = [begin(name) for name in names]
+            with Watch(jobs[0]) as watch:
+                survivors = _lose(outcome, jobs, watch)
+                kept = all(psutil.pid_exists(pid) for pid in survivors)
+                slow.unlink()
+                remaining = [job for n, job in enumerate(jobs) if trial.moment != "node" or n not in trial.victims]
+                codes = [job.process.wait(WAIT_S) for job in remaining]
+                outcome.num_repeated = watch.num_repeated
+        outcome.faults += [f"exit codes {codes}"] * any(codes)
+        outcome.faults += ["survivors did not keep their processes"] * (not kept)
+        _check(outcome, folder / "run", wanted)
+    except Exception as error:
+        outcome.faults.append(f"{type(error).__name__}: {str(error)[:300]}")
+    outcome.output = "\n".join(f"--- {name}\n{said(folder, name)}" for name in names if (folder / name).is_dir())
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def _lose(outcome: NodeOutcome, jobs: list[Job], watch: Watch) -> list[int]:
+    """Cause the losses, wait for the second step after them, and return the process ids of the survivors."""
+    trial = outcome.trial
+    _until(lambda: watch.steps[-1][1] >= trial.step)
+    workers = {number: [worker.pid for worker in job.workers()] for number, job in enumerate(jobs)}
+    time.sleep(trial.delay_s)
+    for place, number in enumerate(trial.victims):
+        time.sleep(trial.again_s if place else 0.0)
+        if trial.moment == "node":
+            kill_node(jobs[number])
+        else:
+            for worker in jobs[number].workers():
+                worker.kill()
+    at, before = time.monotonic(), watch.steps[-1][1]
+    # One step may have been complete already, and not recorded.
+    if before + 2 < NUM_STEPS and _until(lambda: watch.steps[-1][1] >= before + 2):
+        outcome.next_step_s = time.monotonic() - at
+    return [pid for number, pids in workers.items() if number not in trial.victims for pid in pids]
+
+
+def _until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + WAIT_S
+    while not (found := bool(condition())) and time.monotonic() < end:
+        time.sleep(0.005)
+    return found
+
+
+def _check(outcome: NodeOutcome, run: Path, wanted: str) -> None:
+    if (found := weights(run)) != wanted:
+        outcome.faults.append(f"other weights: {found[:8]}, not {wanted[:8]}")
+    steps = [record["step"] for record in records(run, "train")]
+    if steps != [*range(1, NUM_STEPS + 1)] or result(run)["steps"] != NUM_STEPS:
+        outcome.faults.append(f"records of steps {steps}")
+    if outcome.num_repeated:
+        outcome.faults.append(f"{outcome.num_repeated} steps repeated")
+    end = time.monotonic() + 30.0
+    while (left := processes_with(str(run.parent))) and time.monotonic() < end:
+        time.sleep(0.05)
+    left_files = {*os.listdir(run)} & {".crew", ".rendezvous-key"}
+    outcome.faults += [f"processes left: {left}"] * bool(left) + [f"files left: {left_files}"] * bool(left_files)
