@@ -21,12 +21,14 @@ from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.store import serve_store
 from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
-from lockstep.launch.crew.crew import POLL_S, Crew, CrewSupervisor
+from lockstep.launch.crew.crew import Crew, CrewSupervisor
 from lockstep.launch.crew.crew_process import EPOCHS_FILE, Entry, Worker, start_worker
 from lockstep.launch.crew.shared_folder import PARENT, NodeStatus, SharedFolder, WorkerState, make_shared_folder
 from lockstep.launch.supervisor import send_signal
 from lockstep.launch.worker import WorkerResult
 
+# Each poll reads the files of all nodes: longer than on one machine, to leave the processor to the workers.
+POLL_S = 0.05
 # Numbers of a node's processes: NODE * NUMBERS, and those after it.
 NUMBERS = 1_000_000
 # A status is written when it changes, and this often per cluster.node_timeout_s.
