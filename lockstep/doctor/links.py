@@ -17,6 +17,7 @@ from lockstep.cluster import collectives
 from lockstep.cluster.address import interface_towards, link_speed
 from lockstep.cluster.world import World
 from lockstep.doctor.check_result import CheckResult
+from lockstep.parallel.exchange.link import measure_link
 
 SIZES = (1024, 64 * 1024, 1024**2, 16 * 1024**2, 64 * 1024**2)
 # Larger sizes are skipped after an all-reduce that takes longer than this, seconds.
@@ -49,7 +50,7 @@ def examine(world: World, timeout_s: float = 30.0) -> list[CheckResult]:
     pairs = [_interface(world), *_pairs(world, timeout_s)]
     if any(result.verdict == "problem" for result in pairs):
         return pairs
-    return [*pairs, *_all_reduce(world)]
+    return [*pairs, *_all_reduce(world), CheckResult("link", f"{measure_link(world)} for lockstep plan --link")]
 
 
 def _interface(world: World) -> CheckResult:

@@ -1,21 +1,43 @@
-"""`lockstep plan`: memory, FLOPs and communication of a run, before it starts."""
+"""`lockstep plan`: memory, FLOPs, communication and step time of a run, before it starts."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli.options import Debug, Json, Overrides
-from lockstep.errors import DataError
+from lockstep.config.process_range import MAX_PROCS
+from lockstep.cores import num_cores
+from lockstep.errors import ConfigError, DataError, LaunchError
+
+if TYPE_CHECKING:
+    from lockstep.config.schema import RunConfig
+    from lockstep.parallel.exchange.link import Link
+    from lockstep.scaling.step_time.model import StepCosts
 
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Procs = Annotated[int, typer.Option(min=1, metavar="N", help="Processes, one per GPU.")]
 MemoryGb = Annotated[
     float | None, typer.Option(min=0.1, metavar="G", help="Memory of each process, GB: print what fits.")
 ]
+LinkText = Annotated[
+    str | None,
+    typer.Option(
+        "--link", metavar="RATE,DELAY", help="Link between machines, such as 100Gbit,5us: predict the step time."
+    ),
+]
+Nodes = Annotated[int | None, typer.Option(min=1, metavar="N", help="Machines. Needs --link.")]
+Gpus = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes of each machine. Needs --link.")]
+ComputeMs = Annotated[
+    float | None,
+    typer.Option(min=0.001, metavar="MS", help="Time of a micro-batch on a GPU, if not this machine's. Needs --link."),
+]
+Price = Annotated[float | None, typer.Option(min=0.0, metavar="P", help="Of a machine for an hour. Needs --link.")]
 
 
 def plan(
@@ -23,18 +45,27 @@ def plan(
     overrides: Overrides = None,
     procs: Procs = 1,
     memory_gb: MemoryGb = None,
+    link: LinkText = None,
+    nodes: Nodes = None,
+    gpus: Gpus = None,
+    compute_ms: ComputeMs = None,
+    price: Price = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Estimate memory, FLOPs and bytes sent per step of a run.
 
-    Nothing is trained.
+    With --link, predict the step time too: some steps are measured on this machine, unless --compute-ms is given.
     """
     from lockstep.config.load import load
+    from lockstep.parallel.exchange.link import parse_link
     from lockstep.recipes.catalog import find
 
     found = find(source)
     config = load(found.config_class, found.layers, list(overrides or [])).config
+    given = {"--nodes": nodes, "--gpus": gpus, "--compute-ms": compute_ms, "--price": price}
+    parsed = parse_link(link, "--link") if link is not None else None
+    size = _size(procs, nodes, gpus, given, has_link=parsed is not None)
     from lockstep.engine.dataset_info import find_dataset_info
     from lockstep.report.console import Console
     from lockstep.scaling.plan_table import plan_values, show
@@ -44,11 +75,87 @@ def plan(
     except DataError as error:
         cause = "\n".join(filter(None, [error.slots.get("cause"), _why_data(found.recipe)]))
         raise error.with_slots(cause=cause) from error
-    planned = plan_values(config, lambda: found.build(config, dataset_info), procs, memory_gb)
+    planned = plan_values(config, lambda: found.build(config, dataset_info), size, memory_gb)
+    if parsed is not None:
+        model = found.build(config, dataset_info).model.to("meta")
+        measured = (source, list(overrides or []), gpus or 1, compute_ms)
+        planned["step_time"] = _step_time(config, model, parsed, nodes or 1, price, measured)
     if as_json:
         print(json.dumps(planned))
+        return
+    console = Console(sys.stdout, strict=True)
+    show(console, found.name, planned)
+    if parsed is not None:
+        from lockstep.scaling.step_time.table import show_step
+
+        show_step(console, planned["step_time"])
+
+
+def _size(procs: int, nodes: int | None, gpus: int | None, given: dict[str, Any], *, has_link: bool) -> int:
+    """Return the number of processes."""
+    names = [name for name, value in given.items() if value is not None]
+    if not has_link and names:
+        raise ConfigError(f"{names[0]} needs --link", fix="Add the link between machines: --link 100Gbit,5us")
+    if not has_link:
+        return procs
+    size = (nodes or 1) * (gpus or 1)
+    if procs not in (1, size):
+        raise ConfigError(
+            f"--procs {procs} contradicts --nodes and --gpus, which are {size} processes", fix="Remove --procs."
+        )
+    if size > MAX_PROCS:
+        raise ConfigError(
+            f"--nodes and --gpus are {size} processes", allowed=f"up to {MAX_PROCS}", fix="Set fewer --nodes."
+        )
+    return size
+
+
+def _step_time(
+    config: RunConfig,
+    model: Any,
+    link: Link,
+    nodes: int,
+    price: float | None,
+    measured: tuple[str, list[str], int, float | None],
+) -> dict[str, Any]:
+    from lockstep.scaling.step_time.model import MachineGroup, StepCosts
+    from lockstep.scaling.step_time.table import StepPlan, step_values
+    from lockstep.scaling.step_time.traffic import check_countable
+
+    check_countable(config)
+    source, overrides, per_node, compute_ms = measured
+    if compute_ms is not None:
+        # Adding on a GPU is fast; a GPU needs no core to compute.
+        costs, samples, cores = StepCosts(0.0, compute_ms / 1e3, 0.0, 0.0, None), None, 0
     else:
-        show(Console(sys.stdout, strict=True), found.name, planned)
+        costs, samples, is_on_gpu = _measured(config, source, overrides, per_node)
+        cores = 0 if is_on_gpu else num_cores()
+    machines = MachineGroup(nodes, per_node, cores, link)
+    return step_values(StepPlan(config, model, costs, machines, samples, price))
+
+
+def _measured(config: RunConfig, source: str, overrides: list[str], per_node: int) -> tuple[StepCosts, int, bool]:
+    """Measure in processes of this machine: as many as a machine of the plan has, but no more than cores or GPUs."""
+    import torch
+
+    from lockstep.config.process_range import ProcessRange
+    from lockstep.launch.start import launch_here
+    from lockstep.launch.stopped import raise_if_stopped
+    from lockstep.scaling.step_time.costs import costs_from_json, measure_costs
+
+    is_on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    # Two, so that the work of sending can be measured, unless there is one GPU only.
+    size = min(per_node, torch.cuda.device_count()) if is_on_gpu else max(2, min(per_node, num_cores()))
+    with tempfile.TemporaryDirectory() as work:
+        out = Path(work) / "costs.json"
+        code = launch_here(ProcessRange(size, size), config, measure_costs, (source, overrides, out))
+        raise_if_stopped(code)
+        if code or not out.is_file():
+            raise LaunchError(
+                "the step could not be measured", fix="Run it alone: lockstep train, or set --compute-ms."
+            )
+        values = json.loads(out.read_text(encoding="utf-8"))
+    return costs_from_json(values), values["samples"], is_on_gpu
 
 
 def _why_data(recipe: str) -> str:

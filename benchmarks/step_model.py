@@ -1,0 +1,209 @@
+"""Predicted step time against the measured one: 2, 4 and 8 processes, 4 links, 2 models.
+
+    sudo python -m benchmarks.step_model          # Linux; makes network namespaces; 5 minutes
+
+The prediction is that of `lockstep plan --link`. The parts of a step (reading, passes, optimizer, adding) are measured
+before the steps, in as many processes as there are cores, which do not exchange gradients. Each link, and the work of
+sending without a limit, is measured by messages between two processes. Messages and bytes are counted by the exchange's
+own code. Nothing is fitted to the measured steps.
+
+The processes really compute. All of them share this machine's cores, although each has a host (network namespace) of
+its own: the model's term for processes per core covers that. Where the cores are slower, a link's speed is not tested.
+1 Gbit and 100 Mbit are held by tc (tbf) at each host. 10 ms, in each direction, is a relay in user space
+(`delayed_links.py`), since not every kernel has netem; it takes some of the cores' time. Prints the median step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+RECIPE = Path(__file__).resolve().parent / "step_model_recipe.py"
+MODELS = ("cnn", "resnet")
+SIZES = (2, 4, 8)
+HELD = {"1 Gbit": "1gbit", "100 Mbit": "100mbit"}
+DELAY = "10 ms"
+LINKS = ("loopback", *HELD, DELAY)
+BAR = 0.15
+Result = dict[str, Any]
+
+
+def worker(links: list[str], steps: int, out: Path, rank: int, size: int, init: str) -> None:
+    """Measure as one rank: costs of each model, and for each link its speed and the step of each model."""
+    import torch
+
+    from lockstep.cluster import collectives
+    from lockstep.config.load import load
+    from lockstep.cores import num_cores
+    from lockstep.engine.assemble import make_job
+    from lockstep.launch.start import join_world, rank_assignment
+    from lockstep.parallel.exchange.link import measure_link
+    from lockstep.recipes.catalog import find
+    from lockstep.scaling.measure import time_steps
+    from lockstep.scaling.step_time.costs import costs_of, costs_to_json
+
+    torch.set_num_threads(1)
+    found = find(str(RECIPE))
+    config = load(found.config_class, found.layers, []).config
+    results: Result = {"steps": {}, "links": {}, "costs": {}}
+    with join_world(rank_assignment(None, init, rank, size), config) as world:
+
+        def build_as(name: str) -> Any:
+            os.environ["STEP_MODEL"] = name
+            return found.build(config, {})
+
+        for name in MODELS:
+            costs = costs_of(config, lambda name=name: build_as(name), world, num_busy=num_cores())
+            results["costs"][name] = costs_to_json(costs)
+        jobs = {name: make_job(config, lambda name=name: build_as(name), world) for name in MODELS}
+        for link in links:
+            use_link(link, rank)
+            collectives.barrier(world, 60)
+            results["links"][link] = asdict(measure_link(world))
+            for name, job in jobs.items():
+                timings = time_steps(job, steps)
+                gathered = collectives.all_gather_object(world, [timing.step_s for timing in timings])
+                results["steps"][f"{name}, {link}"] = median(map(max, zip(*gathered, strict=True)))
+        if world.is_main:
+            out.write_text(json.dumps(results), encoding="utf-8")
+
+
+def use_link(link: str, rank: int) -> None:
+    """Give this host another link. The processes are root in their own namespaces."""
+    from benchmarks.delayed_links import DEVICE
+    from tests.cluster.hosts import NET
+
+    if link == "loopback":
+        return
+    route = ["ip", "route", "replace", f"{NET}.0/24", "dev", DEVICE if link == DELAY else "eth0"]
+    subprocess.run([*route, "src", f"{NET}.{rank + 1}"], check=True)
+    subprocess.run(["tc", "qdisc", "del", "dev", "eth0", "root"], capture_output=True, check=False)
+    if link in HELD:
+        shape = ["tbf", "rate", HELD[link], "burst", "256kb", "latency", "50ms"]
+        subprocess.run(["tc", "qdisc", "add", "dev", "eth0", "root", *shape], check=True)
+
+
+def measure(size: int, steps: int, work: Path, is_loopback: bool) -> Result:
+    """Run the workers of one world, on one host or on a host each."""
+    from benchmarks.delayed_links import __file__ as relay
+    from tests.cluster.hosts import hosts
+
+    out = work / f"{size}-{is_loopback}.json"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    links = ["loopback"] if is_loopback else [*HELD, DELAY]
+    command = [sys.executable, "-m", "benchmarks.step_model", "--worker", str(out), "--steps", str(steps)]
+    command += ["--links", ",".join(links), "--size", str(size)]
+    with ExitStack() as stack:
+        machines = stack.enter_context(hosts(1 if is_loopback else size, work))
+        if not is_loopback:
+            names = [host.name for host in machines]
+            started = [sys.executable, relay, DELAY.split()[0], *names]
+            running = stack.enter_context(subprocess.Popen(started, stdout=subprocess.PIPE, text=True))
+            stack.callback(running.kill)
+            assert running.stdout is not None
+            running.stdout.readline()  # its devices are there
+        init = "tcp://127.0.0.1:29533" if is_loopback else "tcp://n1:29533"
+        workers = [
+            machines[0 if is_loopback else rank].start(*command, "--rank", rank, "--init", init, env=environ, cwd=ROOT)
+            for rank in range(size)
+        ]
+        said = [process.communicate(timeout=550)[0] for process in workers]
+    if any(process.returncode for process in workers):
+        raise SystemExit("\n".join(said))
+    found: Result = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+def predicted(results: Result, model: str, link: str, size: int) -> Any:
+    """Predict a step from the costs and links that the processes have measured."""
+    from lockstep.cores import num_cores
+    from lockstep.data.micro_batches import num_micro_batches
+    from lockstep.parallel.exchange.link import Link
+    from lockstep.scaling.step_time.costs import costs_from_json
+    from lockstep.scaling.step_time.model import MachineGroup, predict
+
+    config, on_meta = loaded(model)
+    from lockstep.scaling.step_time.traffic import count_traffic
+
+    nodes, per_node = (1, size) if link == "loopback" else (size, 1)
+    machines = MachineGroup(nodes, per_node, num_cores() / nodes, Link(**results["links"][link]))
+    leaves = num_micro_batches(config.global_batch, config.micro_batch)
+    traffic = count_traffic(config, on_meta, size, per_node)
+    return predict(costs_from_json(results["costs"][model]), machines, traffic, leaves)
+
+
+def loaded(name: str) -> tuple[Any, Any]:
+    """Return the recipe's settings, and a model without memory."""
+    from lockstep.config.load import load
+    from lockstep.recipes.catalog import find
+
+    os.environ["STEP_MODEL"] = name
+    found = find(str(RECIPE))
+    config = load(found.config_class, found.layers, []).config
+    return config, found.build(config, {}).model.to("meta")
+
+
+def main() -> int:
+    from tests.cluster.hosts import why_not
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=9, help="steps to time in each setting")
+    parser.add_argument("--sizes", type=lambda text: [*map(int, text.split(","))], default=[*SIZES], help="processes")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    for name in ("--links", "--init"):
+        parser.add_argument(name, default="", help=argparse.SUPPRESS)
+    for name in ("--rank", "--size"):
+        parser.add_argument(name, type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options.links.split(","), options.steps, options.worker, options.rank, options.size, options.init)
+        return 0
+    if reason := why_not():
+        parser.error(reason)
+    with tempfile.TemporaryDirectory() as work:
+        found = {(size, here): measure(size, options.steps, Path(work), here)
+                 for size in options.sizes for here in (True, False)}  # fmt: skip
+    show(found, options.sizes)
+    return 0
+
+
+def show(found: dict[tuple[int, bool], Result], sizes: list[int]) -> None:
+    """Print the measured parts of each world, and the table."""
+    from lockstep.parallel.exchange.link import Link
+
+    for (size, is_loopback), results in found.items():
+        print(f"{size} processes, {'one host' if is_loopback else 'a host each'}:")
+        for name, costs in results["costs"].items():
+            texts = [f"{key.removesuffix('_s')} {1e3 * costs[key]:.1f} ms" for key in ("compute_s", "update_s")]
+            texts += [f"adds {1e-9 / costs['add_s_per_byte']:.1f} GB/s", f"local {Link(**costs['local'])}"]
+            print(f"  {name}: {', '.join(texts)}")
+        print("  " + "; ".join(f"{name}: {Link(**values)}" for name, values in results["links"].items()))
+    print("\n| model | processes | link | predicted, ms | measured, ms | predicted / measured | largest part | |")
+    print("|---|---|---|---|---|---|---|---|")
+    hits = total = 0
+    for model in MODELS:
+        for size in sizes:
+            for link in LINKS:
+                results = found[size, link == "loopback"]
+                expected, measured_s = predicted(results, model, link, size), results["steps"][f"{model}, {link}"]
+                ratio = expected.total_s / measured_s
+                total, hits = total + 1, hits + (abs(ratio - 1) <= BAR)
+                print(f"| {model} | {size} | {link} | {1e3 * expected.total_s:.1f} | {1e3 * measured_s:.1f} "
+                      f"| {ratio:.2f} | {expected.largest} | {'' if abs(ratio - 1) <= BAR else 'miss'} |")  # fmt: skip
+    print(f"\n{hits} of {total} within {BAR:.0%}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,52 @@
+"""Two networks for `step_model.py`, on synthetic images: STEP_MODEL=cnn (0.4 MB of gradient) or resnet (ResNet-18
+without its last stage, 11 MB)."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from torchvision.models.resnet import BasicBlock, ResNet
+
+from lockstep import Accuracy, Batch, DatasetSamples, Parts, RunConfig
+
+MODELS = ("cnn", "resnet")
+PRESET = {"global_batch": 128, "micro_batch": 16, "epochs": 1000, "optim": {"lr": 0.01}}
+NUM_SAMPLES, NUM_CLASSES, SIZE_PX = 1024, 10, 32
+
+
+def loss(outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """Cross entropy."""
+    return {"loss": F.cross_entropy(outputs, batch.targets)}
+
+
+def model() -> nn.Module:
+    """Return the network that STEP_MODEL names."""
+    if os.environ.get("STEP_MODEL", "cnn") == "resnet":
+        network = ResNet(BasicBlock, [2, 2, 2, 2], num_classes=NUM_CLASSES)
+        network.layer4, network.fc = nn.Identity(), nn.Linear(256, NUM_CLASSES)
+        return network
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 96, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Linear(384, 64), nn.ReLU(), nn.Linear(64, NUM_CLASSES),
+    )  # fmt: skip
+
+
+def build(config: RunConfig) -> Parts:
+    """The network and random images."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(NUM_SAMPLES, 3, SIZE_PX, SIZE_PX, generator=generator)
+    samples = TensorDataset(images, torch.arange(NUM_SAMPLES) % NUM_CLASSES)
+    return Parts(
+        model=model(),
+        loss=loss,
+        train_data=lambda: DatasetSamples(samples),
+        eval_data=lambda: DatasetSamples(TensorDataset(*samples[:16])),
+        metric=lambda: Accuracy(NUM_CLASSES),
+        input_shape=(3, SIZE_PX, SIZE_PX),
+    )

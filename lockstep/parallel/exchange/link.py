@@ -1,0 +1,115 @@
+"""Latency and bandwidth of a link: given as "100Gbit,5us", or measured by the messages that the exchange sends."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from lockstep.cluster import collectives
+from lockstep.cluster.world import World
+from lockstep.errors import ConfigError
+from lockstep.parallel.exchange.tree_all_reduce import Message, post
+
+SMALL_VALUES = 16
+LARGE_BYTES = 4 * 1024 * 1024
+MIN_REPEATS, MAX_REPEATS, ENOUGH_S = 6, 60, 1.0  # TCP takes some messages to find the speed of a slow link
+_GIVEN = re.compile(r"(\d+(?:\.\d+)?)([KMGT])bit,(\d+(?:\.\d+)?)(us|ms)")
+_UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "us": 1e-6, "ms": 1e-3}
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a message takes between two processes.
+
+    Attributes:
+        bits_per_s: Bandwidth in each direction, while both directions are used.
+        latency_s: Time of a small message in one direction, to a process that waits for it.
+    """
+
+    bits_per_s: float
+    latency_s: float
+
+    def __str__(self) -> str:
+        """Return the form that `parse_link` reads."""
+        unit = next((unit for unit in "TGM" if self.bits_per_s >= _UNITS[unit]), "K")
+        latency = f"{1e3 * self.latency_s:.4g}ms" if self.latency_s >= 1e-3 else f"{1e6 * self.latency_s:.4g}us"
+        return f"{self.bits_per_s / _UNITS[unit]:.4g}{unit}bit,{latency}"
+
+    def seconds(self, num_bytes: float) -> float:
+        """Return how long the link is busy with so many bytes in one direction."""
+        return 8 * num_bytes / self.bits_per_s
+
+
+def parse_link(text: str, option: str) -> Link:
+    """Read a link such as 100Gbit,5us.
+
+    Args:
+        text: Bandwidth and latency in one direction.
+        option: Its name, for the error.
+
+    Raises:
+        ConfigError: The text has another form.
+    """
+    match = _GIVEN.fullmatch(text.replace(" ", ""))
+    if match is None or float(match[1]) == 0:
+        raise ConfigError(
+            f"{option} is {text!r}",
+            allowed="bandwidth and latency in one direction, such as 100Gbit,5us or 100Mbit,10ms",
+            fix=f"Set {option} to such a pair. lockstep doctor measures it between machines.",
+        )
+    return Link(float(match[1]) * _UNITS[match[2]], float(match[3]) * _UNITS[match[4]])
+
+
+def measure_link(world: World) -> Link:
+    """Measure the link between the first and the last rank. All ranks call it, and receive the same result.
+
+    Args:
+        world: Two ranks or more. The first and the last one are on two hosts, if there are several.
+    """
+    link = None
+    collectives.barrier(world, 60)
+    if world.rank in (0, world.size - 1):
+        peer = world.size - 1 - world.rank
+        latency_s = statistics.median(_ping_s(world, peer) for _ in range(15)) / 2
+        link = Link(_bits_per_s(world, peer, latency_s), latency_s)
+    measured = collectives.broadcast_object(world, (link.bits_per_s, link.latency_s) if link else None)
+    assert measured is not None
+    return Link(*measured)
+
+
+def _ping_s(world: World, peer: int) -> float:
+    """Return the seconds of a small message and its answer."""
+    values = torch.zeros(SMALL_VALUES, device=world.device)
+    answer = torch.zeros_like(values)
+    began = time.perf_counter()
+    sent, received = Message(values, peer, 1, is_receive=False), Message(answer, peer, 1, is_receive=True)
+    for message in (sent, received) if world.is_main else (received, sent):
+        _finish(world, [message])
+    return time.perf_counter() - began
+
+
+def _bits_per_s(world: World, peer: int, latency_s: float) -> float:
+    """Return the bandwidth of each direction while both are used."""
+    times: list[float] = []
+    mine, other = (torch.zeros(LARGE_BYTES // 4, device=world.device) for _ in range(2))
+    while len(times) < MIN_REPEATS or (sum(times) < ENOUGH_S and len(times) < MAX_REPEATS):
+        _ping_s(world, peer)  # both begin at the same time
+        began = time.perf_counter()
+        _finish(world, [Message(other, peer, 1, is_receive=True), Message(mine, peer, 1, is_receive=False)])
+        # Both go by the first rank's clock, so that they send as many messages.
+        took = torch.tensor([time.perf_counter() - began], device=world.device)
+        _finish(world, [Message(took, peer, 1, is_receive=not world.is_main)])
+        times.append(took.item())
+    # A receive is announced to its sender first: one latency for the announcement, one for the message.
+    return 8 * LARGE_BYTES / max(statistics.median(times[len(times) // 2 :]) - 2 * latency_s, 1e-9)
+
+
+def _finish(world: World, messages: list[Message]) -> None:
+    for work in post(world, messages):
+        work.wait()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
