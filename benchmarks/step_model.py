@@ -9,7 +9,8 @@ own code. Nothing is fitted to the measured steps.
 
 The processes really compute. All of them share this machine's cores, although each has a host (network namespace) of
 its own: the model's term for processes per core covers that. Where the cores are slower, a link's speed is not tested.
-1 Gbit and 100 Mbit are held by tc (tbf) at each host. 10 ms, in each direction, is a relay in user space
+`--busy`: the parts are measured in all processes at once, so the term is not tested. That is for a machine with other
+load, of which more processes take a larger share. 1 Gbit and 100 Mbit are held by tc (tbf) at each host. 10 ms, in each direction, is a relay in user space
 (`delayed_links.py`), since not every kernel has netem; it takes some of the cores' time. Prints the median step.
 """
 
@@ -40,7 +41,7 @@ BAR = 0.15
 Result = dict[str, Any]
 
 
-def worker(links: list[str], steps: int, out: Path, rank: int, size: int, init: str) -> None:
+def worker(options: argparse.Namespace) -> None:
     """Measure as one rank: costs of each model, and for each link its speed and the step of each model."""
     import torch
 
@@ -55,17 +56,19 @@ def worker(links: list[str], steps: int, out: Path, rank: int, size: int, init: 
     from lockstep.scaling.step_time.costs import costs_of, costs_to_json
 
     torch.set_num_threads(1)
+    links, rank = options.links.split(","), options.rank
     found = find(str(RECIPE))
     config = load(found.config_class, found.layers, []).config
     results: Result = {"steps": {}, "links": {}, "costs": {}}
-    with join_world(rank_assignment(None, init, rank, size), config) as world:
+    with join_world(rank_assignment(None, options.init, rank, options.size), config) as world:
 
         def build_as(name: str) -> Any:
             os.environ["STEP_MODEL"] = name
             return found.build(config, {})
 
+        num_busy = None if options.busy else num_cores()
         for name in MODELS:
-            costs = costs_of(config, lambda name=name: build_as(name), world, num_busy=num_cores())
+            costs = costs_of(config, lambda name=name: build_as(name), world, num_busy=num_busy)
             results["costs"][name] = costs_to_json(costs)
         jobs = {name: make_job(config, lambda name=name: build_as(name), world) for name in MODELS}
         for link in links:
@@ -73,11 +76,11 @@ def worker(links: list[str], steps: int, out: Path, rank: int, size: int, init: 
             collectives.barrier(world, 60)
             results["links"][link] = asdict(measure_link(world))
             for name, job in jobs.items():
-                timings = time_steps(job, steps)
+                timings = time_steps(job, options.steps)
                 gathered = collectives.all_gather_object(world, [timing.step_s for timing in timings])
                 results["steps"][f"{name}, {link}"] = median(map(max, zip(*gathered, strict=True)))
         if world.is_main:
-            out.write_text(json.dumps(results), encoding="utf-8")
+            options.worker.write_text(json.dumps(results), encoding="utf-8")
 
 
 def use_link(link: str, rank: int) -> None:
@@ -95,7 +98,7 @@ def use_link(link: str, rank: int) -> None:
         subprocess.run(["tc", "qdisc", "add", "dev", "eth0", "root", *shape], check=True)
 
 
-def measure(size: int, steps: int, work: Path, is_loopback: bool) -> Result:
+def measure(size: int, options: argparse.Namespace, work: Path, is_loopback: bool) -> Result:
     """Run the workers of one world, on one host or on a host each."""
     from benchmarks.delayed_links import __file__ as relay
     from tests.cluster.hosts import hosts
@@ -103,8 +106,8 @@ def measure(size: int, steps: int, work: Path, is_loopback: bool) -> Result:
     out = work / f"{size}-{is_loopback}.json"
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     links = ["loopback"] if is_loopback else [*HELD, DELAY]
-    command = [sys.executable, "-m", "benchmarks.step_model", "--worker", str(out), "--steps", str(steps)]
-    command += ["--links", ",".join(links), "--size", str(size)]
+    command = [sys.executable, "-m", "benchmarks.step_model", "--worker", str(out), "--steps", str(options.steps)]
+    command += ["--links", ",".join(links), "--size", str(size), *(["--busy"] if options.busy else [])]
     with ExitStack() as stack:
         machines = stack.enter_context(hosts(1 if is_loopback else size, work))
         if not is_loopback:
@@ -126,7 +129,7 @@ def measure(size: int, steps: int, work: Path, is_loopback: bool) -> Result:
     return found
 
 
-def predicted(results: Result, model: str, link: str, size: int) -> Any:
+def predicted(results: Result, model: str, link: str, size: int, *, is_busy: bool) -> Any:
     """Predict a step from the costs and links that the processes have measured."""
     from lockstep.cores import num_cores
     from lockstep.data.micro_batches import num_micro_batches
@@ -137,8 +140,9 @@ def predicted(results: Result, model: str, link: str, size: int) -> Any:
     config, on_meta = loaded(model)
     from lockstep.scaling.step_time.traffic import count_traffic
 
+    cores = size if is_busy else num_cores()
     nodes, per_node = (1, size) if link == "loopback" else (size, 1)
-    machines = MachineGroup(nodes, per_node, num_cores() / nodes, Link(**results["links"][link]))
+    machines = MachineGroup(nodes, per_node, cores / nodes, Link(**results["links"][link]))
     leaves = num_micro_batches(config.global_batch, config.micro_batch)
     traffic = count_traffic(config, on_meta, size, per_node)
     return predict(costs_from_json(results["costs"][model]), machines, traffic, leaves)
@@ -161,6 +165,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=9, help="steps to time in each setting")
     parser.add_argument("--sizes", type=lambda text: [*map(int, text.split(","))], default=[*SIZES], help="processes")
+    parser.add_argument("--busy", action="store_true", help="measure the parts in all processes, not in one per core")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     for name in ("--links", "--init"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
@@ -168,18 +173,18 @@ def main() -> int:
         parser.add_argument(name, type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(options.links.split(","), options.steps, options.worker, options.rank, options.size, options.init)
+        worker(options)
         return 0
     if reason := why_not():
         parser.error(reason)
     with tempfile.TemporaryDirectory() as work:
-        found = {(size, here): measure(size, options.steps, Path(work), here)
+        found = {(size, here): measure(size, options, Path(work), here)
                  for size in options.sizes for here in (True, False)}  # fmt: skip
-    show(found, options.sizes)
+    show(found, options.sizes, is_busy=options.busy)
     return 0
 
 
-def show(found: dict[tuple[int, bool], Result], sizes: list[int]) -> None:
+def show(found: dict[tuple[int, bool], Result], sizes: list[int], *, is_busy: bool) -> None:
     """Print the measured parts of each world, and the table."""
     from lockstep.parallel.exchange.link import Link
 
@@ -197,7 +202,10 @@ def show(found: dict[tuple[int, bool], Result], sizes: list[int]) -> None:
         for size in sizes:
             for link in LINKS:
                 results = found[size, link == "loopback"]
-                expected, measured_s = predicted(results, model, link, size), results["steps"][f"{model}, {link}"]
+                expected, measured_s = (
+                    predicted(results, model, link, size, is_busy=is_busy),
+                    results["steps"][f"{model}, {link}"],
+                )
                 ratio = expected.total_s / measured_s
                 total, hits = total + 1, hits + (abs(ratio - 1) <= BAR)
                 print(f"| {model} | {size} | {link} | {1e3 * expected.total_s:.1f} | {1e3 * measured_s:.1f} "

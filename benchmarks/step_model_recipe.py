@@ -14,7 +14,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from lockstep import Accuracy, Batch, DatasetSamples, Parts, RunConfig
 
 MODELS = ("cnn", "resnet")
-PRESET = {"global_batch": 128, "micro_batch": 16, "epochs": 1000, "optim": {"lr": 0.01}}
+PRESET = {"global_batch": 64, "micro_batch": 8, "epochs": 1000, "optim": {"lr": 0.01}}
 NUM_SAMPLES, NUM_CLASSES, SIZE_PX = 1024, 10, 32
 
 

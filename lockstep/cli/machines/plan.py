@@ -17,6 +17,7 @@ from lockstep.errors import ConfigError, DataError, LaunchError
 
 if TYPE_CHECKING:
     from lockstep.config.schema import RunConfig
+    from lockstep.engine.parts import Parts
     from lockstep.parallel.exchange.link import Link
     from lockstep.scaling.step_time.model import StepCosts
 
@@ -77,9 +78,9 @@ def plan(
         raise error.with_slots(cause=cause) from error
     planned = plan_values(config, lambda: found.build(config, dataset_info), size, memory_gb)
     if parsed is not None:
-        model = found.build(config, dataset_info).model.to("meta")
+        parts = found.build(config, dataset_info)
         measured = (source, list(overrides or []), gpus or 1, compute_ms)
-        planned["step_time"] = _step_time(config, model, parsed, nodes or 1, price, measured)
+        planned["step_time"] = _step_time(config, parts, parsed, nodes or 1, price, measured)
     if as_json:
         print(json.dumps(planned))
         return
@@ -112,7 +113,7 @@ def _size(procs: int, nodes: int | None, gpus: int | None, given: dict[str, Any]
 
 def _step_time(
     config: RunConfig,
-    model: Any,
+    parts: Parts,
     link: Link,
     nodes: int,
     price: float | None,
@@ -126,12 +127,22 @@ def _step_time(
     source, overrides, per_node, compute_ms = measured
     if compute_ms is not None:
         # Adding on a GPU is fast; a GPU needs no core to compute.
-        costs, samples, cores = StepCosts(0.0, compute_ms / 1e3, 0.0, 0.0, None), None, 0
+        costs, samples, cores = StepCosts(0.0, compute_ms / 1e3, 0.0, 0.0, None), _num_samples(config, parts), 0
     else:
         costs, samples, is_on_gpu = _measured(config, source, overrides, per_node)
         cores = 0 if is_on_gpu else num_cores()
     machines = MachineGroup(nodes, per_node, cores, link)
-    return step_values(StepPlan(config, model, costs, machines, samples, price))
+    return step_values(StepPlan(config, parts.model.to("meta"), costs, machines, samples, price))
+
+
+def _num_samples(config: RunConfig, parts: Parts) -> int | None:
+    """Return the size of the training set; None if its data is not here."""
+    from lockstep.engine.build import open_data
+
+    try:
+        return len(open_data(config, parts, train=True))
+    except DataError:
+        return None
 
 
 def _measured(config: RunConfig, source: str, overrides: list[str], per_node: int) -> tuple[StepCosts, int, bool]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import statistics
 import time
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 
@@ -64,21 +64,20 @@ def parse_link(text: str, option: str) -> Link:
     return Link(float(match[1]) * _UNITS[match[2]], float(match[3]) * _UNITS[match[4]])
 
 
-def measure_link(world: World) -> Link:
+def measure_link(world: World, *, every_pair: bool = False) -> Link:
     """Measure the link between the first and the last rank. All ranks call it, and receive the same result.
 
     Args:
         world: Two ranks or more. The first and the last one are on two hosts, if there are several.
+        every_pair: Measure between other ranks at the same time, and return the medians.
     """
-    link = None
+    mine, peer = None, world.size - 1 - world.rank
     collectives.barrier(world, 60)
-    if world.rank in (0, world.size - 1):
-        peer = world.size - 1 - world.rank
-        latency_s = statistics.median(_ping_s(world, peer) for _ in range(15)) / 2
-        link = Link(_bits_per_s(world, peer, latency_s), latency_s)
-    measured = collectives.broadcast_object(world, (link.bits_per_s, link.latency_s) if link else None)
-    assert measured is not None
-    return Link(*measured)
+    if peer != world.rank and (every_pair or 0 in (peer, world.rank)):
+        latency_s = median(_ping_s(world, peer) for _ in range(15)) / 2
+        mine = _bits_per_s(world, peer, latency_s), latency_s
+    measured = [each for each in collectives.all_gather_object(world, mine) if each]
+    return Link(*(median(each) for each in zip(*measured, strict=True)))
 
 
 def _ping_s(world: World, peer: int) -> float:
@@ -87,7 +86,7 @@ def _ping_s(world: World, peer: int) -> float:
     answer = torch.zeros_like(values)
     began = time.perf_counter()
     sent, received = Message(values, peer, 1, is_receive=False), Message(answer, peer, 1, is_receive=True)
-    for message in (sent, received) if world.is_main else (received, sent):
+    for message in (sent, received) if world.rank < peer else (received, sent):
         _finish(world, [message])
     return time.perf_counter() - began
 
@@ -100,12 +99,12 @@ def _bits_per_s(world: World, peer: int, latency_s: float) -> float:
         _ping_s(world, peer)  # both begin at the same time
         began = time.perf_counter()
         _finish(world, [Message(other, peer, 1, is_receive=True), Message(mine, peer, 1, is_receive=False)])
-        # Both go by the first rank's clock, so that they send as many messages.
+        # Both go by the clock of one rank, so that they send as many messages.
         took = torch.tensor([time.perf_counter() - began], device=world.device)
-        _finish(world, [Message(took, peer, 1, is_receive=not world.is_main)])
+        _finish(world, [Message(took, peer, 1, is_receive=world.rank > peer)])
         times.append(took.item())
     # A receive is announced to its sender first: one latency for the announcement, one for the message.
-    return 8 * LARGE_BYTES / max(statistics.median(times[len(times) // 2 :]) - 2 * latency_s, 1e-9)
+    return 8 * LARGE_BYTES / max(median(times[len(times) // 2 :]) - 2 * latency_s, 1e-9)
 
 
 def _finish(world: World, messages: list[Message]) -> None:

@@ -31,9 +31,9 @@ from lockstep.recipes.catalog import find
 from lockstep.scaling.measure import WARM_STEPS, TimedLoader
 from lockstep.scaling.step_time.model import StepCosts
 
-MICRO_BATCHES = 4  # of a measured step, at most
+MICRO_BATCHES = 2  # of a measured step, at most
 ADDED_BYTES = 16 * 1024 * 1024  # more than a core's caches
-MIN_STEPS, MIN_S = 5, 3.0
+MIN_STEPS, MIN_S = 5, 2.0
 
 
 def measure_costs(source: str, overrides: list[str], out: Path, assignment: RankAssignment | None = None) -> int:
@@ -80,7 +80,7 @@ def costs_of(config: RunConfig, build: Callable[[], Parts], world: World, num_bu
     if num_busy is None or world.rank < num_busy:
         mine = [*(median(each) for each in zip(*_timed(job, num_micro), strict=True)), _add_s_per_byte(world.device)]
     gathered = collectives.all_gather_object(world, mine)
-    local = measure_link(world) if world.size > 1 else None
+    local = measure_link(world, every_pair=num_busy is None) if world.size > 1 else None
     reading, compute, update, added = (median(each) for each in zip(*filter(None, gathered), strict=True))
     return StepCosts(reading, compute, update, added, local)
 

@@ -129,10 +129,10 @@ def show_step(console: Console, values: Mapping[str, Any]) -> None:
     for _ in range(5 + has_cost):
         table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
-    cost = ["cost of an epoch"] if has_cost else []
-    table.add_row("machines", "processes", "step ms", "samples/s", "epoch s", *cost, "parts of the step", style="dim")
+    cost = ["epoch cost"] if has_cost else []
+    table.add_row("nodes", "procs", "step ms", "samples/s", "epoch s", *cost, "parts of the step", style="dim")
     for row in rows:
-        costs = [f"{row['epoch_cost']:,.2f}"] if has_cost else []
+        costs = [f"{row['epoch_cost']:,.4g}"] if has_cost else []
         table.add_row(
             f"{row['nodes']:,}",
             f"{row['procs']:,}",

@@ -202,11 +202,12 @@ def test_compression_helps_on_a_slow_link_and_is_said_to() -> None:
 
 
 def test_the_command_prints_a_table_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    more = ["--link", "1Gbit,50us", "--nodes", "8", "--gpus", "4", "--compute-ms", "20"]
+    more = ["--link", "1Gbit,50us", "--nodes", "8", "--gpus", "4", "--compute-ms", "20", "--price", "9"]
     assert run(["plan", str(TINY), "global_batch=64", "micro_batch=1", *more]) == 0
     printed = capsys.readouterr().out
     assert "tiny_recipe on 32 processes" in printed
     assert "From 8 machines on" in printed or "From 16 machines on" in printed
+    assert "…" not in printed
     assert max(map(len, printed.splitlines())) <= 80
     assert run(["plan", str(TINY), *more, "--json"]) == 0
     values = json.loads(capsys.readouterr().out)["step_time"]
