@@ -1,16 +1,20 @@
 """Predicted step time against the measured one: 2, 4 and 8 processes, 4 links, 2 models.
 
-    sudo python -m benchmarks.step_model          # Linux; makes network namespaces; 5 minutes
+    sudo python -m benchmarks.step_model          # Linux; makes network namespaces
 
 The prediction is that of `lockstep plan --link`. The parts of a step (reading, passes, optimizer, adding) are measured
-before the steps, in as many processes as there are cores, which do not exchange gradients. Each link, and the work of
-sending without a limit, is measured by messages between two processes. Messages and bytes are counted by the exchange's
-own code. Nothing is fitted to the measured steps.
+in as many processes as there are cores, which do not exchange gradients. Each link, and the work of sending without a
+limit, is measured by messages between two processes. Messages and bytes are counted by the exchange's own code. Nothing
+is fitted to the measured steps.
 
 The processes really compute. All of them share this machine's cores, although each has a host (network namespace) of
 its own: the model's term for processes per core covers that. Where the cores are slower, a link's speed is not tested.
-`--busy`: the parts are measured in all processes at once, so the term is not tested. That is for a machine with other
-load, of which more processes take a larger share. 1 Gbit and 100 Mbit are held by tc (tbf) at each host. 10 ms, in each direction, is a relay in user space
+On a machine with other load, more processes take a larger share of the cores, so that the term does not hold:
+
+    --busy              measure the parts in all processes at once, without the term
+    --sleep-ms 100      passes sleep instead of computing: only the exchange and the links are tested
+
+1 Gbit and 100 Mbit are held by tc (tbf) at each host. 10 ms, in each direction, is a relay in user space
 (`delayed_links.py`), since not every kernel has netem; it takes some of the cores' time. Prints the median step.
 """
 
@@ -32,12 +36,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 RECIPE = Path(__file__).resolve().parent / "step_model_recipe.py"
-MODELS = ("cnn", "resnet")
+MODELS, SLEEPING_MODELS = ("cnn", "resnet"), ("small", "large")
 SIZES = (2, 4, 8)
 HELD = {"1 Gbit": "1gbit", "100 Mbit": "100mbit"}
 DELAY = "10 ms"
-LINKS = ("loopback", *HELD, DELAY)
-BAR = 0.15
+# The slowest one first: TCP keeps the shortest round trip of a connection for seconds, and sends less after it grows.
+LINKS = (DELAY, *reversed(HELD), "loopback")
+NO_LIMIT, BAR = "no limit", 0.15
 Result = dict[str, Any]
 
 
@@ -59,18 +64,16 @@ def worker(options: argparse.Namespace) -> None:
     links, rank = options.links.split(","), options.rank
     found = find(str(RECIPE))
     config = load(found.config_class, found.layers, []).config
+    num_busy = None if options.busy else num_cores()
     results: Result = {"steps": {}, "links": {}, "costs": {}}
+    use_link(links[0], rank)  # before there are connections
     with join_world(rank_assignment(None, options.init, rank, options.size), config) as world:
 
         def build_as(name: str) -> Any:
             os.environ["STEP_MODEL"] = name
             return found.build(config, {})
 
-        num_busy = None if options.busy else num_cores()
-        for name in MODELS:
-            costs = costs_of(config, lambda name=name: build_as(name), world, num_busy=num_busy)
-            results["costs"][name] = costs_to_json(costs)
-        jobs = {name: make_job(config, lambda name=name: build_as(name), world) for name in MODELS}
+        jobs = {name: make_job(config, lambda name=name: build_as(name), world) for name in models_of(options)}
         for link in links:
             use_link(link, rank)
             collectives.barrier(world, 60)
@@ -79,8 +82,17 @@ def worker(options: argparse.Namespace) -> None:
                 timings = time_steps(job, options.steps)
                 gathered = collectives.all_gather_object(world, [timing.step_s for timing in timings])
                 results["steps"][f"{name}, {link}"] = median(map(max, zip(*gathered, strict=True)))
+        use_link(NO_LIMIT if links[0] != "loopback" else "loopback", rank)
+        for name in models_of(options):
+            costs = costs_of(config, lambda name=name: build_as(name), world, num_busy=num_busy)
+            results["costs"][name] = costs_to_json(costs)
         if world.is_main:
             options.worker.write_text(json.dumps(results), encoding="utf-8")
+
+
+def models_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the names of the models."""
+    return SLEEPING_MODELS if options.sleep_ms else MODELS
 
 
 def use_link(link: str, rank: int) -> None:
@@ -104,10 +116,11 @@ def measure(size: int, options: argparse.Namespace, work: Path, is_loopback: boo
     from tests.cluster.hosts import hosts
 
     out = work / f"{size}-{is_loopback}.json"
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    links = ["loopback"] if is_loopback else [*HELD, DELAY]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "STEP_SLEEP_MS": str(options.sleep_ms)}
+    links = [link for link in LINKS if (link == "loopback") is is_loopback]
     command = [sys.executable, "-m", "benchmarks.step_model", "--worker", str(out), "--steps", str(options.steps)]
-    command += ["--links", ",".join(links), "--size", str(size), *(["--busy"] if options.busy else [])]
+    command += ["--links", ",".join(links), "--size", str(size), "--sleep-ms", str(options.sleep_ms)]
+    command += ["--busy"] * options.busy
     with ExitStack() as stack:
         machines = stack.enter_context(hosts(1 if is_loopback else size, work))
         if not is_loopback:
@@ -166,6 +179,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=9, help="steps to time in each setting")
     parser.add_argument("--sizes", type=lambda text: [*map(int, text.split(","))], default=[*SIZES], help="processes")
     parser.add_argument("--busy", action="store_true", help="measure the parts in all processes, not in one per core")
+    parser.add_argument("--sleep-ms", type=float, default=0, help="passes that sleep instead of computing; with --busy")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     for name in ("--links", "--init"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
@@ -180,11 +194,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as work:
         found = {(size, here): measure(size, options, Path(work), here)
                  for size in options.sizes for here in (True, False)}  # fmt: skip
-    show(found, options.sizes, is_busy=options.busy)
+    show(found, options)
     return 0
 
 
-def show(found: dict[tuple[int, bool], Result], sizes: list[int], *, is_busy: bool) -> None:
+def show(found: dict[tuple[int, bool], Result], options: argparse.Namespace) -> None:
     """Print the measured parts of each world, and the table."""
     from lockstep.parallel.exchange.link import Link
 
@@ -198,14 +212,12 @@ def show(found: dict[tuple[int, bool], Result], sizes: list[int], *, is_busy: bo
     print("\n| model | processes | link | predicted, ms | measured, ms | predicted / measured | largest part | |")
     print("|---|---|---|---|---|---|---|---|")
     hits = total = 0
-    for model in MODELS:
-        for size in sizes:
+    for model in models_of(options):
+        for size in options.sizes:
             for link in LINKS:
                 results = found[size, link == "loopback"]
-                expected, measured_s = (
-                    predicted(results, model, link, size, is_busy=is_busy),
-                    results["steps"][f"{model}, {link}"],
-                )
+                expected = predicted(results, model, link, size, is_busy=options.busy)
+                measured_s = results["steps"][f"{model}, {link}"]
                 ratio = expected.total_s / measured_s
                 total, hits = total + 1, hits + (abs(ratio - 1) <= BAR)
                 print(f"| {model} | {size} | {link} | {1e3 * expected.total_s:.1f} | {1e3 * measured_s:.1f} "

@@ -1,9 +1,13 @@
-"""Two networks for `step_model.py`, on synthetic images: STEP_MODEL=cnn (0.4 MB of gradient) or resnet (ResNet-18
-without its last stage, 11 MB)."""
+"""Networks for `step_model.py`, on synthetic images, by STEP_MODEL.
+
+cnn, resnet     0.4 MB of gradient; ResNet-18 without its last stage, 11 MB
+small, large    the same sizes in one linear layer; instead of computing, a micro-batch sleeps for STEP_SLEEP_MS
+"""
 
 from __future__ import annotations
 
 import os
+import time
 
 import torch
 import torch.nn.functional as F
@@ -13,19 +17,24 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from lockstep import Accuracy, Batch, DatasetSamples, Parts, RunConfig
 
-MODELS = ("cnn", "resnet")
+SLEEP_S = float(os.environ.get("STEP_SLEEP_MS", "0")) / 1e3
+LINEAR = {"small": 32, "large": 900}
 PRESET = {"global_batch": 64, "micro_batch": 8, "epochs": 1000, "optim": {"lr": 0.01}}
 NUM_SAMPLES, NUM_CLASSES, SIZE_PX = 1024, 10, 32
 
 
 def loss(outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
     """Cross entropy."""
+    time.sleep(SLEEP_S)
     return {"loss": F.cross_entropy(outputs, batch.targets)}
 
 
 def model() -> nn.Module:
     """Return the network that STEP_MODEL names."""
-    if os.environ.get("STEP_MODEL", "cnn") == "resnet":
+    name = os.environ.get("STEP_MODEL", "cnn")
+    if name in LINEAR:
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE_PX**2, LINEAR[name]))
+    if name == "resnet":
         network = ResNet(BasicBlock, [2, 2, 2, 2], num_classes=NUM_CLASSES)
         network.layer4, network.fc = nn.Identity(), nn.Linear(256, NUM_CLASSES)
         return network

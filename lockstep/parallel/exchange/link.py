@@ -104,7 +104,8 @@ def _bits_per_s(world: World, peer: int, latency_s: float) -> float:
         _finish(world, [Message(took, peer, 1, is_receive=world.rank > peer)])
         times.append(took.item())
     # A receive is announced to its sender first: one latency for the announcement, one for the message.
-    return 8 * LARGE_BYTES / max(median(times[len(times) // 2 :]) - 2 * latency_s, 1e-9)
+    seconds = median(times[len(times) // 2 :])
+    return 8 * LARGE_BYTES / max(seconds - 2 * latency_s, seconds / 2)
 
 
 def _finish(world: World, messages: list[Message]) -> None:
