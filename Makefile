@@ -170,7 +170,7 @@ bench-gpu: .venv/bench/.installed  ## compare bits, throughput, data wait and me
 bench-exact-sharding: .venv/.installed  ## compare memory and step time of exact parallel=fsdp with fully_shard and ddp: 15 minutes
 	@$(PY) -m benchmarks.exact_sharding $(BENCH_ARGS)
 
-bench-step-model: .venv/.installed-dev  ## compare the step time that lockstep plan predicts with the measured one, on 4 links: 8 minutes; needs Linux and root
+bench-step-model: .venv/.installed-dev  ## compare the step time that lockstep plan predicts with the measured one, on 4 links; needs Linux and root
 	@$(PY) -m benchmarks.step_model $(BENCH_ARGS)
 
 bench-order: .venv/.installed  ## measure the cost of the sample order for 100 million samples
