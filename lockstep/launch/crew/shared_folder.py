@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.cluster.epochs.membership import Epoch, read_epoch
+from lockstep.errors import LaunchError
 from lockstep.launch.nodes.auth import FILE_NAME
 
 PARENT = ".crew"
@@ -144,8 +145,16 @@ def make_shared_folder(run_folder: Path, nonce: str) -> Path:
     Args:
         run_folder: The run folder.
         nonce: Names this start of the run.
+
+    Raises:
+        LaunchError: Its parent is a link.
     """
     path = run_folder / PARENT / nonce
+    if path.parent.is_symlink():
+        raise LaunchError(
+            f"{path.parent} is a link: the launchers would write, and remove files, where it points to",
+            fix="Remove the link, or use another --run-dir.",
+        )
     for old in path.parent.glob("*"):
         _remove(old)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -154,8 +163,11 @@ def make_shared_folder(run_folder: Path, nonce: str) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder that contains only files."""
+    """Remove the files that launchers write, and the folder if nothing else is in it."""
+    if folder.is_symlink():  # a run folder may come from a stranger, and links lead anywhere
+        return
     with suppress(OSError):
-        for path in folder.iterdir():
-            path.unlink(missing_ok=True)
+        for pattern in ("claim-*", "node-*.json", "epoch-*.json", NEWEST, "*.part"):
+            for path in folder.glob(pattern):
+                path.unlink(missing_ok=True)
         folder.rmdir()

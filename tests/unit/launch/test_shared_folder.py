@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.cluster.epochs.membership import Epoch
+from lockstep.errors import LaunchError
 from lockstep.launch.crew.shared_folder import NodeStatus, SharedFolder, make_shared_folder
 
 NONE = Epoch(-1, 0, ())
@@ -64,3 +65,28 @@ def test_a_new_start_removes_what_an_earlier_one_has_left(path: Path, tmp_path: 
     new = make_shared_folder(tmp_path / "run", "two")
     assert [entry.name for entry in path.parent.iterdir()] == ["two"]
     assert new.is_dir()
+
+
+@pytest.mark.parametrize("name", [".crew", ".crew/old"])
+def test_links_in_a_run_folder_of_a_stranger_lead_to_no_removal(tmp_path: Path, name: str) -> None:
+    users = tmp_path / "users"
+    (users / "one").mkdir(parents=True)
+    for file in ("node-0.json", "letter.txt", "one/epoch-1.json"):
+        (users / file).write_text("mine")
+    link = tmp_path / "run" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(users)
+    if name == ".crew":
+        with pytest.raises(LaunchError, match=r"\.crew is a link"):
+            make_shared_folder(tmp_path / "run", "one")
+    else:
+        assert make_shared_folder(tmp_path / "run", "one").is_dir()
+    assert sorted(path.name for path in users.rglob("*")) == ["epoch-1.json", "letter.txt", "node-0.json", "one"]
+
+
+def test_what_launchers_have_not_written_stays(tmp_path: Path) -> None:
+    old = make_shared_folder(tmp_path, "old")
+    SharedFolder(old, 1.0)
+    (old / "letter.txt").write_text("mine")
+    make_shared_folder(tmp_path, "new")
+    assert [path.name for path in old.iterdir()] == ["letter.txt"]
