@@ -50,7 +50,10 @@ def examine(world: World, timeout_s: float = 30.0) -> list[CheckResult]:
     pairs = [_interface(world), *_pairs(world, timeout_s)]
     if any(result.verdict == "problem" for result in pairs):
         return pairs
-    return [*pairs, *_all_reduce(world), CheckResult("link", f"{measure_link(world)} for lockstep plan --link")]
+    results = [*pairs, *_all_reduce(world)]
+    if all(result.verdict != "problem" for result in results):
+        results.append(CheckResult("link", f"{measure_link(world)} for lockstep plan --link"))
+    return results
 
 
 def _interface(world: World) -> CheckResult:

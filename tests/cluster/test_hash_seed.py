@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.runs import LONG_S, environment
 
 IN_A_WORKER = """
@@ -29,7 +31,6 @@ def run(code: str, **more: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_worker_has_a_fixed_hash_seed_or_the_user_s() -> None:
-    plain = "print(hash('a'))"
-    assert run(IN_A_WORKER) == run(plain, PYTHONHASHSEED="0")
-    assert run(IN_A_WORKER, PYTHONHASHSEED="7") == run(plain, PYTHONHASHSEED="7")
+@pytest.mark.parametrize("variables", [{}, pytest.param({"PYTHONHASHSEED": "7"}, marks=pytest.mark.full)])
+def test_a_worker_has_a_fixed_hash_seed_or_the_user_s(variables: dict[str, str]) -> None:
+    assert run(IN_A_WORKER, **variables) == run("print(hash('a'))", **{"PYTHONHASHSEED": "0", **variables})

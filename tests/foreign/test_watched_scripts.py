@@ -50,7 +50,7 @@ def test_a_rank_that_hangs_in_the_loop_is_named_with_its_stack(starter: Starter)
     ("what", "says"),
     [
         ("late", "waited 2 s for 2 processes: rank 1 did not come"),
-        ("settings", "the ranks differ in global_batch"),
+        pytest.param("settings", "the ranks differ in global_batch", marks=pytest.mark.full),
         ("nan", "the gradient is not finite"),
         pytest.param("drift", "the ranks differ after step 2: first in bias", marks=pytest.mark.full),
     ],

@@ -34,7 +34,7 @@ def test_equal_tensors_are_dealt_out_evenly() -> None:
     assert assign_owners([1, 9, 1], 2) == [1, 0, 1]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     num_samples=st.integers(1, 60),
     global_batch=st.integers(1, 30),

@@ -221,6 +221,7 @@ def test_options_of_the_step_time_need_a_link(capsys: pytest.CaptureFixture[str]
     assert "--link is 'quick'" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_the_command_measures_the_step_on_this_machine(tmp_path: Path) -> None:
     more = ["--link", "1Gbit,50us", "--nodes", "2", "--json", "device=cpu"]
     values = json.loads(lockstep("plan", TINY, *more, cwd=tmp_path).stdout)["step_time"]
