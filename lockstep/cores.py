@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # Other load from which measurements are not reliable, as a share of the cores.
@@ -22,6 +24,23 @@ def num_cores() -> int:
 def core_ids() -> set[int]:
     """Return the cores of this process's affinity mask; none where the system has no such mask (macOS)."""
     return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set()
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Keep this thread, and threads that it starts meanwhile, on one core; no effect where there are no masks (macOS).
+
+    For threads that pass control to each other: waking one on another core takes longer.
+    """
+    before = core_ids()
+    if before:
+        # Not the first core in all processes.
+        os.sched_setaffinity(0, {sorted(before)[os.getpid() % len(before)]})
+    try:
+        yield
+    finally:
+        if before:
+            os.sched_setaffinity(0, before)
 
 
 def describe_other_load(seconds: float = 0.5) -> tuple[str, bool]:

@@ -15,7 +15,7 @@ import copy
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from lockstep.cluster.world import World, alone
 from lockstep.config.schema import RunConfig
+from lockstep.cores import on_one_core
 from lockstep.data.loader import Loader
 from lockstep.data.order import Step
 from lockstep.engine.assemble import init_weights, make_job
@@ -90,7 +91,8 @@ def simulate(
     ranks = _Ranks(job, max(procs), steps)
     messages = num_bytes = rounds = 0
     began = time.perf_counter()
-    with closing(ranks):
+    # One rank computes at a time. With several threads for one operation, these need cores of their own.
+    with on_one_core() if torch.get_num_threads() == 1 else nullcontext(), closing(ranks):
         for number in range(steps):
             network = ranks.step(number, procs[number % len(procs)])
             messages = max(messages, *(each.messages for each in network.traffic), 0)

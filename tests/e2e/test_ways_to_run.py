@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 from PIL import Image
@@ -206,14 +208,17 @@ def test_training_called_from_a_process_that_is_killed_saves_and_ends(tmp_path: 
     call = f"lockstep.train({str(TINY)!r}, {settings}, procs={procs}, run_dir={str(folder)!r})"
     script = subprocess.Popen([sys.executable, "-c", f"import lockstep; {call}"], cwd=tmp_path, env=environment(),
                               start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    below: list[psutil.Process] = []
     try:
         wait_until(lambda: records(folder, "train"))
+        below = psutil.Process(script.pid).children(recursive=True)
         script.kill()  # as a notebook's kernel is when it is restarted
         script.wait()
-        wait_until(lambda: not processes_with(str(folder)))
+        assert not psutil.wait_procs(below, timeout=LONG_S)[1]
     finally:
-        for pid in processes_with(str(folder)):
-            os.kill(pid, signal.SIGKILL)
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
     assert list((folder / "checkpoints").glob("step-*"))
     assert not (folder / "result.json").exists()
 

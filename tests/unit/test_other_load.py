@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from lockstep import cores
-from lockstep.cores import describe_other_load, num_cores
+from lockstep.cores import core_ids, describe_other_load, num_cores, on_one_core
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc/stat")
@@ -48,3 +49,16 @@ def test_the_own_work_of_this_process_does_not_count(
 def test_a_system_that_does_not_count_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "_busy_seconds", lambda: None)
     assert describe_other_load(0.0) == ("", False)
+
+
+@pytest.mark.skipif(not core_ids(), reason="needs affinity masks (Linux)")
+def test_threads_that_start_on_one_core_share_it_and_the_mask_comes_back() -> None:
+    before, seen = core_ids(), []
+    with pytest.raises(ZeroDivisionError), on_one_core():  # noqa: PT012 - the mask has to come back after an error
+        thread = threading.Thread(target=lambda: seen.append(core_ids()))
+        thread.start()
+        thread.join()
+        seen.append(core_ids())
+        raise ZeroDivisionError
+    assert len(seen[0]) == 1
+    assert seen[1] == seen[0] <= before == core_ids()
