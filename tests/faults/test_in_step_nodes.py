@@ -83,6 +83,19 @@ def test_a_lost_process_of_a_node_is_replaced(victim: int, undisturbed: str, tmp
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_lost_shortly_before_the_end_is_no_failure(victim: int, undisturbed: str, tmp_path: Path) -> None:
+    with nodes(tmp_path, *in_step(tmp_path), "--nodes", "2", "--max-restarts", "2") as begin:
+        jobs = [begin(name) for name in "ab"]
+        jobs[0].wait_for_step(2)
+        psutil.Process(pids(jobs)[victim]).kill()
+        # Its replacement starts in more time than the other process needs for the rest.
+        check(tmp_path, undisturbed, jobs, "ab")
+        assert "could not join" not in said(tmp_path, NAMES[victim])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
 def test_fewer_nodes_than_the_minimum_end_the_run(tmp_path: Path) -> None:
     with nodes(tmp_path, *in_step(tmp_path), "--nodes", "2") as begin:
         jobs = [begin(name) for name in "ab"]

@@ -96,8 +96,8 @@ class Reports:
         if self._records is not None and (not is_same_run or self._evaluated_step > job.progress.evaluated_step):
             self._records.truncate_after(job.progress.step, last_eval=job.progress.evaluated_step)
         # For the events in `lockstep report`.
-        place = (job.world.rank, job.world.size)
-        LOGGER.info("training from step %d of %d, rank %d of %d", job.progress.step, job.num_steps, *place)
+        world, done, last = job.world, job.progress.step, job.last_result
+        LOGGER.info("training from step %d of %d, rank %d of %d", done, job.num_steps, world.rank, world.size)
         if is_same_run:
             self._recorder.resume(job)
         else:
@@ -111,6 +111,11 @@ class Reports:
         if self._records is not None and self._device is None:
             self._device = DeviceRecords(job)
         self.waits.start(job)
+        if self._records is not None and not is_same_run and last is not None and last[0] + 1 == done:
+            # This process has become rank 0. The former one may be lost before it had recorded the last step.
+            recorded = max((record["step"] for record in read_records(self._folder.path, "train")), default=0)
+            if recorded < done and done % self._every == 0:
+                self._record_step(job, last[1])
         if job.world.membership is None or job.last_result is None:
             self._loss_sum, self._num_samples = 0.0, 0
         self.resume(job)
@@ -154,18 +159,7 @@ class Reports:
             job.loader.num_to_keep, job.loader.kept = 0, []
         left = self._samples_until(job, total) - self._samples_until(job, done)
         if done % self._every == 0:
-            terms = result.terms if len(result.terms) > 1 else {}
-            values: dict[str, float | None] = {"loss": result.loss, **terms, "lr": result.lr, "grad_norm": result.norm}
-            if job.config.precision == "fp16":
-                values |= {"loss_scale": job.progress.loss_scale, "overflow_steps": job.progress.num_overflows}
-            values |= {"samples_per_s": self._rate.samples_per_s, "seconds": job.progress.seconds}
-            self._last_wait = self.waits.data_share(job)
-            values["data_wait"] = self._last_wait
-            values |= self._device.values(self._rate.samples_per_s) if self._device is not None else {}
-            self._records.write("train", done, done / job.order.steps_per_epoch, values)
-            if values_of_ranks := self.waits.step_ms():
-                self._records.write("ranks", done, done / job.order.steps_per_epoch, values_of_ranks)
-            self.waits.notice_data(job)
+            self._record_step(job, result)
         self._console.progress(
             epoch=step.epoch + 1,
             steps_per_epoch=job.order.steps_per_epoch,
@@ -213,7 +207,7 @@ class Reports:
 
     def take_over(self, before: Reports) -> None:
         """Continue the reports of a process that becomes rank 0."""
-        self.first_step_at = before.first_step_at
+        self.first_step_at, self._rate = before.first_step_at, before._rate
         self._loss_sum, self._num_samples = before._loss_sum, before._num_samples
 
     def checkpoint(self, step: int, path: Path) -> None:
@@ -237,6 +231,22 @@ class Reports:
             self._console.close()
         if self._records is not None:
             self._records.close()
+
+    def _record_step(self, job: Job, result: StepResult) -> None:
+        assert self._records is not None
+        done, epoch = job.progress.step, job.progress.step / job.order.steps_per_epoch
+        terms = result.terms if len(result.terms) > 1 else {}
+        values: dict[str, float | None] = {"loss": result.loss, **terms, "lr": result.lr, "grad_norm": result.norm}
+        if job.config.precision == "fp16":
+            values |= {"loss_scale": job.progress.loss_scale, "overflow_steps": job.progress.num_overflows}
+        values |= {"samples_per_s": self._rate.samples_per_s, "seconds": job.progress.seconds}
+        self._last_wait = self.waits.data_share(job)
+        values["data_wait"] = self._last_wait
+        values |= self._device.values(self._rate.samples_per_s) if self._device is not None else {}
+        self._records.write("train", done, epoch, values)
+        if values_of_ranks := self.waits.step_ms():
+            self._records.write("ranks", done, epoch, values_of_ranks)
+        self.waits.notice_data(job)
 
     def _draw_samples(self, job: Job, batches: Sequence[Batch]) -> None:
         """Draw the first training samples in the background: nothing is read again, and no step waits."""

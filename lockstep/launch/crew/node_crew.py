@@ -85,7 +85,7 @@ class NodeCrew(Crew):
                 if text := next((status.failure for status in self._statuses.values() if status.failure), ""):
                     raise LaunchError("the run has ended on another node", given=text.splitlines()[0], fix=FIX)
                 self._follow()
-                if not self._workers and (self._done or self._supervisor.stop is not None):
+                if not self._workers and (self._epoch.is_last or self._supervisor.stop is not None):
                     return False, self._done
                 self._lead()
         except FileNotFoundError as error:
@@ -138,8 +138,8 @@ class NodeCrew(Crew):
                 self._done[worker.slot] = result
                 self._done_numbers.add(worker.number)
                 del self._workers[worker.slot]
-            elif self._done or (self._supervisor.stop is not None and not worker.has_marked("ready")):
-                del self._workers[worker.slot]
+            elif self._epoch.is_last or (self._supervisor.stop is not None and not worker.has_marked("ready")):
+                del self._workers[worker.slot]  # the run is complete, here or on another node, or it is being stopped
             elif worker.is_killed or (worker.number not in self._planned and not is_member):
                 if not self._replace(worker):
                     return False

@@ -199,3 +199,20 @@ def test_evaluates_every_few_epochs_and_at_the_end(
     assert [record["step"] for record in read_records(folder.path, "eval")] == expected
     assert job.progress.best == {"step": expected[0], "metric": "score", "value": 0.3}
     assert steps(folder.checkpoints) == sorted({expected[0], 2 * epochs})
+
+
+def test_a_new_rank_0_records_the_last_step_if_the_former_one_has_not(folder: RunFolder) -> None:
+    job = job_of(parts([0.5]), epochs=1)
+    go(job, folder)
+    whole = read_records(folder.path, "train")
+    path = folder.path / "metrics.jsonl"
+    for num_kept, cut in ((1, ""), (1, '{"kind": "train", "st'), (2, "")):
+        path.write_text("".join(json.dumps(record) + "\n" for record in whole[:num_kept]) + cut)
+        reports = Reports(job, folder)  # as its process does once the step has been applied
+        reports.start(job)
+        reports.close()
+        found = read_records(folder.path, "train")
+        assert [record["step"] for record in found] == [1, 2]
+        assert [(record["loss"], record["grad_norm"]) for record in found] == [
+            (record["loss"], record["grad_norm"]) for record in whole
+        ]
