@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import psutil
@@ -79,6 +80,39 @@ def test_a_lost_process_of_a_node_is_replaced(victim: int, undisturbed: str, tmp
         assert set(before) - {before[victim]} <= set(pids(jobs))
         check(tmp_path, undisturbed, jobs, "ab")
     assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [2, 1, 2]
+
+
+@pytest.mark.timeout(400)
+def test_a_node_joins_when_the_one_that_served_the_rendezvous_is_lost(undisturbed: str, tmp_path: Path) -> None:
+    with nodes(tmp_path, *in_step(tmp_path), "--nodes", "1:2") as begin:
+        first, second = begin("a"), begin("b")
+        first.wait_for_step(2)
+        kill_node(first)
+        second.wait_for_step(second.steps() + 2)
+        kept = pids([second])
+        third = begin("c", waits=False)
+        wait_until(lambda: "continuing with 2 processes" in said(tmp_path, "b"), WAIT_S)
+        assert pids([second]) == kept
+        check(tmp_path, undisturbed, [second, third], "abc")
+    assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [2, 1, 2]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_launcher_with_other_settings_is_refused_and_the_run_continues(undisturbed: str, tmp_path: Path) -> None:
+    with nodes(tmp_path, *in_step(tmp_path), "--nodes", "1:2") as begin:
+        first, second = begin("a"), begin("b")
+        first.wait_for_step(2)
+        kill_node(first)
+        second.wait_for_step(second.steps() + 2)
+        (path,) = (tmp_path / "run" / ".crew").glob("*/record.json")
+        assert (path.parent / ".rendezvous-key").stat().st_mode & 0o777 == 0o600
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "shared": {**content["shared"], "optim.lr": "7"}}))
+        third = begin("c", waits=False)
+        assert third.process.wait(LONG_S) == 4
+        assert "optim.lr: 7 there" in said(tmp_path, "c")
+        check(tmp_path, undisturbed, [second], "ab")
 
 
 @pytest.mark.full

@@ -50,8 +50,8 @@ def nodes(folder: Path, *arguments: object) -> Iterator[Callable[..., Job]]:
     port = own_port()
     begun: list[Job] = []
 
-    def begin(name: str, rank: int | None = None) -> Job:
-        if begun:  # The first one serves the rendezvous, so the run needs it.
+    def begin(name: str, rank: int | None = None, waits: bool = True) -> Job:
+        if begun and waits:  # The first one serves the rendezvous, so the run needs it.
             wait_until(lambda: _listens(port), 120)
         (folder / name / "tmp").mkdir(parents=True)
         place = f"127.0.0.1:{port}"

@@ -180,8 +180,8 @@ def store_key(path: Path) -> None:
     generations.generation_of(value, 1)
     collectives._count(raw, name)
     store.count(name)
-    if (record := admission._read(raw.get(name))) is not None:
-        admission.compare(record, admission._record(run), has_own_id=False)
+    if (record := admission.read_record(raw.get(name))) is not None:
+        admission.compare(record, admission.describe_run(run), has_own_id=False)
     host, seconds = clocks._read(raw.get(name))
     str(clocks._differ(host, seconds, 0.0, 1.0))
     if name == "rendezvous":

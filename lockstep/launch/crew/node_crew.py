@@ -23,6 +23,7 @@ from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
 from lockstep.launch.crew.crew import Crew, CrewSupervisor
 from lockstep.launch.crew.crew_process import EPOCHS_FILE, Entry, Worker, start_worker
+from lockstep.launch.crew.running_group import describe_group
 from lockstep.launch.crew.shared_folder import PARENT, NodeStatus, SharedFolder, WorkerState, make_shared_folder
 from lockstep.launch.supervisor import send_signal
 from lockstep.launch.worker import WorkerResult
@@ -180,6 +181,8 @@ class NodeCrew(Crew):
 
     def _adopt(self, epoch: Epoch) -> None:
         is_first = self._epoch.number < 0 <= epoch.number
+        if is_first and not {*self._planned} & {*epoch.workers}:
+            self._planned = range(0)  # this machine joins a run that has begun: all its processes are replacements
         if epoch.node != self._shared.node:
             self._stores = []
         self._epoch = epoch
@@ -259,21 +262,22 @@ class NodeCrew(Crew):
         self._adopt(found)
 
 
-def open_shared_folder(store: SignedStore, nodes: RendezvousConfig, is_first: bool, nonce: str) -> SharedFolder:
+def open_shared_folder(store: SignedStore, nodes: RendezvousConfig, key: str, nonce: str | None) -> SharedFolder:
     """Open the files of all launchers, which the first one creates.
 
     Args:
         store: The launchers' store.
         nodes: The rendezvous.
-        is_first: Whether this launcher creates them.
-        nonce: A new name for them.
+        key: The key of the launchers.
+        nonce: A new name for the files, on the launcher that creates them.
 
     Raises:
         LaunchError: The run folder is not on a disk that the machines share.
     """
     assert nodes.folder is not None
-    if is_first:
+    if nonce is not None:
         path = make_shared_folder(nodes.folder, nonce)
+        describe_group(path, nodes, key)
         store.put(SHARE, path.name)
     else:
         path = nodes.folder / PARENT / str(store.wait_for(SHARE))

@@ -13,6 +13,7 @@ from lockstep.errors import LaunchError
 from lockstep.launch.crew.crew import Crew, CrewSupervisor
 from lockstep.launch.crew.crew_process import Entry
 from lockstep.launch.crew.node_crew import NodeCrew, open_shared_folder
+from lockstep.launch.crew.running_group import join_group
 from lockstep.launch.nodes.rendezvous import NodeRendezvous
 
 
@@ -27,7 +28,7 @@ def run_node(
     """Run `function(*args)` in the processes of this machine, and return the command's exit code.
 
     The rendezvous admits the launchers and gives them a key. After that, they meet only in the run folder, so the
-    machine that serves the rendezvous may be lost like any other.
+    machine that serves the rendezvous may be lost like any other. A launcher that comes later joins there too.
 
     Args:
         nodes: The rendezvous.
@@ -37,13 +38,19 @@ def run_node(
         sizes: Processes of this machine, the least number of them, and restarts.
         crews: Receives the crew, as the signal handler needs its process ids.
     """
-    rendezvous = NodeRendezvous(nodes, supervisor.raise_if_stop_requested, supervisor.report)
+    group, rendezvous = join_group(nodes), None
+    if group is None:
+        rendezvous = NodeRendezvous(nodes, supervisor.raise_if_stop_requested, supervisor.report)
     code, text = 1, "a launcher failed"
     try:
-        shared = open_shared_folder(rendezvous.store, nodes, rendezvous.serves, secrets.token_hex(8))
+        if rendezvous is not None:
+            nonce = secrets.token_hex(8) if rendezvous.serves else None
+            group = open_shared_folder(rendezvous.store, nodes, rendezvous.key, nonce), rendezvous.key
+        assert group is not None
+        shared, key = group
         # Without a launcher that reports them, processes are lost to the others: they end at once.
-        entry = Entry(function, args, supervisor.folder, 0.0, rendezvous.key)
-        crew: Crew = NodeCrew(entry, supervisor, *sizes, nodes, shared, rendezvous.serves)
+        entry = Entry(function, args, supervisor.folder, 0.0, key)
+        crew: Crew = NodeCrew(entry, supervisor, *sizes, nodes, shared, rendezvous is not None and rendezvous.serves)
         crews.append(crew)
         code = supervisor.exit_code(*crew.run())
         text = supervisor.end_message(code)
@@ -55,6 +62,6 @@ def run_node(
             f"lost the rendezvous at {nodes.endpoint} while joining", fix="Start the same command again."
         ) from None
     finally:
-        if rendezvous.serves:
+        if rendezvous is not None and rendezvous.serves:
             rendezvous.end(code, text)
     return code

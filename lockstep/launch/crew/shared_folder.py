@@ -3,6 +3,7 @@
     .crew/NONCE/node-K.json     status of node K, replaced ten times a second: its heartbeat and its processes
     .crew/NONCE/epoch-N.json    epoch N, created once by a hard link: of two launchers that try, one succeeds
     .crew/NONCE/newest.json     a copy of the newest epoch; readers ignore one that is older than what they have read
+    .crew/NONCE/record.json     what launchers that join later have to share; their key is in a file beside it
 
 The disk is the only fixed point: no file belongs to a machine that must not be lost. Files are replaced and opened
 again for each read, which network file systems pass on at once (close-to-open consistency).
@@ -24,6 +25,7 @@ from lockstep.launch.nodes.auth import FILE_NAME
 
 PARENT = ".crew"
 NEWEST = "newest.json"
+RECORD = "record.json"
 
 WorkerState = Literal["planned", "started", "ready", "member", "done"]
 
@@ -162,12 +164,37 @@ def make_shared_folder(run_folder: Path, nonce: str) -> Path:
     return path
 
 
+def has_heartbeat(path: Path, limit_s: float) -> bool:
+    """Return whether a launcher writes its status into a folder now.
+
+    Args:
+        path: The folder `.crew/NONCE`.
+        limit_s: How long to wait for it, seconds.
+    """
+    first, end = _beats(path), time.monotonic() + limit_s
+    while first and time.monotonic() < end:
+        time.sleep(0.02)
+        if any(first.get(name) != beat for name, beat in _beats(path).items()):
+            return True
+    return False
+
+
+def _beats(path: Path) -> dict[str, object]:
+    found = {}
+    for each in path.glob("node-*.json"):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            content = json.loads(each.read_text(encoding="utf-8"))
+            if not content["has_ended"]:
+                found[each.name] = content["beat"]
+    return found
+
+
 def _remove(folder: Path) -> None:
     """Remove the files that launchers write, and the folder if nothing else is in it."""
     if folder.is_symlink():  # a run folder may come from a stranger, and links lead anywhere
         return
     with suppress(OSError):
-        for pattern in ("claim-*", "node-*.json", "epoch-*.json", NEWEST, "*.part"):
+        for pattern in ("claim-*", "node-*.json", "epoch-*.json", NEWEST, RECORD, "*.part", f"{FILE_NAME}*"):
             for path in folder.glob(pattern):
                 path.unlink(missing_ok=True)
         folder.rmdir()

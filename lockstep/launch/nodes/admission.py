@@ -81,7 +81,7 @@ def publish(store: Store, nodes: RendezvousConfig) -> None:
             nodes.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_make(nodes.folder, error) from None
-    store.set(OWNER, json.dumps(_record(nodes)))
+    store.set(OWNER, json.dumps(describe_run(nodes)))
 
 
 def check(store: Store, nodes: RendezvousConfig) -> bool:
@@ -93,12 +93,12 @@ def check(store: Store, nodes: RendezvousConfig) -> bool:
     Raises:
         LaunchError: It is another run, has other settings, or is not a run of Lockstep.
     """
-    owner, mine, is_first = _owner(store, nodes), _record(nodes), False
+    owner, mine, is_first = _owner(store, nodes), describe_run(nodes), False
     if owner["run"] != nodes.run_id and nodes.has_own_id:
         # Two runs share the store intentionally. The first launcher of this run writes its record.
         text = store.compare_set(f"lockstep/{nodes.run_id}/record", "", json.dumps(mine))
         is_first = text == json.dumps(mine).encode()
-        owner = _read(text) or owner
+        owner = read_record(text) or owner
     differing = compare(owner, mine, nodes.has_own_id)
     if differing:
         raise LaunchError(
@@ -131,7 +131,8 @@ def compare(theirs: Mapping[str, Any], mine: Mapping[str, Any], has_own_id: bool
     return [_printable(line) for line in lines[:_SHOWN]] + more
 
 
-def _record(nodes: RendezvousConfig) -> dict[str, Any]:
+def describe_run(nodes: RendezvousConfig) -> dict[str, Any]:
+    """Return the record of this launcher's run."""
     user, inode = str(os.getuid()), 0
     with suppress(OSError, KeyError):
         user = getpass.getuser()
@@ -165,7 +166,7 @@ def _owner(store: Store, nodes: RendezvousConfig) -> dict[str, Any]:
                 fix="Choose another port, the same on all machines, or end that program.",
             )
         time.sleep(0.02)
-    found = _read(text)
+    found = read_record(text)
     if found is None:
         raise LaunchError(
             f"the record of the run at {nodes.endpoint} is damaged",
@@ -175,7 +176,7 @@ def _owner(store: Store, nodes: RendezvousConfig) -> dict[str, Any]:
     return found
 
 
-def _read(text: bytes) -> dict[str, Any] | None:
+def read_record(text: str | bytes) -> dict[str, Any] | None:
     """Parse a record; None if it is damaged."""
     try:
         found = json.loads(text)

@@ -45,15 +45,19 @@ def nodes_seal(key: str, nodes: RendezvousConfig) -> Seal:
 
 
 class KeyFile:
-    """A key in the run folder for the other launchers of the run; `remove` deletes it.
+    """A key in a folder for the other launchers of the run; `remove` deletes it.
+
+    Args:
+        folder: Where to write it.
+        key: The key; default: a new one.
 
     Raises:
         CheckpointError: It cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, key: str = "") -> None:
         self.path = folder / FILE_NAME
-        self.key = new_key()
+        self.key = key or new_key()
         partial = folder / f"{FILE_NAME}.{os.getpid()}.partial"
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -58,7 +58,7 @@ def test_numbers_that_are_too_large_are_refused() -> None:
     assert not is_running(HUGE)
     assert clocks._read(json.dumps({"host": "h", "time": HUGE}).encode())[0] == "the rendezvous"
     record = {"run": "r", "host": "h", "pid": 1, "user": "u", "folder": "f", "inode": float("inf"), "shared": {}}
-    assert admission._read(json.dumps(record).encode()) is None
+    assert admission.read_record(json.dumps(record).encode()) is None
 
 
 @pytest.mark.parametrize("code", [256, -1, HUGE, True, "0"])

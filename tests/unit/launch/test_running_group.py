@@ -1,0 +1,88 @@
+"""Which folders in a run folder are joined as those of launchers that train there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lockstep.config.process_range import ProcessRange, RendezvousConfig
+from lockstep.errors import LaunchError
+from lockstep.launch.crew.running_group import describe_group, join_group
+from lockstep.launch.crew.shared_folder import NodeStatus, SharedFolder, make_shared_folder
+
+
+def rendezvous(folder: Path, **shared: str) -> RendezvousConfig:
+    return RendezvousConfig(
+        ProcessRange(1, 3), "127.0.0.1:29400", "run", 9.0, 1.0, node_timeout_s=2.0, folder=folder, shared=shared
+    )
+
+
+@contextmanager
+def launcher(path: Path) -> Iterator[None]:
+    """A launcher that writes its status."""
+    shared, stop = SharedFolder(path, 2.0), threading.Event()
+    shared.publish(NodeStatus(shared.node))
+
+    def beat() -> None:
+        while not stop.wait(0.05):
+            shared.publish(NodeStatus(shared.node))
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_group_with_a_heartbeat_is_joined_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCKSTEP_KEY", raising=False)
+    path = make_shared_folder(tmp_path, "one")
+    describe_group(path, rendezvous(tmp_path, lr="1"), "k" * 64)
+    with launcher(path):
+        joined = join_group(rendezvous(tmp_path, lr="1"))
+        assert joined is not None
+        assert joined[0].node == 1
+        assert joined[1] == "k" * 64
+        with pytest.raises(LaunchError, match="another run trains in") as caught:
+            join_group(rendezvous(tmp_path, lr="2"))
+        assert "lr: 1 there, 2 here" in str(caught.value)
+        (path / ".rendezvous-key").chmod(0o644)
+        with pytest.raises(LaunchError, match="other users have access"):
+            join_group(rendezvous(tmp_path, lr="1"))
+        (path / ".rendezvous-key").unlink()
+        with pytest.raises(LaunchError, match="does not have the key"):
+            join_group(rendezvous(tmp_path, lr="1"))
+        monkeypatch.setenv("LOCKSTEP_KEY", "m" * 64)
+        joined = join_group(rendezvous(tmp_path, lr="1"))
+        assert joined is not None
+        assert joined[1] == "m" * 64
+
+
+def test_files_without_a_heartbeat_are_no_group(tmp_path: Path) -> None:
+    assert join_group(rendezvous(tmp_path)) is None
+    path = make_shared_folder(tmp_path, "one")
+    describe_group(path, rendezvous(tmp_path), "k" * 64)
+    SharedFolder(path, 2.0).publish(NodeStatus(0))  # a run that was killed
+    began = time.monotonic()
+    assert join_group(rendezvous(tmp_path)) is None
+    assert time.monotonic() - began < 5
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    path = make_shared_folder(tmp_path / "other", "one")
+    describe_group(path, rendezvous(tmp_path), "k" * 64)
+    for run in ("a", "b"):
+        (tmp_path / run).mkdir()
+    (tmp_path / "a" / ".crew").symlink_to(path.parent)
+    (tmp_path / "b" / ".crew").mkdir()
+    (tmp_path / "b" / ".crew" / "one").symlink_to(path)
+    with launcher(path):
+        assert join_group(rendezvous(tmp_path / "a")) is None
+        assert join_group(rendezvous(tmp_path / "b")) is None
