@@ -15,7 +15,7 @@ PY := .venv/bin/python
 PYTEST = PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := lockstep tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-kills bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-load-balance bench-exact-sharding bench-step-model bench-sweep bench-trackers bench-augmentation test-gpu bench-gpu
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-kills bench-spot bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-load-balance bench-exact-sharding bench-step-model bench-sweep bench-trackers bench-augmentation test-gpu bench-gpu
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -148,6 +148,9 @@ bench-faults: .venv/bench/.installed  ## compare how tools handle a kill, a hang
 
 bench-kills: .venv/.installed-dev  ## kill and stop processes of a run that recovers in the step, at random: 20 trials, 4 minutes; BENCH_ARGS="--trials 200 --seed 7"
 	@$(PY) -m benchmarks.kills $(BENCH_ARGS)
+
+bench-spot: .venv/.installed-dev  ## replay losses and returns of spot machines with Lockstep and DDP: 12 minutes
+	@$(PY) -m benchmarks.spot $(BENCH_ARGS)
 
 bench-diff: .venv/.installed  ## plant 50 differences between two runs and count how many lockstep diff locates: 3 minutes
 	@$(PY) benchmarks/diff_faults.py $(BENCH_ARGS)

@@ -12,19 +12,20 @@ order of epochs. A group that is not in the newest one misses a member, and cann
 from __future__ import annotations
 
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from lockstep.cluster.address import address_towards, split_endpoint
 from lockstep.cluster.epochs.membership import Epoch, write_epoch
-from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.store import serve_store
 from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
 from lockstep.launch.crew.crew import Crew, CrewSupervisor
 from lockstep.launch.crew.crew_process import EPOCHS_FILE, Entry, Worker, start_worker
-from lockstep.launch.crew.running_group import describe_group
-from lockstep.launch.crew.shared_folder import PARENT, NodeStatus, SharedFolder, WorkerState, make_shared_folder
+from lockstep.launch.crew.shared_folder import NodeStatus, SharedFolder, WorkerState
 from lockstep.launch.supervisor import send_signal
 from lockstep.launch.worker import WorkerResult
 
@@ -34,7 +35,6 @@ POLL_S = 0.05
 NUMBERS = 1_000_000
 # A status is written when it changes, and this often per cluster.node_timeout_s.
 BEATS = 20
-SHARE = "crew"  # key of the launchers' store with the name of the shared folder
 FIX = "Resume the run with --resume auto on all machines."
 
 
@@ -189,8 +189,27 @@ class NodeCrew(Crew):
         self._members_before |= {*epoch.workers}
         write_epoch(self._entry.folder / EPOCHS_FILE, epoch)
         if is_first and self._supervisor.stop is None:
-            for slot in range(self._num_procs):
-                self._start(slot)
+            with self._heartbeat():
+                for slot in range(self._num_procs):
+                    self._start(slot)
+
+    @contextmanager
+    def _heartbeat(self) -> Iterator[None]:
+        """Repeat the last status in a thread: starting the fork server takes seconds, or more on busy processors."""
+        stop, status = threading.Event(), self._published
+
+        def beat() -> None:
+            with suppress(FileNotFoundError):  # the run has ended
+                while not stop.wait(self._nodes.node_timeout_s / BEATS):
+                    self._shared.publish(status)
+
+        thread = threading.Thread(target=beat, name="heartbeat")
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
 
     def _lead(self) -> None:
         """Name the next epoch, if that is for this launcher to do and something has changed."""
@@ -260,31 +279,3 @@ class NodeCrew(Crew):
         if found == mine:
             self._stores = [store] if is_urgent else [*self._stores[-1:], store]
         self._adopt(found)
-
-
-def open_shared_folder(store: SignedStore, nodes: RendezvousConfig, key: str, nonce: str | None) -> SharedFolder:
-    """Open the files of all launchers, which the first one creates.
-
-    Args:
-        store: The launchers' store.
-        nodes: The rendezvous.
-        key: The key of the launchers.
-        nonce: A new name for the files, on the launcher that creates them.
-
-    Raises:
-        LaunchError: The run folder is not on a disk that the machines share.
-    """
-    assert nodes.folder is not None
-    if nonce is not None:
-        path = make_shared_folder(nodes.folder, nonce)
-        describe_group(path, nodes, key)
-        store.put(SHARE, path.name)
-    else:
-        path = nodes.folder / PARENT / str(store.wait_for(SHARE))
-    if not path.is_dir():
-        raise LaunchError(
-            "cluster.recovery=in_step with --nodes needs a run folder on a disk that all machines share",
-            given=f"{nodes.folder} is not the folder that the first machine uses",
-            fix="Set --run-dir to a shared disk, or cluster.recovery=restart.",
-        )
-    return SharedFolder(path, nodes.node_timeout_s)

@@ -12,8 +12,8 @@ from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
 from lockstep.launch.crew.crew import Crew, CrewSupervisor
 from lockstep.launch.crew.crew_process import Entry
-from lockstep.launch.crew.node_crew import NodeCrew, open_shared_folder
-from lockstep.launch.crew.running_group import join_group
+from lockstep.launch.crew.node_crew import NodeCrew
+from lockstep.launch.crew.running_group import join_group, open_shared_folder
 from lockstep.launch.nodes.rendezvous import NodeRendezvous
 
 

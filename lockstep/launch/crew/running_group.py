@@ -1,4 +1,4 @@
-"""Join the launchers of a run that goes on, through the run folder: no machine has to serve the rendezvous any more.
+"""Join the launchers of a run in progress, through the run folder: no machine has to serve the rendezvous any more.
 
 The launcher that creates the shared folder leaves two files for those that come later, or come back:
 
@@ -15,13 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from lockstep.cluster.env import run_key
+from lockstep.cluster.signed import SignedStore
 from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
-from lockstep.launch.crew.shared_folder import PARENT, RECORD, SharedFolder, has_heartbeat
+from lockstep.launch.crew.shared_folder import PARENT, RECORD, SharedFolder, has_heartbeat, make_shared_folder
 from lockstep.launch.nodes import auth
 from lockstep.launch.nodes.admission import compare, describe_run, read_record
 
 MAX_RECORD_BYTES = 1024 * 1024
+SHARE = "crew"  # key of the launchers' store with the name of the shared folder
 
 
 def describe_group(path: Path, nodes: RendezvousConfig, key: str) -> None:
@@ -40,6 +42,34 @@ def describe_group(path: Path, nodes: RendezvousConfig, key: str) -> None:
     part = path / f"{RECORD}.part"
     part.write_text(json.dumps(describe_run(nodes)), encoding="utf-8")
     part.replace(path / RECORD)
+
+
+def open_shared_folder(store: SignedStore, nodes: RendezvousConfig, key: str, nonce: str | None) -> SharedFolder:
+    """Open the files of all launchers, which the first one creates.
+
+    Args:
+        store: The launchers' store.
+        nodes: The rendezvous.
+        key: The key of the launchers.
+        nonce: A new name for the files, on the launcher that creates them.
+
+    Raises:
+        LaunchError: The run folder is not on a disk that the machines share.
+    """
+    assert nodes.folder is not None
+    if nonce is not None:
+        path = make_shared_folder(nodes.folder, nonce)
+        describe_group(path, nodes, key)
+        store.put(SHARE, path.name)
+    else:
+        path = nodes.folder / PARENT / str(store.wait_for(SHARE))
+    if not path.is_dir():
+        raise LaunchError(
+            "cluster.recovery=in_step with --nodes needs a run folder on a disk that all machines share",
+            given=f"{nodes.folder} is not the folder that the first machine uses",
+            fix="Set --run-dir to a shared disk, or cluster.recovery=restart.",
+        )
+    return SharedFolder(path, nodes.node_timeout_s)
 
 
 def join_group(nodes: RendezvousConfig) -> tuple[SharedFolder, str] | None:

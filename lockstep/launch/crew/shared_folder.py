@@ -3,7 +3,7 @@
     .crew/NONCE/node-K.json     status of node K, replaced ten times a second: its heartbeat and its processes
     .crew/NONCE/epoch-N.json    epoch N, created once by a hard link: of two launchers that try, one succeeds
     .crew/NONCE/newest.json     a copy of the newest epoch; readers ignore one that is older than what they have read
-    .crew/NONCE/record.json     what launchers that join later have to share; their key is in a file beside it
+    .crew/NONCE/record.json     what launchers that join later have to share; their key is in a file of the same folder
 
 The disk is the only fixed point: no file belongs to a machine that must not be lost. Files are replaced and opened
 again for each read, which network file systems pass on at once (close-to-open consistency).
