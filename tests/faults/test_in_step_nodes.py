@@ -82,6 +82,7 @@ def test_a_lost_process_of_a_node_is_replaced(victim: int, undisturbed: str, tmp
     assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [2, 1, 2]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_a_node_joins_when_the_one_that_served_the_rendezvous_is_lost(undisturbed: str, tmp_path: Path) -> None:
     with nodes(tmp_path, *in_step(tmp_path), "--nodes", "1:2") as begin:
