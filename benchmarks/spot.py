@@ -5,7 +5,7 @@
 
 Each machine is a launcher with one process, `--nodes 1:N` with cluster.recovery=in_step. It is lost by SIGKILL of both,
 without notice, and returns by the same command. The trace is synthetic (`spot_trace.py`): its default has 70% of the
-machines up, and a change of one of them each 20 s. DDP is started anew by torchrun at each change, with the number of
+machines up, and a change of one of them each 20 s. DDP is started again by torchrun at each change, with the number of
 processes that are up, from its last checkpoint, which a program that watches the machines would do.
 
 A step sleeps in proportion to the samples of a process, so that processes on few cores are as fast as on machines of
@@ -134,7 +134,7 @@ class Lockstep:
 
 
 class Ddp:
-    """torchrun, started anew at each change.
+    """torchrun, started again at each change.
 
     Args:
         folder: Files of the job.
