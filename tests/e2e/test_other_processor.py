@@ -21,6 +21,7 @@ def _has_other_kernels() -> None:
         pytest.skip("this processor has no other kernels than the default ones")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_resume_on_another_processor_is_refused_by_default(tmp_path: Path) -> None:
     command = ["train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "run"]
