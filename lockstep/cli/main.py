@@ -10,10 +10,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import typer
+from typer.main import get_command
 
 from lockstep.cli.app import app
 from lockstep.cli.options import DEBUG_VARIABLE
@@ -54,7 +56,7 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
     """
     try:
         _check_current_folder()
-        result = app(list(arguments), prog_name="lockstep", standalone_mode=False)
+        result = _command()(list(arguments), prog_name="lockstep", standalone_mode=False)
         sys.stdout.flush()
     except LockstepError as error:
         if error_file is not None:
@@ -96,6 +98,11 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
             print("Settings are given without dashes: epochs=3 optim.lr=0.1", file=sys.stderr)
         return int(error.exit_code)
     return result if isinstance(result, int) else 0
+
+
+@cache  # it reads the signatures of all commands
+def _command() -> Any:
+    return get_command(app)
 
 
 def _write_error(error: LockstepError, path: str) -> None:

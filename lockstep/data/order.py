@@ -73,12 +73,14 @@ def permute(positions: IntArray, num_samples: int, permutation_key: int) -> IntA
                 right = right ^ (mix_array(left ^ round_key) & right_mask)
         return (left << right_bits) | right
 
-    values = encrypt(positions.astype(np.uint64))
+    # Of a small domain all values are encrypted at once, since a call costs microseconds, whatever its length.
+    walk = encrypt(np.arange(1 << bits, dtype=np.uint64)).__getitem__ if 1 << bits <= WINDOW else encrypt
+    values = walk(positions.astype(np.uint64))
     # The domain is less than twice num_samples (above MIN_BITS), so few values walk far. Each walk ends, since a
     # cycle of the bijection that starts at a sample returns to it.
     outside = np.flatnonzero(values >= num_samples)
     while len(outside):
-        values[outside] = encrypt(values[outside])
+        values[outside] = walk(values[outside])
         outside = outside[values[outside] >= num_samples]
     return values.astype(np.int64)
 

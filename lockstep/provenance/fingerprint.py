@@ -163,9 +163,11 @@ def _package_digest() -> str:
 def _modules_below(folder: Path) -> Iterator[Path]:
     """Yield the files of loaded modules in a folder, without installed packages and Lockstep itself."""
     installed = {Path(sys.prefix), Path(sys.base_prefix), _ROOT}
+    # Compared as text first, since thousands of modules are loaded.
+    start = "" if folder == Path() else os.path.join(folder, "")
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
-        if not isinstance(name, str):
+        if not isinstance(name, str) or not name.startswith(start):
             continue
         path = Path(name)
         if path.is_relative_to(folder) and not any(path.is_relative_to(each) for each in installed):

@@ -170,6 +170,14 @@ def test_permute_gives_a_position_the_same_sample_whatever_else_is_asked(
     assert together.tolist() == [int(permute(positions[i : i + 1], num_samples, key)[0]) for i in range(len(positions))]
 
 
+@pytest.mark.parametrize(
+    ("num_samples", "first"),
+    [(3, [2, 0, 1]), (100, [86, 85, 8, 52]), (4096, [209, 4011, 950, 1903]), (4097, [3037, 4011, 2135, 264])],
+)
+def test_an_order_is_the_same_in_all_versions(num_samples: int, first: list[int]) -> None:
+    assert permute(np.arange(num_samples)[:4], num_samples, 2026).tolist() == first
+
+
 def chi_square(counts: np.ndarray[Any, Any], degrees: int) -> float:
     """Probability that fair chance gives counts at least this uneven."""
     from scipy.stats import chi2
