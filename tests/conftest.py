@@ -29,6 +29,8 @@ _CONFIG_HOME = pytest.StashKey[TemporaryDirectory[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Importing all test files makes no garbage to speak of: see pytest_collection_finish.
+    gc.disable()
     # Durations depend on other programs that run at the same time, not on the code.
     settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("lockstep")
@@ -70,8 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     # Each full collection of garbage would go through the objects of all modules again.
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -26,7 +26,7 @@ from tests.warm_forkserver import WaitingProcess, run_and_exit, take_over
 
 ROOT = Path(__file__).resolve().parents[1]
 # Read when they are used, so a process may change them after its libraries are loaded.
-_READ_LATE = ("PYTEST_", "TMPDIR", "XDG_CONFIG_HOME", "LOCKSTEP_")
+_READ_LATE = ("PYTEST_", "TMPDIR", "XDG_CONFIG_HOME", "LOCKSTEP_", "HF_", "TRANSFORMERS_")
 _IMPORTED = (
     "torch._dynamo",
     "lockstep.cli.main",
@@ -46,8 +46,9 @@ _FIXED = {
     "PYTHONHASHSEED": "0",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
-# Commands that start no processes: they need no copy that waits to become a fork server. A fork takes 30 ms.
+# Commands and scripts that need no copy that waits to become a fork server. A fork takes 30 ms.
 _ALONE = ("--help", "config", "export", "predict", "runs", "compare", "report", "trust", "watch")
+_SCRIPTS_ALONE = ("rank_pool.py", "in_processes.py", "hugging_face_worlds.py", "lightning_cases.py")
 # Of no use to a process that is forked.
 _READ_BY_PYTHON = ("PYTHONSAFEPATH", "PYTHONWARNINGS")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -124,7 +125,8 @@ class Popen(subprocess.Popen[str]):
             guards.KEPT.add(_servers[0].pid)
         streams = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
         streams = [number if given_fd == -1 else given_fd for number, given_fd in enumerate(streams)]
-        request = {name: given[name] for name in ("args", "env", "start_new_session")} | {"cwd": str(given["cwd"])}
+        request = {name: given[name] for name in ("args", "env", "start_new_session")}
+        request["cwd"] = str(given["cwd"] or Path.cwd())
         self.pid = _servers[0].fork(request, streams)
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -197,7 +199,8 @@ def main() -> None:
     connection.close()
     _become(request)
 
-    if sys.argv[1:2] == ["lockstep"] and sys.argv[2:3] and sys.argv[2] in _ALONE:
+    is_alone = sys.argv[1:2] == ["lockstep"] and sys.argv[2:3] and sys.argv[2] in _ALONE
+    if is_alone or Path(sys.argv[0]).name in _SCRIPTS_ALONE:
         run_and_exit(_run_command)
     fork_server = WaitingProcess(lambda environ: _differ_only_late(known, environ, ignored=_READ_BY_PYTHON))
     run_and_exit(_run_command, fork_server.close)

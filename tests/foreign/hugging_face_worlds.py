@@ -88,10 +88,11 @@ class Worlds:
 @contextlib.contextmanager
 def worlds_of(script: str, folder: Path) -> Iterator[Worlds]:
     """Start the process that forks worlds of a script, such as "accelerate_cnn/exact.py"."""
+    from tests import warm_start
     from tests.runs import environment
 
-    process = subprocess.Popen(
-        [sys.executable, "-P", __file__, str(FOLDER / script)],
+    process = warm_start.popen(
+        [sys.executable, __file__, str(FOLDER / script)],
         cwd=folder,
         env=environment(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error"),
         stdin=subprocess.PIPE,

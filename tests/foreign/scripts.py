@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+from tests import warm_start
+from tests.runs import environment
 
 FOLDER = Path(__file__).resolve().parent
 # Steps of optimizers, over all of a process, after which a rank is killed: after the first checkpoint.
@@ -48,12 +50,12 @@ class Starter:
     """Context with the process of `in_processes.py`, which starts scripts without importing torch anew."""
 
     def __enter__(self) -> Starter:
-        self._server = subprocess.Popen(
-            [sys.executable, "-P", FOLDER / "in_processes.py"],
+        self._server = warm_start.popen(
+            [sys.executable, FOLDER / "in_processes.py"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(FOLDER.parents[1]), "OMP_NUM_THREADS": "1"},
+            env=environment(),
         )
         return self
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm_start
 from tests.foreign.hugging_face_worlds import worlds_of
 from tests.runs import LONG_S, environment
 
@@ -48,9 +49,13 @@ for name in ("accelerate", "transformers"):
 
 
 def test_a_missing_package_is_named_with_its_pip_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-c", MISSING]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S)
-    accelerate, transformers = done.stdout.splitlines()
+    (tmp_path / "script.py").write_text(MISSING)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, tmp_path / "script.py"]
+    with warm_start.popen(command, cwd=tmp_path, env=environment(), text=True, **pipes) as process:
+        out, err = process.communicate(timeout=LONG_S)
+    assert process.returncode == 0, err
+    accelerate, transformers = out.splitlines()
     assert accelerate.startswith("accelerate is not installed")
     assert "pip install 'lockstep-train[accelerate]'" in accelerate
     assert "pip install 'lockstep-train[transformers]'" in transformers

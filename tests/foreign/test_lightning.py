@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests import warm_start
 from tests.foreign.cases import cases
 from tests.runs import LONG_S, environment, kill_session, wait_until
 
@@ -70,8 +71,8 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(scratch: Path) -> dict[str, Any]:
     """What `lightning_cases.py` found."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(HERE / "lightning_cases.py"), str(scratch)],
+    process = warm_start.popen(
+        [sys.executable, HERE / "lightning_cases.py", scratch],
         cwd=scratch,
         env=environment(),
         stdout=subprocess.PIPE,

@@ -75,7 +75,7 @@ def test_variables_of_one_command_do_not_reach_the_next(tmp_path: Path) -> None:
         assert f"list     {tmp_path / home}" in out, out + err
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "PYTHONHASHSEED", "HF_HUB_OFFLINE"])
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "PYTHONHASHSEED", "MPLBACKEND"])
 def test_variables_that_libraries_read_when_they_are_loaded_need_a_new_interpreter(name: str, tmp_path: Path) -> None:
     lockstep("config", TINY, cwd=tmp_path)  # starts the process that the others are forked from
     assert not warm_start.is_possible(environment(**{name: "3"}))

@@ -1,6 +1,6 @@
 """A pool of real processes that form worlds of any size up to theirs, again and again, without a new start.
 
-One leader imports torch and forks the ranks, so torch is imported once, not once per rank.
+One leader forks the ranks. It is itself forked from a process that has imported torch already.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import socket
+import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from tests import guards
+from tests import guards, warm_start
+from tests.runs import ROOT, environment
 
 if TYPE_CHECKING:
     from lockstep.cluster.world import World
@@ -89,21 +92,24 @@ class RankPool:
         for ear in self._ears:
             ear.close()
         self._leader.kill()
-        self._leader.join()
+        self._leader.wait()
         for pid in self._pids:
             _kill(pid)
         guards.KEPT.difference_update(self._pids, [self._leader.pid])
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        pairs = [context.Pipe() for _ in range(self._size)]
-        self._leader = context.Process(target=_lead, args=([mouth for _, mouth in pairs],), name="rank pool")
-        self._leader.start()
+        pairs = [multiprocessing.Pipe() for _ in range(self._size)]
+        control, theirs = socket.socketpair()
+        with control, theirs:
+            self._leader = warm_start.popen(
+                [sys.executable, __file__], env=environment(), cwd=ROOT, stdin=theirs.fileno()
+            )
+            socket.send_fds(control, [b"."], [mouth.fileno() for _, mouth in pairs])
         for _, mouth in pairs:
             mouth.close()
         self._ears = [ear for ear, _ in pairs]
         self._pids = [ear.recv() for ear in self._ears]
-        guards.KEPT.update([*self._pids, self._leader.pid or 0])
+        guards.KEPT.update([*self._pids, self._leader.pid])
         self._world_size = 0
 
 
@@ -121,14 +127,17 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
-def _lead(mouths: Sequence[Connection]) -> None:
-    # All that a rank and its loader workers need, imported once, before processes are forked.
+def _lead() -> None:
+    _die_with_parent()
+    # All that a rank and its loader workers need is imported once, before processes are forked.
     import torch._dynamo  # noqa: F401  # the first optimizer of a process imports it, which takes seconds
 
     import lockstep.engine.run
     import lockstep.recipes.catalog  # noqa: F401
 
-    _die_with_parent()
+    with socket.socket(fileno=os.dup(0)) as control:
+        _, descriptors, _, _ = socket.recv_fds(control, 1, 64)
+    mouths = [Connection(descriptor) for descriptor in descriptors]
     pids = []
     for mouth in mouths:
         pid = os.fork()
@@ -184,3 +193,7 @@ def _form(meeting: str, rank: int, size: int) -> World:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100))
     signed = SignedStore(dist.PrefixStore("signed", store), Seal()) if store is not None else None
     return World(rank, size, rank, torch.device("cpu"), "gloo", "here", store, assignment, signed=signed)
+
+
+if __name__ == "__main__":
+    _lead()
