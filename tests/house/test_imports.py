@@ -68,6 +68,7 @@ def test_imports_of_the_checkout_go_down_only(repo: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("name", "text", "broken"),
     [

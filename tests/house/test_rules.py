@@ -260,6 +260,7 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(("rule", "name", "text", "says"), _cases(BROKEN))
 def test_a_broken_rule_is_reported(house: Path, rule: Rule, name: str, text: Files, says: str) -> None:
     for file, content in text.items() if isinstance(text, dict) else [(name, text)]:
@@ -270,11 +271,13 @@ def test_a_broken_rule_is_reported(house: Path, rule: Rule, name: str, text: Fil
     assert any(says in problem for problem in problems), problems
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(("rule", "name", "text"), _cases(ALLOWED))
 def test_what_only_looks_like_a_violation_is_allowed(house: Path, rule: Rule, name: str, text: str) -> None:
     _write(house / name, text)
     assert rule(house) == []
 
 
+@pytest.mark.check
 def test_every_rule_is_broken_on_purpose() -> None:
     assert set(BROKEN) == set(RULES)

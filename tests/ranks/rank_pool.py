@@ -129,6 +129,8 @@ def _die_with_parent() -> None:
 
 def _lead() -> None:
     _die_with_parent()
+    # As in a process that multiprocessing has started anew.
+    multiprocessing.set_start_method("spawn")
     # All that a rank and its loader workers need is imported once, before processes are forked.
     import torch._dynamo  # noqa: F401  # the first optimizer of a process imports it, which takes seconds
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from lockstep.errors import DataError
 from lockstep.recipes.text.config import LATIN
@@ -39,6 +38,8 @@ def pose_folder(repo: Path) -> Path:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Small networks are slower on several threads, and far slower when other tests run beside."""
+    import torch  # not above: pytest imports this file in each of its processes
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
