@@ -16,6 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,8 @@ class RankPool:
             self._leader = warm_start.popen(
                 [sys.executable, __file__], env=environment(), cwd=ROOT, stdin=theirs.fileno()
             )
-            socket.send_fds(control, [b"."], [mouth.fileno() for _, mouth in pairs])
+            shared = [resource_tracker.getfd(), *(mouth.fileno() for _, mouth in pairs)]
+            socket.send_fds(control, [b"."], shared)
         for _, mouth in pairs:
             mouth.close()
         self._ears = [ear for ear, _ in pairs]
@@ -138,7 +140,9 @@ def _lead() -> None:
     import lockstep.recipes.catalog  # noqa: F401
 
     with socket.socket(fileno=os.dup(0)) as control:
-        _, descriptors, _, _ = socket.recv_fds(control, 1, 64)
+        _, (tracker, *descriptors), _, _ = socket.recv_fds(control, 1, 64)
+    # As multiprocessing does it: one tracker for all processes, not one that each rank starts.
+    resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
     mouths = [Connection(descriptor) for descriptor in descriptors]
     pids = []
     for mouth in mouths:
