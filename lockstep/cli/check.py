@@ -22,6 +22,7 @@ def check(source: SourceName, overrides: Overrides = None, as_json: Json = False
     Names the cause if not. Takes about a minute for a small model, and writes nothing. The exit code is 1 if the
     recipe or script is not exact. What follows a script are its arguments: lockstep check train.py -- --epochs 1
     """
+    from lockstep.config.combinations import refuse_local_steps
     from lockstep.config.load import load
     from lockstep.launch import forkserver
     from lockstep.launch.kernels import pin_kernels
@@ -37,6 +38,7 @@ def check(source: SourceName, overrides: Overrides = None, as_json: Json = False
     found = find(source)
     given = [*(overrides or []), "mode=exact"]
     config = load(found.config_class, found.layers, given).config
+    refuse_local_steps(config, "lockstep check")
     config.check_inputs()
     pin_kernels(config.kernels, only_children=True)
     forkserver.prepare([*PRELOAD, "lockstep.check.probe"], config.num_threads)

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from lockstep.config.combinations import check_load_balancing, check_local_steps
 from lockstep.config.interval import Interval, parse_interval
 from lockstep.config.sections import (
     CheckpointConfig,
@@ -25,6 +26,7 @@ from lockstep.config.sections import (
     StopEarlyConfig,
     WatchConfig,
 )
+from lockstep.config.sync import SyncConfig
 
 # Former name of a shared setting -> its present name. A recipe lists its own in the `RENAMED` of its `Config`.
 RENAMED: Mapping[str, str] = {"watch.drift_every": "watch.replica_check_every"}
@@ -124,6 +126,9 @@ class RunConfig(Settings):
         "bits from an uncompiled run.",
     )
     optim: OptimConfig = Field(default=OptimConfig(), description="Optimizer and learning rate schedule.")
+    sync: SyncConfig = Field(
+        default=SyncConfig(), description="Sites that train on their own for some steps, for slow links between them."
+    )
     checkpoint: CheckpointConfig = Field(
         default=CheckpointConfig(), description="When checkpoints are written, and how many are kept."
     )
@@ -162,6 +167,11 @@ class RunConfig(Settings):
     def eval_interval(self) -> Interval:
         """The interval between evaluations."""
         return Interval(epochs=self.eval_every) if isinstance(self.eval_every, int) else parse_interval(self.eval_every)
+
+    @property
+    def has_local_steps(self) -> bool:
+        """Whether sites train on their own between two averages."""
+        return self.sync.every > 1 and self.sync.sites > 1
 
     @property
     def peak_lr(self) -> float:
@@ -263,29 +273,16 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _load_balancing_fits(self) -> RunConfig:
-        if not self.cluster.load_balancing:
-            return self
-        obstacles = {
-            f"mode={self.mode}": self.mode != "exact",
-            f"parallel={self.parallel}": self.parallel != "ddp",
-            "batch_norm=sync": self.batch_norm == "sync",
-            "watch.recheck": self.watch.recheck is not None,
-            "record.content=true": self.record.content,
-        }
-        for name, is_there in obstacles.items():
-            if is_there:
-                raise ValueError(
-                    f"cluster.load_balancing=true cannot be combined with {name}; "
-                    "fix: Set cluster.load_balancing=false."
-                )
-        return self
-
-    @model_validator(mode="after")
     def _batches_fit_together(self) -> RunConfig:
         if self.micro_batch > self.global_batch:
             raise ValueError(
                 f"micro_batch ({self.micro_batch}) is more than global_batch ({self.global_batch}); "
                 f"fix: Set micro_batch={self.global_batch} or less."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _modes_fit(self) -> RunConfig:
+        check_load_balancing(self)
+        check_local_steps(self)
         return self

@@ -25,6 +25,7 @@ from lockstep.metrics.make import make_metric
 from lockstep.module.check_model import check_model
 from lockstep.module.precision import use_precision
 from lockstep.parallel.bucket import is_dense
+from lockstep.parallel.local_steps.order import LocalStepOrder
 
 
 def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:
@@ -180,9 +181,13 @@ def make_order(config: RunConfig, train_data: Samples, world_size: int, *, is_sh
         world_size: Number of ranks: one alone cannot recheck.
         is_sharded: Whether the model is sharded: it needs equally many forward passes on all ranks.
     """
-    settings = (len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data))
+    step_batch = config.global_batch * (config.sync.every if config.has_local_steps else 1)
+    settings = (len(train_data), step_batch, config.micro_batch, config.seed, groups_of(train_data))
     if is_sharded:
         return (DealtOrder if config.mode == "exact" else PaddedOrder)(*settings)
+    if config.has_local_steps:
+        sync = config.sync
+        return LocalStepOrder(*settings, every=sync.every, num_sites=sync.sites)
     if config.watch.recheck is not None and world_size > 1:
         return RecheckedOrder(*settings, recheck=parse_fraction(config.watch.recheck))
     return Order(*settings)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lockstep.engine.step import StepResult
     from lockstep.module.compiled import Compiled
     from lockstep.parallel.exact_fsdp.reducer import ExactShardedReducer
+    from lockstep.parallel.local_steps.average import OuterAverage
     from lockstep.parallel.sharded import ShardedReducer
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -158,6 +159,7 @@ class Job:
         eval_sets: The samples of further validation sets, by name.
         progress: The position of the run.
         average: The moving average of the weights, if configured.
+        outer: Runs the local steps of sites and averages them, if configured (`sync.every`).
         loader: Reads this process's training batches, once it is open.
         compiled: `model` as training calls it, if it is compiled.
         identity: The run's identity, for checkpoints; see `run_identity`.
@@ -182,6 +184,7 @@ class Job:
     progress: Progress
     eval_sets: Mapping[str, Samples] = field(default_factory=dict)
     average: ModelEma | None = None
+    outer: OuterAverage | None = None
     loader: Loader | None = None
     compiled: Compiled | None = None
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -255,10 +258,7 @@ class Job:
         return nullcontext() if self.average is None else self.average.in_place()
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the model's state_dict, without copies: the shapes of the model's own tensors.
-
-        Of a sharded model these are this rank's shards, (rows, ...).
-        """
+        """Return the model's state_dict without copies; of a sharded model this rank's shards, (rows, ...)."""
         return self.replica.state()
 
     def final_weights(self) -> Mapping[str, Tensor]:

@@ -21,6 +21,7 @@ from lockstep.engine.forward import forward
 from lockstep.engine.job import Job
 from lockstep.engine.loss_scale import update_scale
 from lockstep.optim.schedule import factor
+from lockstep.parallel.local_steps.order import LocalStepOrder, OuterStep
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class StepResult:
 
 
 def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
-    """Run forward and backward for this process's micro-batches, the sum over the world, and the update.
+    """Run a step, or with local steps an outer step.
 
     Args:
         job: The run; its model and optimizer change.
@@ -55,9 +56,21 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
         loader: Reads the micro-batches' samples.
         flag: Rank 0's value is sent to all ranks, with the gradients.
     """
+    if isinstance(step, OuterStep):
+        result = _outer_step(job, step, loader, flag)
+    else:
+        # From the step number, not from a scheduler's state: a resumed run has the same rate.
+        rate = factor(step.number, job.num_steps, job.order.steps_per_epoch, job.config.optim)
+        result = _update(job, step, loader, flag, job.config.peak_lr * rate)
+    if result.is_finite and job.average is not None:
+        job.average.update(step.number + 1)
+    job.last_result = step.number, result  # from here on the step counts as applied
+    return result
+
+
+def _update(job: Job, step: Step, loader: Loader, flag: float, lr: float) -> StepResult:
+    """Run forward and backward for this process's micro-batches, the sum over the ranks, and the update."""
     optim = job.config.optim
-    # From the step number, not from a scheduler's state: a resumed run has the same rate.
-    lr = job.config.peak_lr * factor(step.number, job.num_steps, job.order.steps_per_epoch, optim)
     names: list[str] = []
     pulse = job.world.activity
 
@@ -92,11 +105,27 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
         for group in job.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         job.optimizer.step()
-        if job.average is not None:
-            job.average.update(step.number + 1)
     else:
         job.reducer.undo_buffers()  # the forward passes have already updated batch norm's statistics
     terms_by_name = dict(zip(names, extras, strict=False))
-    result = StepResult(sum(extras), terms_by_name, norm, lr, is_finite, is_overflow, job.reducer.flag)
-    job.last_result = step.number, result  # from here on the step counts as applied
-    return result
+    return StepResult(sum(extras), terms_by_name, norm, lr, is_finite, is_overflow, job.reducer.flag)
+
+
+def _outer_step(job: Job, step: OuterStep, loader: Loader, flag: float) -> StepResult:
+    """Run the local steps of this process's sites, and average all sites; see `parallel/local_steps/average.py`."""
+    assert job.outer is not None
+    assert isinstance(job.order, LocalStepOrder)
+    num_steps, of_epoch = job.order.num_local_steps(job.num_steps), job.order.local.steps_per_epoch
+    peak, optim = job.config.peak_lr, job.config.optim
+    names: list[str] = []
+
+    def run_local(local: Step) -> tuple[list[float], bool]:
+        nonlocal names
+        result = _update(job, local, loader, 0.0, peak * factor(local.number, num_steps, of_epoch, optim))
+        names = list(result.terms) or names
+        return job.reducer.extras, result.is_finite
+
+    outer = job.outer.run(step, flag, run_local)
+    lr = peak * factor(job.order.num_local_steps(step.number), num_steps, of_epoch, optim)  # of its first local step
+    terms_by_name = dict(zip(names, outer.extras, strict=False))
+    return StepResult(sum(outer.extras), terms_by_name, outer.norm, lr, outer.is_finite, False, outer.flag)

@@ -119,13 +119,20 @@ def check_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None
     own = [group["params"] for group in optimizer.state_dict()["param_groups"]]
     if groups != own:
         raise _different_optimizer("it has other parameter groups")
-    names: dict[int, set[str]] = {}
-    for group in optimizer.state_dict()["param_groups"]:
-        has_momentum = isinstance(optimizer, torch.optim.SGD) or group.get("use_muon", False)
-        names |= dict.fromkeys(group["params"], {"momentum_buffer"} if has_momentum else {"step", *_MOMENTS})
+    names = [set(each) for _, each in state_names(optimizer)]
     for index, entries in state["state"].items():
-        if entries.keys() != names.get(index):
+        if not 0 <= index < len(names) or entries.keys() != names[index]:
             raise _different_optimizer(f"it has {', '.join(sorted(entries))} for parameter {index}")
+
+
+def state_names(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, tuple[str, ...]]]:
+    """Return each trained parameter with the names of the tensors that the optimizer keeps for it, in its order."""
+    found: list[tuple[Tensor, tuple[str, ...]]] = []
+    for group in optimizer.param_groups:
+        is_sgd = isinstance(optimizer, torch.optim.SGD)
+        names = ("momentum_buffer",) if is_sgd or group.get("use_muon", False) else ("step", *_MOMENTS)
+        found += [(parameter, names) for parameter in group["params"]]
+    return found
 
 
 def _in_order(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -17,6 +17,7 @@ from lockstep.cluster.world import World
 from lockstep.data.order import Order
 from lockstep.data.rechecked_order import RecheckedOrder
 from lockstep.parallel.compress import Compression
+from lockstep.parallel.local_steps.order import LocalStepOrder
 from lockstep.parallel.recheck import RecheckedReducer
 from lockstep.parallel.recoverable import RecoverableReducer
 from lockstep.parallel.reduce import Reducer
@@ -106,7 +107,9 @@ class WholeReplica:
         """See `Replica.make_reducer`."""
         if isinstance(order, RecheckedOrder):
             return RecheckedReducer(self.trained, self._world, order, num_extras=num_extras, compress=compress)
-        kind = Reducer if self._world.membership is None else RecoverableReducer
+        # Local steps let it continue in the world of a site.
+        can_move = self._world.membership is not None or isinstance(order, LocalStepOrder)
+        kind = RecoverableReducer if can_move else Reducer
         return kind(
             self.trained,
             self._world,

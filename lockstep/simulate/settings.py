@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockstep.config.combinations import refuse_local_steps
 from lockstep.config.schema import RunConfig
 from lockstep.errors import ConfigError
 
@@ -12,6 +13,7 @@ def check_simulated(config: RunConfig) -> None:
     Raises:
         ConfigError: They need a part of Lockstep that the simulation does not run.
     """
+    refuse_local_steps(config, "lockstep simulate")
     obstacles = {
         f"mode={config.mode}": config.mode != "exact",
         f"parallel={config.parallel}": config.parallel != "ddp",

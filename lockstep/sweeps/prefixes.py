@@ -73,8 +73,9 @@ def groups_of(configs: Sequence[RunConfig]) -> list[list[int]]:
     """Return the numbers of the trials that can have steps in common, for each group of two or more."""
     found: dict[str, list[int]] = {}
     for number, config in enumerate(configs):
-        # In fast mode, equal steps need not have equal results; without a record, nothing shows that they are equal.
-        if config.mode == "exact" and config.record.steps:
+        # In fast mode, equal steps need not have equal results; without a record, nothing shows that they are equal. An
+        # outer step has several learning rates, and `learning_rates` has one of each step.
+        if config.mode == "exact" and config.record.steps and not config.has_local_steps:
             found.setdefault(group_key(config), []).append(number)
     return [numbers for numbers in found.values() if len(numbers) > 1]
 

@@ -152,6 +152,7 @@ def find_micro_batch(
 
 def _prepare(source: str, overrides: list[str] | None, module: str) -> tuple[RecipeSpec, RunConfig]:
     """Resolve the settings, and start the fork server."""
+    from lockstep.config.combinations import refuse_local_steps
     from lockstep.config.load import load
     from lockstep.launch import forkserver
     from lockstep.launch.kernels import pin_kernels
@@ -160,6 +161,7 @@ def _prepare(source: str, overrides: list[str] | None, module: str) -> tuple[Rec
 
     found = find(source)
     config = load(found.config_class, found.layers, list(overrides or [])).config
+    refuse_local_steps(config, "lockstep find")
     config.check_inputs()
     pin_kernels(config.kernels)
     forkserver.prepare([*PRELOAD, module], config.num_threads)

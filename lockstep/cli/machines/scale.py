@@ -63,6 +63,7 @@ def scale(
 
     Prints a table, and writes a chart and a JSON file. Takes minutes: each measurement starts new processes.
     """
+    from lockstep.config.combinations import refuse_local_steps
     from lockstep.config.load import load
     from lockstep.launch import forkserver
     from lockstep.launch.kernels import pin_kernels
@@ -74,6 +75,7 @@ def scale(
     found = find(source)
     given = list(overrides or [])
     config = load(found.config_class, found.layers, given).config
+    refuse_local_steps(config, "lockstep scale")
     for name in names:
         load(found.config_class, found.layers, [*given, *VARIANTS[name]])
     other_load, is_busy = describe_other_load()  # before any process of this command starts

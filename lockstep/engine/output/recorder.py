@@ -11,7 +11,6 @@ import numpy as np
 from lockstep.cluster import collectives
 from lockstep.data.micro_batches import Alone
 from lockstep.data.order import WINDOW, Order, Step
-from lockstep.data.resumed_step import ResumedStep
 from lockstep.engine.job import Job
 from lockstep.engine.step import StepResult
 from lockstep.provenance.step_log import (
@@ -168,7 +167,8 @@ class StepRecorder:
             return
         content = digest_content(job) if job.config.record.content else NO_DIGEST
         if self._writer is not None:
-            has_all = step.world_size == 1 and not isinstance(step, ResumedStep)
+            # Only a plain step has its micro-batches in the order of `sample_ids`.
+            has_all = step.world_size == 1 and type(step) is Step
             samples = digest_of_step(step) if has_all else next(self._ids)
             self._writer.append(record_of(step, result, samples, content))
             job.progress.chain = self._writer.link.hex()
