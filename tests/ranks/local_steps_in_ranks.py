@@ -19,25 +19,21 @@ from lockstep.engine.parts import Parts
 from lockstep.engine.step import run_step
 from lockstep.parallel.exchange import tree_all_reduce
 from lockstep.parallel.local_steps.placement import SubWorld, place_sites
+from lockstep.storage.weights import weights_sha256
 from tests.ranks.jobs import InMemory, Seen
-from tests.ranks.networks import Plain
+from tests.ranks.networks import make
 from tests.ranks.runs_in_ranks import NUM_SAMPLES, loss
 
 
-def make_plain() -> nn.Module:
-    torch.manual_seed(0)
-    return Plain()
-
-
-def open_job(world: World, sync: SyncConfig, optim: dict[str, Any]) -> Job:
-    """Of the network without batch norm and dropout, whose gradient is that of a whole batch."""
+def open_job(world: World, sync: SyncConfig, optim: dict[str, Any], network: str = "plain") -> Job:
+    """Of a network; the plain one has no batch norm and no dropout, so its gradient is that of a whole batch."""
     config = RunConfig(
         recipe="test", epochs=2, global_batch=16, micro_batch=3, device="cpu", sync=sync, optim=OptimConfig(**optim),
         loader=LoaderConfig(num_workers=0),
     )  # fmt: skip
     parts = Parts(model=nn.Identity(), loss=loss, train_data=lambda: InMemory(NUM_SAMPLES),
                   eval_data=lambda: InMemory(21), metric=Seen)  # fmt: skip
-    return make_job(config, lambda: replace(parts, model=make_plain()), world)
+    return make_job(config, lambda: replace(parts, model=make(network)), world)
 
 
 def run(job: Job, num_steps: int | None = None) -> None:
@@ -79,5 +75,17 @@ def messages(world: World, sync: SyncConfig, num_steps: int) -> dict[str, int]:
         with patch.object(tree_all_reduce, "post", counted):
             run(job, num_steps)
         return {**counts, "parameter_bytes": sum(each.nbytes for each in job.model.parameters())}
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def trained(world: World, sync: SyncConfig, optim: dict[str, Any], network: str, in_chunks: bool) -> Any:
+    """The hash of the weights of a whole run, its integer buffers, and the names of the optimizer's state."""
+    try:
+        job = open_job(world, sync, optim, network)
+        with patch.object(tree_all_reduce, "SMALL_BYTES", 0 if in_chunks else tree_all_reduce.SMALL_BYTES):
+            run(job)
+        buffers = {name: each.tolist() for name, each in job.model.named_buffers() if not each.is_floating_point()}
+        return weights_sha256(job.model.state_dict()), buffers, [*job.optimizer.state_dict()["state"]]
     finally:
         torch.use_deterministic_algorithms(False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,8 +13,8 @@ from torch import nn
 from lockstep.config.sync import SyncConfig
 from lockstep.data.order import Order
 from lockstep.storage.checkpoint import load_checkpoint
-from tests.ranks.local_steps_in_ranks import messages, trained_plain
-from tests.ranks.networks import samples
+from tests.ranks.local_steps_in_ranks import messages, trained, trained_plain
+from tests.ranks.networks import make, samples
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import NUM_SAMPLES, carry_out, settings
 
@@ -91,6 +92,17 @@ def test_a_stopped_run_resumes_on_other_processes_to_the_same_weights(
     assert pool.run(3, carry_out, tmp_path / "run", local(sync, **more)) == [straight] * 3
 
 
+@pytest.mark.parametrize("in_chunks", [True, pytest.param(False, marks=FULL)])
+def test_parts_used_by_some_sites_only_and_counters_are_averaged(pool: RankPool, in_chunks: bool) -> None:
+    arguments = (SyncConfig(every=3, sites=3, **DILOCO), {"name": "adam", "lr": 0.01}, "gaps", in_chunks)
+    (expected,) = pool.run(1, trained, *arguments)
+    _, buffers, with_state = expected
+    assert buffers == {"seen": [8, 8, 8]}  # once in each local step
+    assert 0 < len(with_state) < 10  # not of the unused part
+    for world in (2, 4):
+        assert pool.run(world, trained, *arguments) == [expected] * world
+
+
 def poisoned(number: int) -> int:
     """A sample of the last micro-batch of a global batch, which belongs to the last site."""
 
@@ -112,9 +124,9 @@ def test_a_local_step_that_is_not_finite_is_named_and_can_be_skipped(pool: RankP
         assert f"samples {sample}" in said[0] or f" {sample} " in said[0]
         assert "the step changed nothing" in said[0]
     skip = local(nonfinite="skip")
-    (expected,) = pool.run(1, carry_out, tmp_path / "one", skip, "auto", -1, (sample, 3))
-    assert expected[1]["skipped"] == [0]
-    for result in pool.run(3, carry_out, tmp_path / "three", skip, "auto", -1, (sample, 3)):
+    (expected,) = pool.run(1, carry_out, tmp_path / "one", skip, "auto", -1, (sample, 99))
+    assert expected[1]["skipped"] == [0, 2]  # once in each epoch
+    for result in pool.run(3, carry_out, tmp_path / "three", skip, "auto", -1, (sample, 99)):
         assert result[:3] == expected[:3]
 
 
@@ -159,14 +171,13 @@ def test_a_run_is_that_of_local_sgd_written_in_plain_pytorch(
 
 def local_sgd(sync: SyncConfig, optim: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Local SGD or DiLoCo with whole batches, in float64."""
-    from tests.ranks.local_steps_in_ranks import make_plain
 
     class Site:
         def __init__(self, rank: int) -> None:
             self.rank, self.size = rank, sync.sites
 
     inputs, labels = samples(NUM_SAMPLES)
-    common = make_plain().double()
+    common = make("plain").double()
     outer = torch.optim.SGD(
         common.parameters(), lr=sync.outer_lr, momentum=sync.outer_momentum, nesterov=sync.outer_momentum > 0
     )
@@ -175,13 +186,13 @@ def local_sgd(sync: SyncConfig, optim: dict[str, Any]) -> dict[str, torch.Tensor
     for numbers in ((0, 1, 2), (3,), (4, 5, 6), (7,)):
         changes, states = [], []
         for rank in range(sync.sites):
-            model = make_plain().double()
+            model = make("plain").double()
             model.load_state_dict(common.state_dict())
             inner = torch.optim.SGD(model.parameters(), **optim)
             for parameter, value in zip(model.parameters(), momenta.values(), strict=False):
                 inner.state[parameter]["momentum_buffer"] = value.clone()
             for step in order.steps(Site(rank), start=numbers[0], stop=numbers[-1] + 1):
-                places = torch.from_numpy(__import__("numpy").concatenate([m.indices for m in step.micro_batches]))
+                places = torch.from_numpy(np.concatenate([m.indices for m in step.micro_batches]))
                 inner.zero_grad()
                 nn.functional.cross_entropy(model(inputs[places].double()), labels[places]).backward()
                 inner.step()
