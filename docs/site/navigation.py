@@ -47,6 +47,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "trust",
             "diff",
             "two-machines",
+            "long-links",
             "slurm",
             "launchers",
             "containers",
