@@ -10,7 +10,15 @@ from torch import nn
 from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
-from lockstep.engine.build import build_parts, check_not_empty, make_order, open_data, open_eval_sets, prepare_model
+from lockstep.engine.build import (
+    build_parts,
+    check_not_empty,
+    make_order,
+    make_outer_average,
+    open_data,
+    open_eval_sets,
+    prepare_model,
+)
 from lockstep.engine.job import MAX_TERMS, Job, Progress
 from lockstep.engine.loss_scale import init_scale
 from lockstep.engine.parts import Parts
@@ -18,12 +26,10 @@ from lockstep.module.activation_checkpointing import checkpoint_activations
 from lockstep.module.check_model import check_batches, check_trainable
 from lockstep.module.determinism import check_kernels, use_deterministic_algorithms
 from lockstep.module.ema import ModelEma
-from lockstep.optim.build import optimizer, state_names
+from lockstep.optim.build import optimizer
 from lockstep.parallel.compress import Compression
 from lockstep.parallel.data_parallel import wrap_data_parallel
 from lockstep.parallel.exact_fsdp.replica import ExactShards
-from lockstep.parallel.local_steps.average import OuterAverage
-from lockstep.parallel.recoverable import RecoverableReducer
 from lockstep.parallel.replica import Replica, WholeReplica
 from lockstep.provenance.fingerprint import take_fingerprint
 from lockstep.provenance.same_run import check_ranks_agree
@@ -94,16 +100,8 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         fingerprint=fingerprint,
         warnings=warnings,
     )
-    job.outer = _outer_average(job) if config.has_local_steps else None
+    job.outer = make_outer_average(config, model, job.optimizer, job.reducer, world, MAX_TERMS)
     return job
-
-
-def _outer_average(job: Job) -> OuterAverage:
-    optim = job.config.optim
-    has_state = optim.name != "sgd" or optim.momentum > 0
-    names = state_names(job.optimizer) if has_state else []
-    assert isinstance(job.reducer, RecoverableReducer)
-    return OuterAverage(job.model, job.optimizer, names, job.reducer, job.world, job.config.sync, MAX_TERMS)
 
 
 def _hold(model: nn.Module, config: RunConfig, world: World, *, is_sharded: bool) -> Replica:

@@ -9,7 +9,9 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from lockstep.cluster.world import World
 from lockstep.config.interval import parse_fraction
 from lockstep.config.schema import RunConfig
 from lockstep.data.groups import groups_of
@@ -24,8 +26,11 @@ from lockstep.errors import ConfigError, DataError, is_out_of_memory
 from lockstep.metrics.make import make_metric
 from lockstep.module.check_model import check_model
 from lockstep.module.precision import use_precision
+from lockstep.optim.build import state_names
 from lockstep.parallel.bucket import is_dense
+from lockstep.parallel.local_steps.average import OuterAverage
 from lockstep.parallel.local_steps.order import LocalStepOrder
+from lockstep.parallel.recoverable import RecoverableReducer
 
 
 def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:
@@ -191,3 +196,24 @@ def make_order(config: RunConfig, train_data: Samples, world_size: int, *, is_sh
     if config.watch.recheck is not None and world_size > 1:
         return RecheckedOrder(*settings, recheck=parse_fraction(config.watch.recheck))
     return Order(*settings)
+
+
+def make_outer_average(
+    config: RunConfig, model: nn.Module, optimizer: Optimizer, reducer: object, world: World, num_extras: int
+) -> OuterAverage | None:
+    """Return what runs local steps and averages the sites; None if the settings have no local steps.
+
+    Args:
+        config: The settings.
+        model: The model, on its device.
+        optimizer: The optimizer of the local steps.
+        reducer: Sums the gradients; from then on over the ranks of this rank's sites only.
+        world: All ranks.
+        num_extras: Number of loss terms.
+    """
+    if not config.has_local_steps:
+        return None
+    assert isinstance(reducer, RecoverableReducer)
+    has_state = config.optim.name != "sgd" or config.optim.momentum > 0
+    names = state_names(optimizer) if has_state else []
+    return OuterAverage(model, optimizer, names, reducer, world, config.sync, num_extras)

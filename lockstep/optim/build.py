@@ -126,11 +126,14 @@ def check_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None
 
 
 def state_names(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, tuple[str, ...]]]:
-    """Return each trained parameter with the names of the tensors that the optimizer keeps for it, in its order."""
+    """Return each trained parameter, of any shape, with the names of the tensors that the optimizer keeps for it.
+
+    `step` has the shape (), the others that of the parameter.
+    """
     found: list[tuple[Tensor, tuple[str, ...]]] = []
     for group in optimizer.param_groups:
-        is_sgd = isinstance(optimizer, torch.optim.SGD)
-        names = ("momentum_buffer",) if is_sgd or group.get("use_muon", False) else ("step", *_MOMENTS)
+        has_momentum = isinstance(optimizer, torch.optim.SGD) or group.get("use_muon", False)
+        names = ("momentum_buffer",) if has_momentum else ("step", *_MOMENTS)
         found += [(parameter, names) for parameter in group["params"]]
     return found
 

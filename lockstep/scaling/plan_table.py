@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from lockstep.config.combinations import refuse_local_steps
 from lockstep.config.schema import RunConfig
 from lockstep.data.micro_batches import num_micro_batches
 from lockstep.engine.build import build_parts
@@ -35,7 +36,9 @@ def plan_values(
 
     Raises:
         DataError: The recipe has no `input_shape`, and there is no data.
+        ConfigError: The settings have local steps.
     """
+    refuse_local_steps(config, "lockstep plan")
     inputs = example(config, build_parts(config, build))
     cost, sizes = pass_through(config, build, inputs, config.micro_batch)
     no_fsdp_with = _incompatible_with_fsdp(config)

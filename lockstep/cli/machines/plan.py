@@ -58,14 +58,12 @@ def plan(
 
     With --link, predict the step time too: some steps are measured on this machine, unless --compute-ms is given.
     """
-    from lockstep.config.combinations import refuse_local_steps
     from lockstep.config.load import load
     from lockstep.parallel.exchange.link import parse_link
     from lockstep.recipes.catalog import find
 
     found = find(source)
     config = load(found.config_class, found.layers, list(overrides or [])).config
-    refuse_local_steps(config, "lockstep plan")
     given = {"--nodes": nodes, "--gpus": gpus, "--compute-ms": compute_ms, "--price": price}
     parsed = parse_link(link, "--link") if link is not None else None
     size = _size(procs, nodes, gpus, given, has_link=parsed is not None)

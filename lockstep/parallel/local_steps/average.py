@@ -49,7 +49,7 @@ class OuterResult:
 
     Attributes:
         extras: Loss terms, each the mean over the step's samples at the weights of their local steps.
-        norm: 2-norm of the mean change.
+        norm: 2-norm of the mean change. It and `extras` are nan if a local step was not finite.
         flag: The flag that rank 0 sent.
         is_finite: Whether all local steps and the mean change were finite. If not, the step changed nothing.
     """
@@ -68,7 +68,7 @@ class OuterAverage:
     Args:
         model: The model, on its device.
         optimizer: The optimizer of the local steps.
-        state_names: The names of the optimizer's tensors for each trained parameter, in the optimizer's order.
+        state_names: The names of the optimizer's tensors for each trained parameter, of any shape.
         reducer: Sums the gradients of a local step.
         world: All ranks.
         config: Number of sites and settings of the outer optimizer.
@@ -91,7 +91,6 @@ class OuterAverage:
         self._leaders = sub_world(world, self._placement.leaders) if is_leader else None
         reducer.move_to(self._site_world)
         self._state = SiteState(model, optimizer, state_names if config.inner_state == "average" else ())
-        self._reset = optimizer.state.clear if config.inner_state == "reset" else lambda: None
         self._optimizer, self._num_sites = optimizer, config.sites
         self._parameters = self._state.parameters
         momentum = config.outer_momentum
@@ -119,7 +118,6 @@ class OuterAverage:
         for site, local_steps in step.sites:
             if site > self._placement.own_sites.start:
                 self._state.restore()
-            self._reset()
             sums = [0.0] * (self._num_head - 2)
             for local in local_steps:
                 if self._failed is not None or not local.num_micro_batches:
@@ -177,8 +175,9 @@ class OuterAverage:
         numbers = torch.cat([norm, result.tail[: self._num_head]]).tolist()
         norm, flag, num_failed, *extras = numbers
         is_finite = num_failed == 0 and math.isfinite(norm) and all(map(math.isfinite, extras))
+        if num_failed:  # a rank stops at its first failure, so how much was summed depends on the world
+            norm, extras = math.nan, [math.nan] * len(extras)
         self._state.restore()
-        self._reset()
         if is_finite:
             for parameter, change in zip(self._parameters, changes, strict=True):
                 parameter.grad = change
@@ -223,18 +222,18 @@ class OuterAverage:
         self.outer.state.clear()
         for index, entries in optimizer["state"].items():
             own = {name: value for name, value in entries.items() if name != OUTER}
-            buffer = entries.get(OUTER)
-            if buffer is not None:
-                if not 0 <= index < len(parameters) or buffer.shape != parameters[index].shape:
+            if own or OUTER not in entries:
+                state[index] = own
+            if OUTER in entries:
+                parameter, buffer = parameters[index] if 0 <= index < len(parameters) else None, entries[OUTER]
+                if parameter is None or not isinstance(buffer, Tensor) or buffer.shape != parameter.shape:
                     raise CheckpointError(
                         f"the checkpoint belongs to a different model: {OUTER} of parameter {index} has another shape",
                         fix="Resume with the settings of the run that wrote it.",
                     )
                 # In the memory layout of the parameter: fused kernels ignore strides.
-                kept = torch.empty_like(parameters[index], requires_grad=False).copy_(buffer)
-                self.outer.state[parameters[index]]["momentum_buffer"] = kept
-            if own or buffer is None:
-                state[index] = own
+                kept = torch.empty_like(parameter, requires_grad=False).copy_(buffer)
+                self.outer.state[parameter]["momentum_buffer"] = kept
         return {**optimizer, "state": state}
 
     def _in_order(self) -> list[Tensor]:

@@ -17,7 +17,8 @@ class SiteState:
     Args:
         model: The model, on its device.
         optimizer: The optimizer of the local steps.
-        averaged: The names of the optimizer's tensors to average, for each trained parameter.
+        averaged: The names of the optimizer's tensors to average, for each parameter, of any shape. With none, the
+            optimizer has no state at the start of an outer step.
 
     Attributes:
         parameters: The trained parameters, in the model's order.
@@ -62,7 +63,7 @@ class SiteState:
                 self._put(parameter, name, value)
 
     def copy(self) -> list[Tensor]:
-        """Return a copy of parameters and buffers, for `load`."""
+        """Return a copy of parameters and buffers, of any shape, for `load`."""
         return [tensor.clone() for tensor in self._live]
 
     def load(self, values: Sequence[Tensor]) -> None:
