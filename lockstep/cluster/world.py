@@ -22,6 +22,7 @@ from lockstep.cluster.address import interface_towards
 from lockstep.cluster.backends import choose_backend
 from lockstep.cluster.env import ALONE, RankAssignment
 from lockstep.cluster.epochs.membership import Membership
+from lockstep.cluster.gloo_threads import place_gloo_threads
 from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.cluster.rendezvous import RankInfo
 from lockstep.cluster.signed import SignedStore
@@ -277,6 +278,7 @@ def _start_group(
     else:
         agent_store = assignment.agent_store
         connecting.connect(start, world.rank, infos, world.signed, limit_s, report, has_agent_store=agent_store)
+    place_gloo_threads(world.local_rank, torch.get_num_threads())
 
 
 def _end_group(world: World) -> None:
