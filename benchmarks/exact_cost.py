@@ -23,9 +23,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.small_networks import MICRO_BATCH, images_for, network, plain_world, spawn
-from lockstep.cluster.gloo_threads import place_gloo_threads
 from lockstep.cluster.world import World
-from lockstep.cores import core_ids
+from lockstep.cores import core_ids, place_gloo_threads
 from lockstep.data.order import Order
 from lockstep.parallel.reduce import Reducer
 

@@ -22,11 +22,11 @@ from lockstep.cluster.address import interface_towards
 from lockstep.cluster.backends import choose_backend
 from lockstep.cluster.env import ALONE, RankAssignment
 from lockstep.cluster.epochs.membership import Membership
-from lockstep.cluster.gloo_threads import place_gloo_threads
 from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.cluster.rendezvous import RankInfo
 from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.timeout import call_with_timeout
+from lockstep.cores import place_gloo_threads
 from lockstep.errors import LaunchError
 from lockstep.open_files import out_of_files, raise_open_files
 
@@ -256,8 +256,7 @@ def _start_group(
     assert world.signed is not None
     if world.backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ:
         # By default gloo resolves its own host name, which may have no address, or one that peers cannot reach.
-        name = interface_towards(assignment.init)
-        if name:
+        if name := interface_towards(assignment.init):
             os.environ["GLOO_SOCKET_IFNAME"] = name
 
     def start() -> None:
@@ -276,8 +275,9 @@ def _start_group(
     if world.backend == "mpi":  # MPI connects without a store, and the same thread must start and end it
         start()
     else:
-        agent_store = assignment.agent_store
-        connecting.connect(start, world.rank, infos, world.signed, limit_s, report, has_agent_store=agent_store)
+        connecting.connect(
+            start, world.rank, infos, world.signed, limit_s, report, has_agent_store=assignment.agent_store
+        )
     place_gloo_threads(world.local_rank, torch.get_num_threads())
 
 

@@ -15,9 +15,9 @@ from torch._C._distributed_c10d import PrefixStore
 
 from lockstep.cluster import collectives
 from lockstep.cluster.env import ALONE, read_assignment
-from lockstep.cluster.gloo_threads import place_gloo_threads
 from lockstep.cluster.signed import Seal, SignedStore
 from lockstep.cluster.world import World, alone, join
+from lockstep.cores import place_gloo_threads
 
 JOIN_TIMEOUT_S = 300.0
 _JOINED: list[World] = []

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lockstep.cluster.gloo_threads import place_gloo_threads
-from lockstep.cores import core_ids
+from lockstep.cores import core_ids, place_gloo_threads
 from tests.ranks.placement_in_ranks import placements
 
 ROOT = Path(__file__).resolve().parents[2]

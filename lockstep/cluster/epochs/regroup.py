@@ -30,11 +30,11 @@ from lockstep.cluster import abort
 from lockstep.cluster.address import interface_towards
 from lockstep.cluster.env import RankAssignment
 from lockstep.cluster.epochs.membership import Epoch, EpochEnded, Membership
-from lockstep.cluster.gloo_threads import place_gloo_threads
 from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.cluster.signed import Seal, SignedStore
 from lockstep.cluster.timeout import call_with_timeout
 from lockstep.cluster.world import World, join
+from lockstep.cores import place_gloo_threads
 from lockstep.errors import LaunchError
 from lockstep.open_files import raise_open_files
 
