@@ -254,10 +254,9 @@ def _start_group(
     assignment, store = world.assignment, world.store
     assert store is not None
     assert world.signed is not None
-    if world.backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ:
-        # By default gloo resolves its own host name, which may have no address, or one that peers cannot reach.
-        if name := interface_towards(assignment.init):
-            os.environ["GLOO_SOCKET_IFNAME"] = name
+    # By default gloo resolves its own host name, which may have no address, or one that peers cannot reach.
+    if world.backend == "gloo" and (name := interface_towards(assignment.init)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
     def start() -> None:
         if world.device.type == "cuda":  # the current device is per thread
@@ -275,9 +274,8 @@ def _start_group(
     if world.backend == "mpi":  # MPI connects without a store, and the same thread must start and end it
         start()
     else:
-        connecting.connect(
-            start, world.rank, infos, world.signed, limit_s, report, has_agent_store=assignment.agent_store
-        )
+        agent_store = assignment.agent_store
+        connecting.connect(start, world.rank, infos, world.signed, limit_s, report, has_agent_store=agent_store)
     place_gloo_threads(world.local_rank, torch.get_num_threads())
 
 
