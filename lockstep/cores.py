@@ -47,9 +47,9 @@ def on_one_core() -> Iterator[None]:
 def place_gloo_threads(local_rank: int, threads_per_rank: int = 1) -> list[int]:
     """Keep this process's gloo threads on one core, as batch threads; no effect where the system has no /proc (macOS).
 
-    gloo has one thread for its TCP connections. It is woken by each message, and skips a connection that the main
-    thread uses at that moment, to look at it again at once. If it has taken the main thread's core in the middle of a
-    send, it repeats this until its time slice ends, 3 to 5 ms later. A batch thread waits until the main thread waits.
+    gloo has one thread for its TCP connections, woken by each message. Where it took the main thread's core in the
+    middle of a send, it was measured to run until its time slice ended, 3 to 5 ms: probably it tries again and again to
+    lock the connection, which the main thread holds. A batch thread waits until the main thread waits.
 
     The system also starts a woken thread near the thread that wakes it. With gloo's thread on a core of its rank, the
     main thread starts there. Otherwise two ranks often share a core while another one is idle, again until a time
