@@ -4,13 +4,15 @@
     python -m benchmarks.exact_cost --procs 2 --models resnet18-64 --rounds 15
 
 Both train the same network on the same random images, micro-batch 16 and one thread per process, CPU and gloo. They
-take turns of a few steps in the same processes, so that a slower machine slows both. Prints the median over the
+take turns of a few steps in the same processes, so that a slower machine slows both. Gloo's threads are placed as
+Lockstep places them in its rounds, and as torch leaves them in DDP's (--unplaced: in both). Prints the median over the
 rounds, and the median of the rounds' ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from torch import nn
 
 from benchmarks.small_networks import MICRO_BATCH, images_for, network, plain_world, spawn
 from lockstep.cluster.world import World
+from lockstep.cores import core_ids, place_gloo_threads
 from lockstep.data.order import Order
 from lockstep.parallel.reduce import Reducer
 
@@ -75,14 +78,25 @@ def timed(step: Callable[[], None], num_steps: int) -> float:
     return (time.perf_counter() - start) / num_steps
 
 
-def work(rank: int, num_procs: int, models: list[str], rounds: int) -> None:
+def place(rank: int, *, as_lockstep: bool) -> None:
+    """Place gloo's threads as Lockstep does, or reset them."""
+    for thread in place_gloo_threads(rank):
+        if not as_lockstep:
+            os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+            os.sched_setaffinity(thread, core_ids())
+
+
+def work(rank: int, num_procs: int, models: list[str], rounds: int, is_unplaced: bool) -> None:
     with plain_world(rank, num_procs) as here:
         for name in models:
             ddp, exact = ddp_steps(name), exact_steps(name, here)
             num_steps = 50 if name == "cnn" else 3
             times: list[tuple[float, float]] = []
             for number in range(rounds + 1):
-                pair = timed(ddp, num_steps), timed(exact, num_steps)
+                place(rank, as_lockstep=False)
+                ddp_time = timed(ddp, num_steps)
+                place(rank, as_lockstep=not is_unplaced)
+                pair = ddp_time, timed(exact, num_steps)
                 if number:  # the first round warms up
                     times.append(pair)
             if rank == 0:
@@ -96,11 +110,12 @@ def main() -> None:
     parser.add_argument("--procs", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--unplaced", action="store_true", help="leave gloo's threads as torch starts them")
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {MICRO_BATCH} samples per process and step, 1 thread each")
     print("procs  model            DDP ms  exact ms   ratio")
     for num_procs in arguments.procs:
-        spawn(work, num_procs, num_procs, arguments.models, arguments.rounds)
+        spawn(work, num_procs, num_procs, arguments.models, arguments.rounds, arguments.unplaced)
 
 
 if __name__ == "__main__":

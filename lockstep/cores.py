@@ -1,15 +1,16 @@
-"""How many CPU cores this process may use, and how many of them other programs keep busy."""
+"""Which CPU cores this process and its threads may use, and how many of them other programs keep busy."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Other load from which measurements are not reliable, as a share of the cores.
 NOTABLE_LOAD = 0.25
+GLOO_THREAD = "gloo_tcp_loop"
 
 
 def num_cores() -> int:
@@ -41,6 +42,40 @@ def on_one_core() -> Iterator[None]:
     finally:
         if before:
             os.sched_setaffinity(0, before)
+
+
+def place_gloo_threads(local_rank: int, threads_per_rank: int = 1) -> list[int]:
+    """Keep this process's gloo threads on one core, as batch threads; no effect where the system has no /proc (macOS).
+
+    gloo has one thread for its TCP connections, woken by each message. Where it took the main thread's core in the
+    middle of a send, it was measured to run until its time slice ended, 3 to 5 ms: probably it tries again and again to
+    lock the connection, which the main thread holds. A batch thread waits until the main thread waits.
+
+    The system also starts a woken thread near the thread that wakes it. With gloo's thread on a core of its rank, the
+    main thread starts there. Otherwise two ranks often share a core while another one is idle, again until a time
+    slice ends. `python -m benchmarks.exact_cost` measures both.
+
+    Args:
+        local_rank: Rank among the processes of this machine.
+        threads_per_rank: Threads with which each of them computes.
+
+    Returns:
+        The ids of the threads.
+    """
+    cores = sorted(core_ids())
+    placed: list[int] = []
+    if not cores or not hasattr(os, "SCHED_BATCH"):
+        return placed
+    core = cores[local_rank * threads_per_rank % len(cores)]
+    # A thread can end meanwhile, and a container can forbid the calls.
+    with suppress(OSError):
+        for thread in Path("/proc/self/task").iterdir():
+            with suppress(OSError):
+                if (thread / "comm").read_text(encoding="utf-8").strip() == GLOO_THREAD:
+                    os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
+                    os.sched_setaffinity(int(thread.name), {core})
+                    placed.append(int(thread.name))
+    return placed
 
 
 def describe_other_load(seconds: float = 0.5) -> tuple[str, bool]:

@@ -26,6 +26,7 @@ from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.cluster.rendezvous import RankInfo
 from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.timeout import call_with_timeout
+from lockstep.cores import place_gloo_threads
 from lockstep.errors import LaunchError
 from lockstep.open_files import out_of_files, raise_open_files
 
@@ -253,11 +254,9 @@ def _start_group(
     assignment, store = world.assignment, world.store
     assert store is not None
     assert world.signed is not None
-    if world.backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ:
-        # By default gloo resolves its own host name, which may have no address, or one that peers cannot reach.
-        name = interface_towards(assignment.init)
-        if name:
-            os.environ["GLOO_SOCKET_IFNAME"] = name
+    # By default gloo resolves its own host name, which may have no address, or one that peers cannot reach.
+    if world.backend == "gloo" and (name := interface_towards(assignment.init)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
     def start() -> None:
         if world.device.type == "cuda":  # the current device is per thread
@@ -277,6 +276,7 @@ def _start_group(
     else:
         agent_store = assignment.agent_store
         connecting.connect(start, world.rank, infos, world.signed, limit_s, report, has_agent_store=agent_store)
+    place_gloo_threads(world.local_rank, torch.get_num_threads())
 
 
 def _end_group(world: World) -> None:

@@ -34,6 +34,7 @@ from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.cluster.signed import Seal, SignedStore
 from lockstep.cluster.timeout import call_with_timeout
 from lockstep.cluster.world import World, join
+from lockstep.cores import place_gloo_threads
 from lockstep.errors import LaunchError
 from lockstep.open_files import raise_open_files
 
@@ -148,6 +149,7 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
 
     _call(start, membership, epoch)
+    place_gloo_threads(rank, torch.get_num_threads())
     return replace(
         world, rank=rank, size=size, local_rank=rank, backend="gloo", store=PrefixStore("world", store), signed=signed,
         restart=world.assignment.restart,
