@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,16 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import lockstep
+from lockstep.cluster import collectives
 from lockstep.cluster.world import World
+
+
+def import_same_modules(world: World) -> None:
+    """Import the tests' modules that any rank has: `lockstep.exact` compares the files that the ranks have loaded."""
+    mine = [name for name in sys.modules if name.startswith("tests.")]
+    for names in collectives.all_gather_object(world, mine):
+        for name in names:
+            import_module(name)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ranks.own_loop_in_ranks import Case, evaluate, train
+from tests.ranks.own_loop_in_ranks import Case, evaluate, import_same_modules, train
 from tests.ranks.rank_pool import RankPool
 
 CASES = st.builds(
@@ -24,6 +24,12 @@ CASES = st.builds(
     unfreezes=st.booleans(),
     toggles=st.booleans(),
 ).filter(lambda case: not (case.toggles and case.unfreezes))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _same_modules(pool: RankPool) -> None:
+    # Tests before these have used some of the ranks only.
+    pool.run(4, import_same_modules)
 
 
 def with_pairs(case: Case) -> Case:
