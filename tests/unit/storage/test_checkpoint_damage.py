@@ -198,7 +198,7 @@ def train(mouth):
         saver.save(SimpleNamespace(
             progress=Progress(step=step), is_evaluated=lambda: True, average=None, identity={},
             state=lambda: state.weights, replica=SimpleNamespace(is_sharded=False),
-            optimizer=SimpleNamespace(state_dict=lambda: state.optimizer),
+            optimizer=SimpleNamespace(state_dict=lambda: state.optimizer), outer=None,
         ))
         os.write(mouth, b".")  # it has waited for the one before
         for tensor in state.weights.values():
