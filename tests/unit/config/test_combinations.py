@@ -57,6 +57,9 @@ def test_a_command_without_local_steps_refuses_them(
     command: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # `check` sets both, and its processes inherit them.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
     assert run([*map(str, command), "sync.every=4"]) == 2
     text = capsys.readouterr().err
     name = " ".join(["lockstep", command[0]])
