@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from benchmarks.small_networks import plain_world, spawn
 from lockstep.cluster.world import World
+from lockstep.cores import place_gloo_threads
 from lockstep.data.order import MicroBatch, Order
 from lockstep.parallel.reduce import Reducer
 
@@ -97,6 +98,7 @@ def timed(step: Callable[[], None], num_steps: int) -> tuple[float, float]:
 
 def work(rank: int, num_procs: int, arguments: argparse.Namespace) -> None:
     with plain_world(rank, num_procs) as here:
+        place_gloo_threads(rank)  # as Lockstep does; DDP gains by it, too
         for name in arguments.models:
             for num_micro in arguments.micro_batches:
                 kinds = (
