@@ -170,12 +170,17 @@ class Membership:
         self._is_over.set()
 
 
+def broken_mark(epoch: Epoch) -> str:
+    """Return the name of the mark of a worker that has lost a connection in an epoch."""
+    return f"broken-{epoch.number}"
+
+
 def mark_path(folder: Path, name: str, worker: int) -> Path:
     """Return the file by which a worker reports to the launcher how far it is.
 
     Args:
         folder: The launcher's temporary folder.
-        name: ready: its run is built, and it can enter an epoch; member: it has the run's weights.
+        name: ready: its run is built, and it can enter an epoch; member: it has the run's weights; or a `broken_mark`.
         worker: The worker's number.
     """
     return folder / f"{name}-{worker}"

@@ -15,10 +15,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 from lockstep.cluster import collectives
-from lockstep.cluster.epochs.membership import RunEnded
+from lockstep.cluster.epochs.membership import RunEnded, broken_mark
 from lockstep.cluster.epochs.regroup import is_loss, regroup
 from lockstep.cluster.signals import StopSignal
 from lockstep.cluster.world import World
@@ -114,6 +115,7 @@ class InStepRun:
     def _rejoin(self, error: Exception) -> None:
         """Enter the next epoch that stays, and continue where its members agree to."""
         while True:
+            self._mark_broken()
             try:
                 self._membership.wait_for_next()
             except TimeoutError:
@@ -129,6 +131,13 @@ class InStepRun:
             self._move(world, agreement, received)
             self._membership.mark("member")
             return
+
+    def _mark_broken(self) -> None:
+        """Report that the present epoch has lost a member, if the launchers have not named the next one."""
+        membership = self._membership
+        if membership.present is not None and membership.read().number == membership.present.number:
+            with suppress(OSError):  # the launcher has ended
+                membership.mark(broken_mark(membership.present))
 
     def _agree(self, world: World) -> tuple[Agreement, Received | None]:
         """Agree on where to continue, and receive the weights if this rank needs them. Changes no state of the run."""

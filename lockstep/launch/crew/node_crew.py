@@ -19,13 +19,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from lockstep.cluster.address import address_towards, split_endpoint
-from lockstep.cluster.epochs.membership import Epoch, write_epoch
+from lockstep.cluster.epochs.membership import Epoch, broken_mark, write_epoch
 from lockstep.cluster.store import serve_store
 from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
 from lockstep.launch.crew.crew import Crew, CrewSupervisor
 from lockstep.launch.crew.crew_process import EPOCHS_FILE, Entry, Worker, start_worker
-from lockstep.launch.crew.shared_folder import NodeStatus, SharedFolder, WorkerState
+from lockstep.launch.crew.shared_folder import SILENT_S, NodeStatus, SharedFolder, WorkerState
 from lockstep.launch.supervisor import send_signal
 from lockstep.launch.worker import WorkerResult
 
@@ -82,7 +82,7 @@ class NodeCrew(Crew):
                 self._publish()
                 if is_failed:
                     return True, self._done
-                self._statuses = self._shared.statuses()
+                self._statuses = self._shared.statuses(self._epoch.number)
                 if text := next((status.failure for status in self._statuses.values() if status.failure), ""):
                     raise LaunchError("the run has ended on another node", given=text.splitlines()[0], fix=FIX)
                 self._follow()
@@ -118,11 +118,14 @@ class NodeCrew(Crew):
                 marks: tuple[WorkerState, ...] = ("member", "ready")
                 states[worker.number] = next((mark for mark in marks if worker.has_marked(mark)), "started")
         is_stopping = self._supervisor.stop is not None
-        return NodeStatus(self._shared.node, 0, states, is_stopping, failure=self._failure)
+        is_broken = any(worker.has_marked(broken_mark(self._epoch)) for worker in self._workers.values())
+        broken = self._epoch.number if is_broken else -1
+        return NodeStatus(self._shared.node, 0, states, is_stopping, failure=self._failure, broken=broken)
 
     def _publish(self) -> None:
         status, now = self._status(), time.monotonic()
-        if status != self._published or now - self._published_at > self._nodes.node_timeout_s / BEATS:
+        beat_s = 0.0 if self._shared.is_broken else self._nodes.node_timeout_s / BEATS
+        if status != self._published or now - self._published_at > beat_s:
             self._shared.publish(status)
             self._published, self._published_at = status, now
 
@@ -158,7 +161,8 @@ class NodeCrew(Crew):
             self._num_restarts += 1
             count = f"restart {self._num_restarts} of {self._max_restarts}"
             self._supervisor.report(f"{count}: the other processes continue, and a new one will join them")
-            self._start(worker.slot)
+            with self._heartbeat():
+                self._start(worker.slot)
         elif len(self._workers) < self._min_procs:
             self._is_leaving = True
             self._supervisor.report("no restart is left: this node leaves, and the others continue")
@@ -195,12 +199,12 @@ class NodeCrew(Crew):
 
     @contextmanager
     def _heartbeat(self) -> Iterator[None]:
-        """Repeat the last status in a thread: starting the fork server takes seconds, or more on busy processors."""
+        """Repeat the last status in a thread: starting a process or the fork server can take seconds."""
         stop, status = threading.Event(), self._published
 
         def beat() -> None:
             with suppress(FileNotFoundError):  # the run has ended
-                while not stop.wait(self._nodes.node_timeout_s / BEATS):
+                while not stop.wait(min(self._nodes.node_timeout_s / BEATS, SILENT_S / 4)):
                     self._shared.publish(status)
 
         thread = threading.Thread(target=beat, name="heartbeat")

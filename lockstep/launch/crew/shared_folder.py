@@ -27,6 +27,9 @@ PARENT = ".crew"
 NEWEST = "newest.json"
 RECORD = "record.json"
 
+# A machine whose connections break is lost with its launcher, unless that one writes a status within this time.
+SILENT_S = 0.5
+
 WorkerState = Literal["planned", "started", "ready", "member", "done"]
 
 
@@ -41,6 +44,7 @@ class NodeStatus:
         is_stopping: Its launcher has received a stop signal.
         has_ended: Its launcher writes no more.
         failure: Why the run has failed, for all launchers; empty if it has not.
+        broken: The present epoch, if a process of this node has lost a connection in it; else -1.
     """
 
     node: int
@@ -49,6 +53,7 @@ class NodeStatus:
     is_stopping: bool = False
     has_ended: bool = False
     failure: str = ""
+    broken: int = -1
 
 
 class SharedFolder:
@@ -60,12 +65,17 @@ class SharedFolder:
 
     Attributes:
         node: This launcher's number.
+        is_broken: Whether a connection of the present epoch is broken. Until the next epoch, launchers write their
+            status at each poll, and one that is silent for `SILENT_S` is lost.
     """
 
     def __init__(self, path: Path, node_timeout_s: float) -> None:
         self._path, self._node_timeout_s = path, node_timeout_s
         self._seen: dict[int, tuple[int, float]] = {}  # by node: its last beat, and when it was first read
+        self._lost: dict[int, int] = {}  # by node: the last beat of one that is lost
+        self._broken_since = 0.0
         self._beat = 0
+        self.is_broken = False
         self.node = self._claim_number()
 
     def publish(self, status: NodeStatus) -> None:
@@ -73,8 +83,12 @@ class SharedFolder:
         self._beat += 1
         self._write(f"node-{self.node}.json", asdict(replace(status, beat=self._beat)))
 
-    def statuses(self) -> dict[int, NodeStatus]:
-        """Return the last status of each node that is not lost, by number."""
+    def statuses(self, epoch: int = -1) -> dict[int, NodeStatus]:
+        """Return the last status of each node that is not lost, by number.
+
+        Args:
+            epoch: The present epoch, if a broken connection in it is a reason to wait for `SILENT_S` only.
+        """
         found, now = {}, time.monotonic()
         for path in sorted(self._path.glob("node-*.json")):
             with suppress(OSError, ValueError, TypeError):
@@ -83,9 +97,17 @@ class SharedFolder:
                 status = NodeStatus(**{**content, "workers": workers})
                 beat, since = self._seen.get(status.node, (-1, now))
                 if beat != status.beat:
-                    self._seen[status.node] = (status.beat, since := now)
-                if status.has_ended or now - since < self._node_timeout_s:
-                    found[status.node] = status
+                    self._seen[status.node] = status.beat, now
+                found[status.node] = status
+        was_broken, self.is_broken = self.is_broken, any(0 <= epoch == status.broken for status in found.values())
+        if self.is_broken and not was_broken:
+            self._broken_since = now
+        has_waited = self.is_broken and now - self._broken_since >= SILENT_S
+        limit_s = min(SILENT_S, self._node_timeout_s) if has_waited else self._node_timeout_s
+        for node, (beat, since) in self._seen.items():
+            if node in found and not found[node].has_ended and (self._lost.get(node) == beat or now - since >= limit_s):
+                self._lost[node] = beat
+                del found[node]
         return found
 
     def newest(self, known: Epoch) -> Epoch:

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.cluster.epochs.membership import Epoch
 from lockstep.errors import LaunchError
-from lockstep.launch.crew.shared_folder import NodeStatus, SharedFolder, make_shared_folder
+from lockstep.launch.crew.shared_folder import SILENT_S, NodeStatus, SharedFolder, make_shared_folder
 
 NONE = Epoch(-1, 0, ())
 
@@ -48,6 +48,26 @@ def test_a_silent_node_is_lost_and_an_ended_one_is_not(path: Path) -> None:
     assert first.statuses().keys() == {0, 2}
     second.publish(NodeStatus(second.node))
     assert first.statuses().keys() == {0, 1, 2}
+
+
+def test_a_node_that_is_silent_after_a_broken_connection_is_lost_soon(path: Path) -> None:
+    first, second, third = (SharedFolder(path, 900.0) for _ in range(3))
+    for shared in (first, second, third):
+        shared.publish(NodeStatus(shared.node))
+    assert first.statuses(4).keys() == {0, 1, 2}
+    third.publish(NodeStatus(third.node, broken=3))  # of an earlier epoch
+    assert first.statuses(4).keys() == {0, 1, 2}
+    assert not first.is_broken
+    third.publish(NodeStatus(third.node, broken=4))
+    assert first.statuses(4).keys() == {0, 1, 2}
+    assert first.is_broken
+    time.sleep(SILENT_S)
+    first.publish(NodeStatus(first.node))
+    third.publish(NodeStatus(third.node, broken=4))
+    assert first.statuses(4).keys() == {0, 2}
+    assert first.statuses(5).keys() == {0, 2}, "lost, until it writes again"
+    second.publish(NodeStatus(second.node))
+    assert first.statuses(5).keys() == {0, 1, 2}
 
 
 def test_a_node_that_leaves_is_lost_at_once_and_the_last_one_removes_the_folder(path: Path) -> None:
