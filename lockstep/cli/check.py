@@ -26,7 +26,6 @@ def check(source: SourceName, overrides: Overrides = None, as_json: Json = False
     from lockstep.config.load import load
     from lockstep.launch import forkserver
     from lockstep.launch.kernels import pin_kernels
-    from lockstep.launch.start import PRELOAD
     from lockstep.own_loop.scripts import is_script
     from lockstep.recipes.catalog import find
 
@@ -41,7 +40,7 @@ def check(source: SourceName, overrides: Overrides = None, as_json: Json = False
     refuse_local_steps(config, "lockstep check")
     config.check_inputs()
     pin_kernels(config.kernels, only_children=True)
-    forkserver.prepare([*PRELOAD, "lockstep.check.probe"], config.num_threads)
+    forkserver.prepare([*forkserver.PRELOAD, "lockstep.check.probe"], config.num_threads)
     from lockstep.check import examine
     from lockstep.check.finding import table
     from lockstep.report.console import Console

@@ -27,7 +27,6 @@ from lockstep.launch import forkserver
 from lockstep.launch.gpus import check_device
 from lockstep.launch.kernels import pin_kernels
 from lockstep.launch.start import (
-    PRELOAD,
     LaunchOptions,
     default_procs,
     join_world,
@@ -88,7 +87,7 @@ def train_command(
         return _train(found, spec, here or ALONE)
 
     # Before torch is imported here, so that both imports run at the same time.
-    forkserver.prepare(PRELOAD, config.num_threads)
+    forkserver.prepare(forkserver.PRELOAD, config.num_threads)
     from lockstep.storage.run_folder import drop_empty, new_folder
 
     folder = run_dir or new_folder(found.name)

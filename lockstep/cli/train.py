@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -136,8 +137,10 @@ def train(
     """
     from lockstep.cluster.env import read_assignment
     from lockstep.config.load import load
+    from lockstep.launch import forkserver
     from lockstep.recipes.catalog import command_arguments, find
     from lockstep.recipes.trust import trust_named
+    from lockstep.storage.run_folder import check_run_dir
 
     if source is not None and "=" in source and not Path(source).exists():
         overrides, source = [source, *(overrides or [])], None  # settings for the run in --run-dir
@@ -146,33 +149,38 @@ def train(
     here = read_assignment(os.environ, init, rank, world_size)
     is_restart = here is not None and here.restart > 0
     source, overrides = _stored_source(source, overrides or [], run_dir, is_restart=is_restart)
-    found = find(source)
-    loaded = load(found.config_class, found.layers, overrides)
-    trust_named(source)
-    _check_trackers(loaded.config.report.trackers, overrides, is_rank=here is not None)
-
-    from lockstep.storage.run_folder import check_run_dir
-
-    if hosts is not None:
-        given = {"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank, "--node-rank": node_rank,
-                 "--master": master}  # fmt: skip
-        _check_no_options_of_a_node(hosts, given)
+    # The launcher imports torch too for a recipe file, so both imports run at the same time.
+    is_early = source.endswith(".py") and here is None and hosts is None and _starts_processes(procs, nodes)
+    with forkserver.early() if is_early else nullcontext():
+        found = find(source)
+        loaded = load(found.config_class, found.layers, overrides)
+        trust_named(source)
+        _check_trackers(loaded.config.report.trackers, overrides, is_rank=here is not None)
+        if hosts is not None:
+            given = {"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank, "--node-rank": node_rank,
+                     "--master": master}  # fmt: skip
+            _check_no_options_of_a_node(hosts, given)
+            if run_dir is not None:
+                check_run_dir(run_dir, resume)
+            arguments = [*command_arguments(found, loaded.diff), *_stop_option(stop_after)]
+            return _on_hosts(hosts, found.name, arguments, rdzv_endpoint, run_dir, resume, max_restarts)
         if run_dir is not None:
-            check_run_dir(run_dir, resume)
-        arguments = [*command_arguments(found, loaded.diff), *_stop_option(stop_after)]
-        return _on_hosts(hosts, found.name, arguments, rdzv_endpoint, run_dir, resume, max_restarts)
+            check_run_dir(run_dir, resume, is_first=nodes is None and here is None)
+        from lockstep.cli import start_run
+        from lockstep.launch.start import LaunchOptions
+        from lockstep.launch.subcommand import end_with_caller
 
-    if run_dir is not None:
-        check_run_dir(run_dir, resume, is_first=nodes is None and here is None)
-    from lockstep.cli import start_run
-    from lockstep.launch.start import LaunchOptions
-    from lockstep.launch.subcommand import end_with_caller
+        end_with_caller()
+        options = LaunchOptions(procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank,
+                                _with_port(master, master_port))  # fmt: skip
+        return start_run.train_command(found, loaded, run_dir, resume, options, stop_after)
 
-    end_with_caller()
-    address = _with_port(master, master_port)
-    options = LaunchOptions(procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank,
-                            address)  # fmt: skip
-    return start_run.train_command(found, loaded, run_dir, resume, options, stop_after)
+
+def _starts_processes(procs: str | None, nodes: str | None) -> bool:
+    """Whether the training probably runs in processes of their own, as far as that is known without the settings."""
+    from lockstep.cores import num_cores
+
+    return nodes is not None or (num_cores() > 1 if procs is None else procs != "1")
 
 
 def _stop_option(stop_after: int | None) -> list[str]:

@@ -19,7 +19,7 @@ from lockstep.errors import ConfigError, DataError, LaunchError
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch import forkserver
 from lockstep.launch.kernels import has_effect, pin_kernels
-from lockstep.launch.start import PRELOAD, join_world, launch_here, rank_assignment
+from lockstep.launch.start import join_world, launch_here, rank_assignment
 from lockstep.launch.stopped import raise_if_stopped
 from lockstep.report.console import Console
 
@@ -57,7 +57,7 @@ def evaluate(
     is_late = not has_effect(config.kernels)  # torch has computed here before, so another process evaluates
     if assignment is not None or (size.most == 1 and not is_late):
         return _evaluate(trained, None, assignment or ALONE)
-    forkserver.prepare(PRELOAD, config.num_threads)
+    forkserver.prepare(forkserver.PRELOAD, config.num_threads)
     with forkserver.temp_folder() as folder:
         metrics_file = folder / "metrics.json"
         code = launch_here(size, config, _evaluate, (trained, metrics_file))

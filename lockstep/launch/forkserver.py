@@ -10,7 +10,7 @@ import os
 import signal
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, process, resource_tracker, spawn, util
 from pathlib import Path
@@ -18,35 +18,75 @@ from typing import Any
 
 from lockstep import scratch
 from lockstep.launch import cleanup
+from lockstep.launch.kernels import PINS
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LAUNCHER_ONLY = cleanup.LAUNCHER_ONLY
+
+# Modules that a worker needs.
+PRELOAD = [
+    "torch._dynamo",  # the first optimizer of a process imports it, which takes seconds
+    "lockstep.cli.main",
+    "lockstep.launch.worker",
+    "lockstep.engine.evaluate",
+    "lockstep.engine.run",
+    "lockstep.recipes.catalog",
+]
 
 # A socket's path may have 104 to 108 bytes, and multiprocessing and torch add up to 45.
 LONGEST_TMPDIR = 58
 
 _prepared = False
+# What a server that was started early has loaded its libraries with, until it is used.
+_early: Mapping[str, str | None] | None = None
 
 
 def prepare(preload: Sequence[str], num_threads: int = 1) -> None:
     """Start the fork server and let it import what every worker needs; returns at once.
 
-    Only the first call has an effect.
+    Only the first call has an effect; but a server that was started early with other variables is replaced.
 
     Args:
         preload: Modules to import there. A module that cannot be imported is left to the worker.
         num_threads: CPU threads of each worker; libraries read it from the environment when they are loaded.
     """
-    global _prepared
+    global _prepared, _early
+    if not _prepared or _early is not None:
+        variables = dict.fromkeys(THREAD_VARIABLES, str(num_threads))
+        if _early is not None and _early != _loaded_with(variables):
+            _discard()
+        _early = None
     if not _prepared:
-        for name in THREAD_VARIABLES:
-            os.environ[name] = str(num_threads)
+        os.environ.update(variables)
         # torch prints a C++ stack trace for each connection that ends. Its library reads the level when it is loaded.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         multiprocessing.set_forkserver_preload([cleanup.__name__, "torch", *preload])
         _prepared = True
     with _variable(cleanup.VARIABLE, _temp_dir()):
         _start()
+
+
+@contextmanager
+def early() -> Iterator[None]:
+    """Start the fork server before the settings are known, with their defaults. For work that imports torch here.
+
+    Without a call of `prepare` in the block, the server is of no use and ended with it.
+    """
+    global _early
+    if _prepared:
+        yield
+        return
+    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    prepare(PRELOAD)
+    _early = _loaded_with(os.environ)
+    try:
+        yield
+    finally:
+        if _early is not None:
+            _discard()
+            _early = None
+            for name, value in before.items():
+                _set(name, value)
 
 
 @contextmanager
@@ -145,6 +185,28 @@ def _blocked(signals: Sequence[signal.Signals]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _loaded_with(threads: Mapping[str, str]) -> Mapping[str, str | None]:
+    """Return the variables that libraries read in a server which is started now with these threads."""
+    return {**{name: threads.get(name) for name in THREAD_VARIABLES}, **{name: os.environ.get(name) for name in PINS}}
+
+
+def _discard() -> None:
+    """End the server, from which no process was forked; the next one may be started with other variables."""
+    global _prepared
+    server = forkserver._forkserver
+    if server._forkserver_pid is not None:  # type: ignore[attr-defined]
+        os.kill(server._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    server._stop()  # type: ignore[attr-defined]
+    _prepared = False
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
 @contextmanager
 def _variable(name: str, value: str) -> Iterator[None]:
     before = os.environ.get(name)
@@ -152,10 +214,7 @@ def _variable(name: str, value: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        _set(name, before)
 
 
 def _warnings() -> str:

@@ -30,6 +30,8 @@ PINNED: Mapping[str, Mapping[str, str]] = {
         "MKL_CBWR": "COMPATIBLE",
     },
 }
+# The variables that `pin_kernels` may set.
+PINS = tuple(PINNED["avx2"])
 # What torch then reports as its capability.
 CAPABILITY = {"avx2": "AVX2", "portable": "DEFAULT"}
 # Instruction sets by which libraries choose kernels, as /proc/cpuinfo names them: those of x86-64, then those of ARM.

@@ -18,6 +18,7 @@ from lockstep.config.process_range import MAX_NODES, ProcessRange, RendezvousCon
 from lockstep.config.schema import RunConfig
 from lockstep.cores import num_cores
 from lockstep.errors import ConfigError
+from lockstep.launch import forkserver
 from lockstep.launch.crew.recovery import recovers_in_step
 from lockstep.launch.shared_settings import shared_settings
 from lockstep.report.log import log_path
@@ -55,17 +56,6 @@ class LaunchOptions:
     max_restarts: int = 0
     node_rank: int | None = None
     master: str | None = None
-
-
-# Modules that a worker needs, imported once in the fork server.
-PRELOAD = [
-    "torch._dynamo",  # the first optimizer of a process imports it, which takes seconds
-    "lockstep.cli.main",
-    "lockstep.launch.worker",
-    "lockstep.engine.evaluate",
-    "lockstep.engine.run",
-    "lockstep.recipes.catalog",
-]
 
 
 def default_procs(config: RunConfig) -> int:
@@ -268,7 +258,7 @@ def launch_here(
         nodes=nodes,
         stop_timeout_s=config.cluster.stop_timeout_s,
         log_dir=folder / "logs" if folder is not None else None,
-        preload=PRELOAD,
+        preload=forkserver.PRELOAD,
         on_stop=_on_stop(folder),
         recovers_in_step=folder is not None and recovers_in_step(config, nodes, procs.most),
     )

@@ -14,7 +14,7 @@ from lockstep.errors import ConfigError, LaunchError
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.launch import forkserver
 from lockstep.launch.kernels import has_effect, pin_kernels
-from lockstep.launch.start import PRELOAD, launch_here
+from lockstep.launch.start import launch_here
 from lockstep.launch.stopped import raise_if_stopped
 from lockstep.provenance.same_run import check_replay
 from lockstep.recipes.catalog import RecipeSpec
@@ -142,7 +142,7 @@ def _replay(plan: Plan, config: RunConfig, procs: int) -> Replay:
         if procs == 1 and has_effect(config.kernels):  # otherwise torch has computed here before
             replay(plan, answer, ALONE)
         else:
-            forkserver.prepare([*PRELOAD, ENTRY], config.num_threads)
+            forkserver.prepare([*forkserver.PRELOAD, ENTRY], config.num_threads)
             code = launch_here(ProcessRange(procs, procs), config, replay, (plan, answer))
             raise_if_stopped(code)
             if code:

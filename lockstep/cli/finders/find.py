@@ -156,7 +156,6 @@ def _prepare(source: str, overrides: list[str] | None, module: str) -> tuple[Rec
     from lockstep.config.load import load
     from lockstep.launch import forkserver
     from lockstep.launch.kernels import pin_kernels
-    from lockstep.launch.start import PRELOAD
     from lockstep.recipes.catalog import find
 
     found = find(source)
@@ -164,7 +163,7 @@ def _prepare(source: str, overrides: list[str] | None, module: str) -> tuple[Rec
     refuse_local_steps(config, "lockstep find")
     config.check_inputs()
     pin_kernels(config.kernels)
-    forkserver.prepare([*PRELOAD, module], config.num_threads)
+    forkserver.prepare([*forkserver.PRELOAD, module], config.num_threads)
     return found, config
 
 

@@ -80,10 +80,10 @@ def doctor(
 
     from lockstep.config.process_range import ProcessRange
     from lockstep.launch import forkserver
-    from lockstep.launch.start import PRELOAD, launch_here
+    from lockstep.launch.start import launch_here
 
     config = RunConfig(recipe="none")
-    forkserver.prepare([*PRELOAD, "lockstep.doctor.examine"], config.num_threads)
+    forkserver.prepare([*forkserver.PRELOAD, "lockstep.doctor.examine"], config.num_threads)
     from lockstep.doctor.examine import examine
 
     assert procs is not None

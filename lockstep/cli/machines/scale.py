@@ -67,7 +67,6 @@ def scale(
     from lockstep.config.load import load
     from lockstep.launch import forkserver
     from lockstep.launch.kernels import pin_kernels
-    from lockstep.launch.start import PRELOAD
     from lockstep.recipes.catalog import find
 
     sizes, names = _sizes(procs), _names(compare)
@@ -80,7 +79,7 @@ def scale(
         load(found.config_class, found.layers, [*given, *VARIANTS[name]])
     other_load, is_busy = describe_other_load()  # before any process of this command starts
     pin_kernels(config.kernels)
-    forkserver.prepare([*PRELOAD, "lockstep.scaling.measure"], config.num_threads)
+    forkserver.prepare([*forkserver.PRELOAD, "lockstep.scaling.measure"], config.num_threads)
     from lockstep.report.console import Console
 
     console = Console(sys.stdout, strict=True)
