@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from tests.faults.faults import Job
@@ -17,10 +18,16 @@ EPOCHS = "*/*/epochs.json"  # in the folder for temporary files
 
 
 class Watch:
-    """Notes when steps are recorded and when the launcher begins epochs, in a thread."""
+    """Notes when steps are recorded and when the launcher begins epochs, in a thread.
 
-    def __init__(self, running: Job) -> None:
+    Args:
+        running: The job.
+        tmp: The launcher's folder for temporary files; None: that of the job.
+    """
+
+    def __init__(self, running: Job, tmp: Path | None = None) -> None:
         self._running, self._is_over = running, threading.Event()
+        self._tmp = tmp or running.folder / "tmp"
         self.steps: list[tuple[float, int]] = [(time.monotonic(), 0)]
         self.epochs: list[tuple[float, dict[str, Any]]] = []
         self._thread = threading.Thread(target=self._look, name="watch")
@@ -40,7 +47,7 @@ class Watch:
                 if (count := (path.stat().st_size - HEADER_BYTES) // RECORD_BYTES) != self.steps[-1][1]:
                     self.steps.append((time.monotonic(), count))
             with contextlib.suppress(OSError, ValueError, StopIteration):
-                file = file or next((self._running.folder / "tmp").glob(EPOCHS))
+                file = file or next(self._tmp.glob(EPOCHS))
                 if seen != (seen := file.stat().st_mtime_ns):
                     self.epochs.append((time.monotonic(), json.loads(file.read_text(encoding="utf-8"))))
 

@@ -4,6 +4,7 @@
     python -m benchmarks.kills --only 7042            # one trial again
     python -m benchmarks.kills --settings compress=bf16
     python -m benchmarks.kills --nodes 2 3 --trials 20   # processes and whole nodes of 2 or 3 launchers
+    sudo python -m benchmarks.kills --nodes 2 3 --namespaces   # each launcher in a network namespace of its own
 
 Each trial trains a small network for 34 steps on 2 to 6 processes. Processes are killed or stopped at a random moment:
 in a step, several at once, while the others recover, while a replacement joins, in a save, a validation, after the last
@@ -22,10 +23,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from benchmarks.kill_trials import MOMENTS, Outcome, draw, play
-from benchmarks.node_trials import draw_nodes, play_nodes
+from benchmarks.node_trials import LOSSES, draw_nodes, play_nodes
+from tests.cluster.hosts import Host, hosts, why_not
 from tests.faults.faults import SETTINGS
 from tests.runs import TINY, lockstep, weights
 
@@ -40,11 +43,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="trials side by side; more than 1 makes times longer")
     parser.add_argument("--keep", type=Path, help="existing folder to which the files of failed trials are moved")
     parser.add_argument("--nodes", type=int, nargs="*", help="numbers of launchers to draw from; default: one launcher")
+    parser.add_argument("--namespaces", action="store_true", help="with --nodes: a network namespace for each launcher")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seeds = given.only or [1000 * given.seed + number for number in range(given.trials)]
     if given.nodes:
-        return _run_nodes(seeds, given.nodes, given.settings)
+        with tempfile.TemporaryDirectory(prefix="k") as place, _hosts(given, Path(place)) as hosts:
+            return _run_nodes(seeds, given.nodes, given.settings, Path(place), hosts)
     trials = [trial for trial in map(draw, seeds) if not given.moments or trial.moment in given.moments]
     # A short path: that of a socket in it may not be long.
     with tempfile.TemporaryDirectory(prefix="k") as place:
@@ -71,27 +76,35 @@ def main() -> int:
     return int(any(outcome.faults for outcome in outcomes))
 
 
-def _run_nodes(seeds: Sequence[int], sizes: list[int], settings: list[str]) -> int:
+def _hosts(given: argparse.Namespace, folder: Path) -> AbstractContextManager[Sequence[Host]]:
+    if not given.namespaces:
+        return nullcontext([])
+    if reason := why_not():
+        raise SystemExit(reason)
+    return hosts(max(given.nodes), folder)
+
+
+def _run_nodes(
+    seeds: Sequence[int], sizes: list[int], settings: list[str], folder: Path, places: Sequence[Host]
+) -> int:
     """Run trials with several launchers, one after the other; return the exit code."""
     outcomes = []
-    with tempfile.TemporaryDirectory(prefix="k") as place:
-        folder = Path(place)
-        lockstep("train", TINY, *SETTINGS, *settings, "--procs", 1, "--run-dir", folder / "alone", cwd=folder)
-        for seed in seeds:
-            outcome = play_nodes(draw_nodes(seed, sizes), folder / str(seed), settings, weights(folder / "alone"))
-            outcomes.append(outcome)
-            took = f"{outcome.next_step_s:.2f} s" if outcome.next_step_s is not None else "-"
-            faults = f"  FAILED: {'; '.join(outcome.faults)}\n{outcome.output}" if outcome.faults else ""
-            print(f"{outcome.trial}  two steps later after {took}  ({outcome.seconds:.0f} s){faults}", flush=True)
-    print("\n| lost | nodes | trials | passed | steps repeated | two steps later, median | worst |")
+    lockstep("train", TINY, *SETTINGS, *settings, "--procs", 1, "--run-dir", folder / "alone", cwd=folder)
+    for seed in seeds:
+        outcome = play_nodes(draw_nodes(seed, sizes), folder / str(seed), settings, weights(folder / "alone"), places)
+        outcomes.append(outcome)
+        stages = " | ".join(f"{at:.2f}" for at in outcome.stages_s) or "-"
+        faults = f"  FAILED: {'; '.join(outcome.faults)}\n{outcome.output}" if outcome.faults else ""
+        print(f"{outcome.trial}  {stages} s  ({outcome.seconds:.0f} s){faults}", flush=True)
+    print("\n| lost | nodes | trials | passed | steps repeated | next step done, median | worst |")
     print("|---|---|---|---|---|---|---|")
-    for moment in ("process", "node"):
+    for what in LOSSES:
         for size in sorted({*sizes}):
-            found = [o for o in outcomes if (o.trial.moment, o.trial.num_nodes) == (moment, size)]
-            times = [o.next_step_s for o in found if o.next_step_s is not None]
+            found = [o for o in outcomes if (o.trial.what, o.trial.num_nodes) == (what, size)]
+            times = [o.stages_s[2] for o in found if o.stages_s]
             passed, repeated = sum(not o.faults for o in found), sum(o.num_repeated for o in found)
             cells = f"{statistics.median(times):.2f} s | {max(times):.2f} s" if times else "- | -"
-            print(f"| {moment} | {size} | {len(found)} | {passed} | {repeated} | {cells} |")
+            print(f"| {what} | {size} | {len(found)} | {passed} | {repeated} | {cells} |")
     return int(any(outcome.faults for outcome in outcomes))
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from benchmarks.kill_watch import Watch
+from tests.cluster.hosts import Host
 from tests.faults.faults import Job
 from tests.faults.test_nodes import kill_node, nodes, said
 from tests.runs import processes_with, records, result, weights
@@ -19,6 +21,7 @@ from tests.runs import processes_with, records, result, weights
 NUM_STEPS = 34
 WAIT_S = 120.0
 NODE_TIMEOUT_S = 2.0
+LOSSES = ("process", "stopped", "node")
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class NodeTrial:
     Attributes:
         seed: Repeats this trial alone.
         num_nodes: Launchers, with one process each.
-        moment: process (kill -9 of one process, which its launcher replaces) or node (kill -9 of a launcher and its
-            process).
+        what: process (kill -9 of one process, which its launcher replaces), stopped (SIGSTOP of one process) or node
+            (kill -9 of a launcher and its process).
         victims: Numbers of the nodes, in the order of their loss; at least one remains whole.
         step: Not before this step.
         delay_s: And so much later, seconds.
@@ -38,7 +41,7 @@ class NodeTrial:
 
     seed: int
     num_nodes: int
-    moment: str
+    what: str
     victims: tuple[int, ...]
     step: int
     delay_s: float
@@ -46,7 +49,7 @@ class NodeTrial:
 
     def __str__(self) -> str:
         places = " and ".join(map(str, self.victims))
-        return f"seed {self.seed}: {self.moment} {places} of {self.num_nodes}, step {self.step} + {self.delay_s:.3f} s"
+        return f"seed {self.seed}: {self.what} {places} of {self.num_nodes}, step {self.step} + {self.delay_s:.3f} s"
 
 
 @dataclass
@@ -57,7 +60,8 @@ class NodeOutcome:
         trial: The trial.
         faults: What was wrong; empty if nothing was.
         num_repeated: Steps that were done again.
-        next_step_s: From the last loss until the second step after it is recorded, seconds; None: the run was over.
+        stages_s: From the last loss until a launcher has named the members of the next world, its group continues, and
+            its first step is done, seconds; empty if the run was over before.
         seconds: Duration of the trial.
         output: The output of all launchers.
     """
@@ -65,7 +69,7 @@ class NodeOutcome:
     trial: NodeTrial
     faults: list[str] = field(default_factory=list)
     num_repeated: int = 0
-    next_step_s: float | None = None
+    stages_s: tuple[float, float, float] | tuple[()] = ()
     seconds: float = 0.0
     output: str = ""
 
@@ -83,7 +87,7 @@ def draw_nodes(seed: int, sizes: list[int]) -> NodeTrial:
     return NodeTrial(
         seed=seed,
         num_nodes=size,
-        moment=rng.choice(["process", "node"]),
+        what=rng.choice(LOSSES),
         victims=tuple(order[: rng.randint(1, size - 1)]),
         step=rng.randint(1, 20),
         delay_s=0.15 * rng.random(),
@@ -91,7 +95,9 @@ def draw_nodes(seed: int, sizes: list[int]) -> NodeTrial:
     )
 
 
-def play_nodes(trial: NodeTrial, folder: Path, settings: list[str], wanted: str) -> NodeOutcome:
+def play_nodes(
+    trial: NodeTrial, folder: Path, settings: list[str], wanted: str, places: Sequence[Host] = ()
+) -> NodeOutcome:
     """Run a trial.
 
     Args:
@@ -99,6 +105,7 @@ def play_nodes(trial: NodeTrial, folder: Path, settings: list[str], wanted: str)
         folder: A folder to create.
         settings: Further settings of the run.
         wanted: The hash of an undisturbed run's weights.
+        places: A host for each launcher; empty: all of them run here.
     """
     outcome, began = NodeOutcome(trial), time.monotonic()
     folder.mkdir()
@@ -107,15 +114,16 @@ def play_nodes(trial: NodeTrial, folder: Path, settings: list[str], wanted: str)
     given = ["cluster.recovery=in_step", f"cluster.node_timeout_s={NODE_TIMEOUT_S}", "cluster.last_call_s=60"]
     given += [f"data.slow_while={slow}", "data.slow_s=0.1", *settings]
     try:
-        with nodes(folder, *given, "--nodes", f"1:{trial.num_nodes}", "--max-restarts", "4") as begin:
+        with nodes(folder, *given, "--nodes", f"1:{trial.num_nodes}", "--max-restarts", "4", places=places) as begin:
             jobs = [begin(name) for name in names]
-            with Watch(jobs[0]) as watch:
-                survivors = _lose(outcome, jobs, watch)
+            whole = min({*range(trial.num_nodes)} - {*trial.victims})
+            with Watch(jobs[0], folder / names[whole] / "tmp") as watch:
+                survivors, at = _lose(outcome, jobs, watch)
                 kept = all(psutil.pid_exists(pid) for pid in survivors)
                 slow.unlink()
-                remaining = [job for n, job in enumerate(jobs) if trial.moment != "node" or n not in trial.victims]
+                remaining = [job for n, job in enumerate(jobs) if trial.what != "node" or n not in trial.victims]
                 codes = [job.process.wait(WAIT_S) for job in remaining]
-                outcome.num_repeated = watch.num_repeated
+                outcome.num_repeated, outcome.stages_s = watch.num_repeated, watch.stages_s(at)
         outcome.faults += [f"exit codes {codes}"] * any(codes)
         outcome.faults += ["survivors did not keep their processes"] * (not kept)
         _check(outcome, folder / "run", wanted)
@@ -126,24 +134,25 @@ def play_nodes(trial: NodeTrial, folder: Path, settings: list[str], wanted: str)
     return outcome
 
 
-def _lose(outcome: NodeOutcome, jobs: list[Job], watch: Watch) -> list[int]:
-    """Cause the losses, wait for the second step after them, and return the process ids of the survivors."""
+def _lose(outcome: NodeOutcome, jobs: list[Job], watch: Watch) -> tuple[list[int], float]:
+    """Cause the losses and wait for the second step after them; return the survivors' process ids, and when it was."""
     trial = outcome.trial
     _until(lambda: watch.steps[-1][1] >= trial.step)
     workers = {number: [worker.pid for worker in job.workers()] for number, job in enumerate(jobs)}
     time.sleep(trial.delay_s)
     for place, number in enumerate(trial.victims):
         time.sleep(trial.again_s if place else 0.0)
-        if trial.moment == "node":
+        at = time.monotonic()
+        if trial.what == "node":
             kill_node(jobs[number])
         else:
             for worker in jobs[number].workers():
-                worker.kill()
-    at, before = time.monotonic(), watch.steps[-1][1]
+                worker.send_signal(signal.SIGKILL if trial.what == "process" else signal.SIGSTOP)
+    before = watch.steps[-1][1]
     # One step may have been complete already, and not recorded.
-    if before + 2 < NUM_STEPS and _until(lambda: watch.steps[-1][1] >= before + 2):
-        outcome.next_step_s = time.monotonic() - at
-    return [pid for number, pids in workers.items() if number not in trial.victims for pid in pids]
+    if before + 2 < NUM_STEPS:
+        _until(lambda: watch.steps[-1][1] >= before + 2)
+    return [pid for number, pids in workers.items() if number not in trial.victims for pid in pids], at
 
 
 def _until(condition: Callable[[], bool]) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import psutil
 import pytest
 
+from lockstep.storage.checkpoint import steps
 from tests.faults.faults import WAIT_S, Job
 from tests.faults.test_nodes import hurry, kill_node, nodes, said
-from tests.runs import LONG_S, processes_with, records, result, wait_until, weights
+from tests.runs import LONG_S, lockstep, processes_with, records, result, wait_until, weights
 
 NAMES = "abc"
 
@@ -140,3 +142,30 @@ def test_fewer_nodes_than_the_minimum_end_the_run(tmp_path: Path) -> None:
         assert jobs[1].process.wait(LONG_S) == 4
     assert "1 of 2 nodes remain" in said(tmp_path, "b")
     wait_until(lambda: not processes_with(str(tmp_path)))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_node_leaves_after_sigterm_and_the_last_ones_stop_and_save(undisturbed: str, tmp_path: Path) -> None:
+    arguments = (*in_step(tmp_path), "--nodes", "1:3")
+    with nodes(tmp_path, *arguments) as begin:
+        jobs = [begin(name) for name in NAMES]
+        jobs[0].wait_for_step(2)
+        kept = pids(jobs[1:])
+        jobs[0].process.send_signal(signal.SIGTERM)  # it serves the rendezvous and has rank 0
+        assert jobs[0].process.wait(LONG_S) == 128 + signal.SIGTERM
+        assert "this machine has left the run" in said(tmp_path, "a")
+        jobs[1].wait_for_step(jobs[1].steps() + 2)
+        assert pids(jobs[1:]) == kept
+        for job in jobs[1:]:
+            job.process.send_signal(signal.SIGTERM)
+        for job, name in zip(jobs[1:], "bc", strict=True):
+            assert job.process.wait(LONG_S) == 128 + signal.SIGTERM, said(tmp_path, name)
+            assert "this machine has left" not in said(tmp_path, name)
+            assert "too few machines stay" in said(tmp_path, name)
+        assert steps(tmp_path / "run" / "checkpoints")[-1] == jobs[1].steps()
+        wait_until(lambda: not processes_with(str(tmp_path)))
+    hurry(tmp_path)
+    lockstep("train", "--run-dir", tmp_path / "run", "--resume", "auto", "--procs", 1, cwd=tmp_path)
+    assert weights(tmp_path / "run") == undisturbed
+    assert [record["step"] for record in records(tmp_path / "run", "train")] == [*range(1, 35)]

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests import warm_start
+from tests.cluster.hosts import Host
 from tests.faults.faults import SETTINGS, Job
 from tests.runs import (
     LOCKSTEP,
@@ -45,21 +46,22 @@ def hurry(folder: Path) -> None:
 
 
 @contextmanager
-def nodes(folder: Path, *arguments: object) -> Iterator[Callable[..., Job]]:
-    """Begins nodes of one run; at the end all of them are gone."""
-    port = own_port()
+def nodes(folder: Path, *arguments: object, places: Sequence[Host] = ()) -> Iterator[Callable[..., Job]]:
+    """Begins nodes of one run, each on one of the hosts if there are any; at the end all of them are gone."""
+    port, address = own_port(), places[0].address if places else "127.0.0.1"
     begun: list[Job] = []
 
     def begin(name: str, rank: int | None = None, waits: bool = True) -> Job:
         if begun and waits:  # The first one serves the rendezvous, so the run needs it.
-            wait_until(lambda: _listens(port), 120)
+            wait_until(lambda: _listens(address, port), 120)
         (folder / name / "tmp").mkdir(parents=True)
-        place = f"127.0.0.1:{port}"
+        place = f"{address}:{port}"
         meet = ["--rdzv-endpoint", place] if rank is None else ["--node-rank", str(rank), "--master", place]
         with (folder / name / "said").open("w") as said:
+            words = [*LOCKSTEP, "train", TINY, *SETTINGS, *QUICK, *map(str, arguments), "--procs", "1", *meet,
+                     "--run-dir", str(folder / "run")]  # fmt: skip
             process = warm_start.popen(
-                [*LOCKSTEP, "train", TINY, *SETTINGS, *QUICK, *map(str, arguments), "--procs", "1",
-                 *meet, "--run-dir", str(folder / "run")],
+                places[len(begun)].command(words) if places else words,
                 cwd=folder / name, env=environment(TMPDIR=str(folder / name / "tmp")), stdout=said, stderr=said,
                 start_new_session=True, text=True,
             )  # fmt: skip
@@ -73,9 +75,9 @@ def nodes(folder: Path, *arguments: object) -> Iterator[Callable[..., Job]]:
             kill_session(job.process)
 
 
-def _listens(port: int) -> bool:
+def _listens(address: str, port: int) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((address, port)) == 0
 
 
 def kill_node(job: Job) -> None:

@@ -7,15 +7,15 @@
 The launcher that serves the rendezvous names the first epoch. When the leader's node is lost, the launcher of the
 lowest remaining node takes its place. Each epoch is created once, from the members of the one before, so there is one
 order of epochs. A group that is not in the newest one misses a member, and cannot complete another step.
+
+SIGTERM is the notice that a machine goes. It leaves if enough others stay; otherwise, and after Ctrl-C, the run stops
+and saves.
 """
 
 from __future__ import annotations
 
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from lockstep.cluster.address import address_towards, split_endpoint
@@ -25,7 +25,7 @@ from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
 from lockstep.launch.crew.crew import Crew, CrewSupervisor
 from lockstep.launch.crew.crew_process import EPOCHS_FILE, Entry, Worker, start_worker
-from lockstep.launch.crew.shared_folder import SILENT_S, NodeStatus, SharedFolder, WorkerState
+from lockstep.launch.crew.shared_folder import NodeStatus, SharedFolder, WorkerState
 from lockstep.launch.supervisor import send_signal
 from lockstep.launch.worker import WorkerResult
 
@@ -33,9 +33,10 @@ from lockstep.launch.worker import WorkerResult
 POLL_S = 0.05
 # Numbers of a node's processes: NODE * NUMBERS, and those after it.
 NUMBERS = 1_000_000
-# A status is written when it changes, and this often per cluster.node_timeout_s.
-BEATS = 20
+# How long a machine with a notice trains on, and looks whether others have one. Disks take their time to show a file.
+NOTICE_S = 1.0
 FIX = "Resume the run with --resume auto on all machines."
+LEAVING = "this machine leaves the run if the others stay"
 
 
 class NodeCrew(Crew):
@@ -67,7 +68,10 @@ class NodeCrew(Crew):
         self._published, self._published_at = NodeStatus(-1), 0.0
         self._began = self._enough_since = time.monotonic()
         self._failure = ""
-        self._is_leaving = False
+        self._is_stopping = self._is_leaving = False
+        self._noticed_at = 0.0
+        stops = supervisor.on_stop
+        supervisor.on_stop = lambda: LEAVING if self._may_leave() else stops()
 
     def run(self) -> tuple[bool, dict[int, WorkerResult]]:
         """Run until all processes of this machine are done, or the run has failed; see `Crew.run`.
@@ -86,6 +90,8 @@ class NodeCrew(Crew):
                 if text := next((status.failure for status in self._statuses.values() if status.failure), ""):
                     raise LaunchError("the run has ended on another node", given=text.splitlines()[0], fix=FIX)
                 self._follow()
+                if self._obey():
+                    return False, self._done
                 if not self._workers and (self._epoch.is_last or self._supervisor.stop is not None):
                     return False, self._done
                 self._lead()
@@ -117,14 +123,16 @@ class NodeCrew(Crew):
             if worker.is_running:
                 marks: tuple[WorkerState, ...] = ("member", "ready")
                 states[worker.number] = next((mark for mark in marks if worker.has_marked(mark)), "started")
-        is_stopping = self._supervisor.stop is not None
+        is_leaving = self._supervisor.stop is not None and not self._is_stopping
         is_broken = any(worker.has_marked(broken_mark(self._epoch)) for worker in self._workers.values())
         broken = self._epoch.number if is_broken else -1
-        return NodeStatus(self._shared.node, 0, states, is_stopping, failure=self._failure, broken=broken)
+        return NodeStatus(
+            self._shared.node, 0, states, self._is_stopping, is_leaving, failure=self._failure, broken=broken
+        )
 
     def _publish(self) -> None:
         status, now = self._status(), time.monotonic()
-        beat_s = 0.0 if self._shared.is_broken else self._nodes.node_timeout_s / BEATS
+        beat_s = 0.0 if self._shared.is_broken else self._shared.beat_s
         if status != self._published or now - self._published_at > beat_s:
             self._shared.publish(status)
             self._published, self._published_at = status, now
@@ -132,7 +140,8 @@ class NodeCrew(Crew):
     def _supervise(self) -> bool:
         """React to what happens to the processes of this machine; return whether it stays in the run."""
         running = {slot: worker for slot, worker in self._workers.items() if worker.is_running}
-        self._supervisor.forward_stop({slot: worker.process for slot, worker in running.items()})
+        if self._is_stopping:
+            self._supervisor.forward_stop({slot: worker.process for slot, worker in running.items()})
         self._kill_stopped(running)
         dropped = self._members_before - {*self._epoch.workers}
         send_signal([w.process.pid for w in running.values() if w.number in dropped and w.process.pid], signal.SIGKILL)
@@ -161,13 +170,33 @@ class NodeCrew(Crew):
             self._num_restarts += 1
             count = f"restart {self._num_restarts} of {self._max_restarts}"
             self._supervisor.report(f"{count}: the other processes continue, and a new one will join them")
-            with self._heartbeat():
+            with self._shared.beating(self._published):
                 self._start(worker.slot)
         elif len(self._workers) < self._min_procs:
             self._is_leaving = True
             self._supervisor.report("no restart is left: this node leaves, and the others continue")
             return self._fail(worker)
         return True
+
+    def _obey(self) -> bool:
+        """React to a stop signal: stop the run with all others, or return True to leave them."""
+        if self._supervisor.stop is None or self._is_stopping:
+            return False
+        self._noticed_at = self._noticed_at or time.monotonic()
+        self._is_stopping = not self._may_leave()
+        self._is_leaving = not self._is_stopping and time.monotonic() - self._noticed_at > NOTICE_S
+        if self._is_stopping and self._supervisor.stop != signal.SIGINT:
+            self._supervisor.report("too few machines stay: the run stops")
+        if self._is_leaving:
+            self._supervisor.report("this machine has left the run, and the others continue")
+        return self._is_leaving
+
+    def _may_leave(self) -> bool:
+        if self._supervisor.stop == signal.SIGINT or self._epoch.number < 0 or self._epoch.is_last:
+            return False
+        others = [status for node, status in self._statuses.items() if node != self._shared.node]
+        staying = [each for each in others if "member" in each.workers.values() and not each.is_leaving]
+        return len(staying) >= self._nodes.size.least and not any(status.is_stopping for status in others)
 
     def _find_cause(self) -> bool:
         self._supervisor.reports = dict(self._workers)
@@ -193,27 +222,9 @@ class NodeCrew(Crew):
         self._members_before |= {*epoch.workers}
         write_epoch(self._entry.folder / EPOCHS_FILE, epoch)
         if is_first and self._supervisor.stop is None:
-            with self._heartbeat():
+            with self._shared.beating(self._published):
                 for slot in range(self._num_procs):
                     self._start(slot)
-
-    @contextmanager
-    def _heartbeat(self) -> Iterator[None]:
-        """Repeat the last status in a thread: starting a process or the fork server can take seconds."""
-        stop, status = threading.Event(), self._published
-
-        def beat() -> None:
-            with suppress(FileNotFoundError):  # the run has ended
-                while not stop.wait(min(self._nodes.node_timeout_s / BEATS, SILENT_S / 4)):
-                    self._shared.publish(status)
-
-        thread = threading.Thread(target=beat, name="heartbeat")
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
 
     def _lead(self) -> None:
         """Name the next epoch, if that is for this launcher to do and something has changed."""

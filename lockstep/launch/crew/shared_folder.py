@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -27,8 +29,13 @@ PARENT = ".crew"
 NEWEST = "newest.json"
 RECORD = "record.json"
 
-# A machine whose connections break is lost with its launcher, unless that one writes a status within this time.
-SILENT_S = 0.5
+# A machine whose connections break is lost with its launcher, unless that one writes a status within this time; or,
+# where the disk or this machine is slow, within so many times the longest time between two looks of this launcher.
+SILENT_S = 0.3
+SILENT_LOOKS = 4
+
+# A status is written when it changes, and this often per cluster.node_timeout_s.
+BEATS = 20
 
 WorkerState = Literal["planned", "started", "ready", "member", "done"]
 
@@ -41,7 +48,8 @@ class NodeStatus:
         node: Its number.
         beat: Grows with each write.
         workers: State of each process that is planned, runs or is done, by number. A lost one is missing.
-        is_stopping: Its launcher has received a stop signal.
+        is_stopping: Its launcher stops the run, after a signal.
+        is_leaving: Its launcher has received a signal that may be for this node alone.
         has_ended: Its launcher writes no more.
         failure: Why the run has failed, for all launchers; empty if it has not.
         broken: The present epoch, if a process of this node has lost a connection in it; else -1.
@@ -51,6 +59,7 @@ class NodeStatus:
     beat: int = 0
     workers: dict[int, WorkerState] = field(default_factory=dict)
     is_stopping: bool = False
+    is_leaving: bool = False
     has_ended: bool = False
     failure: str = ""
     broken: int = -1
@@ -65,6 +74,7 @@ class SharedFolder:
 
     Attributes:
         node: This launcher's number.
+        beat_s: How often its status is written, at least.
         is_broken: Whether a connection of the present epoch is broken. Until the next epoch, launchers write their
             status at each poll, and one that is silent for `SILENT_S` is lost.
     """
@@ -73,15 +83,34 @@ class SharedFolder:
         self._path, self._node_timeout_s = path, node_timeout_s
         self._seen: dict[int, tuple[int, float]] = {}  # by node: its last beat, and when it was first read
         self._lost: dict[int, int] = {}  # by node: the last beat of one that is lost
-        self._broken_since = 0.0
+        self._broken_since = self._looked_at = self._longest_look_s = 0.0
         self._beat = 0
         self.is_broken = False
+        self.beat_s = node_timeout_s / BEATS
         self.node = self._claim_number()
 
     def publish(self, status: NodeStatus) -> None:
         """Replace this node's status."""
         self._beat += 1
         self._write(f"node-{self.node}.json", asdict(replace(status, beat=self._beat)))
+
+    @contextmanager
+    def beating(self, status: NodeStatus) -> Iterator[None]:
+        """Repeat a status in a thread, during work that can take seconds, such as starting a process."""
+        is_over = threading.Event()
+
+        def beat() -> None:
+            with suppress(FileNotFoundError):  # the run has ended
+                while not is_over.wait(min(self.beat_s, SILENT_S / 4)):
+                    self.publish(status)
+
+        thread = threading.Thread(target=beat, name="heartbeat")
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
     def statuses(self, epoch: int = -1) -> dict[int, NodeStatus]:
         """Return the last status of each node that is not lost, by number.
@@ -101,9 +130,12 @@ class SharedFolder:
                 found[status.node] = status
         was_broken, self.is_broken = self.is_broken, any(0 <= epoch == status.broken for status in found.values())
         if self.is_broken and not was_broken:
-            self._broken_since = now
-        has_waited = self.is_broken and now - self._broken_since >= SILENT_S
-        limit_s = min(SILENT_S, self._node_timeout_s) if has_waited else self._node_timeout_s
+            self._broken_since, self._longest_look_s = now, 0.0
+        elif self.is_broken:
+            self._longest_look_s = max(self._longest_look_s, now - self._looked_at)
+        self._looked_at, silent_s = now, max(SILENT_S, SILENT_LOOKS * self._longest_look_s)
+        has_waited = self.is_broken and now - self._broken_since >= silent_s
+        limit_s = min(silent_s, self._node_timeout_s) if has_waited else self._node_timeout_s
         for node, (beat, since) in self._seen.items():
             if node in found and not found[node].has_ended and (self._lost.get(node) == beat or now - since >= limit_s):
                 self._lost[node] = beat
