@@ -130,17 +130,25 @@ class _Ranks:
         # Of each rank in a world of each size. An order plans many steps at once: one by one, this takes a third of
         # the time of a step.
         self._orders: dict[tuple[int, int], Iterator[Step]] = {}
-        # A step of all ranks takes long, and torch fills caches in each new thread.
-        # Nothing of the process is saved: no rank waits inside a micro-batch, and each seeds the generators.
-        self._coroutines = Coroutines(lambda: None, lambda _: None, idle_s=600.0)
+        is_synchronised = job.config.batch_norm == "sync"
+        # Only with synchronized batch norm does a rank wait inside a micro-batch. Its generator is then saved, but
+        # those of the host: `LayerSums` seeds them after each wait.
+        # A step of all ranks takes long, and torch fills caches in each new thread: threads are kept.
+        self._coroutines = (
+            Coroutines(torch.get_rng_state, torch.set_rng_state, idle_s=600.0)
+            if is_synchronised
+            else Coroutines(lambda: None, lambda _: None, idle_s=600.0)
+        )
         self._loader = Loader(
             job.train_data, lambda: iter(()), job.world.device, channels_last=job.config.channels_last
         )
-        self._world = {each.name: getattr(job.world, each.name) for each in fields(World)} | {"backend": "simulated"}
+        self._world = {each.name: getattr(job.world, each.name) for each in fields(World)} | {"backend": "gloo"}
+        world = replace(job.world, backend=self._world["backend"])
         models = [job.model, *(_share_weights(job.model) for _ in range(1, size))]
         compression = Compression(job.config.compress, job.config.powersgd_rank)
         self.reducers = [
-            RecoverableReducer(model, job.world, num_extras=MAX_TERMS, compress=compression) for model in models
+            RecoverableReducer(model, world, num_extras=MAX_TERMS, synchronised=is_synchronised, compress=compression)
+            for model in models
         ]
         self._parameters = [list(model.parameters()) for model in models]
         self._buffers = [list(model.buffers()) for model in models]

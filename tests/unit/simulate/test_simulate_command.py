@@ -31,6 +31,21 @@ def test_virtual_ranks_end_in_the_weights_of_a_run(tmp_path: Path, capsys: pytes
     assert {each["sha256"] for each in runs} == {weights(folder)}
 
 
+def test_synchronized_batch_norm_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, settings = tmp_path / "run", [*SMALL, "batch_norm=sync", "max_steps=3"]
+    lockstep("train", TINY, *settings, "--procs", 1, "--run-dir", folder, cwd=tmp_path)
+    runs = simulated(capsys, TINY, *settings, "--steps", 3, "--procs", "1,3,20,40-17-1")
+    assert {each["sha256"] for each in runs} == {weights(folder)}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("batch_norm", ["micro", "sync"])
+def test_every_number_of_ranks_up_to_64_has_one_hash(batch_norm: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["global_batch=70", "micro_batch=1", f"batch_norm={batch_norm}", "--steps", 2]
+    runs = simulated(capsys, TINY, *settings, "--procs", ",".join(map(str, range(1, 65))))
+    assert len({each["sha256"] for each in runs}) == 1
+
+
 def test_what_a_rank_sends_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     alone, two, many = simulated(capsys, TINY, "global_batch=32", "micro_batch=1", "--procs", "1,2,32", "--steps", 1)
     assert (alone["messages"], alone["num_bytes"], alone["rounds"]) == (0, 0, 0)
@@ -54,7 +69,6 @@ def test_1024_ranks_and_ranks_that_come_and_go_have_one_hash(capsys: pytest.Capt
     ("settings", "text"),
     [
         (["mode=fast"], "mode=fast cannot be simulated"),
-        (["batch_norm=sync"], "batch_norm=sync cannot be simulated"),
         (["--procs", "0,2"], "--procs is '0,2'"),
         (["--procs", "2-"], "--procs is '2-'"),
     ],
