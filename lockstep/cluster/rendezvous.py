@@ -186,14 +186,15 @@ class _Rendezvous:
 
     def wait(self) -> list[RankInfo]:
         rank, size, store = self.mine.rank, self.mine.world_size, self.store
-        infos: dict[int, RankInfo] = {rank: self.mine}
+        infos, names = {rank: self.mine}, [f"info/{other}" for other in range(size)]
         limit_s = self.timeout_s + (0 if rank == 0 else SLACK_S)
         next_report_s, next_claim, pause_s = REPORT_EVERY_S, RANK_INFO_S, 0.002
         while True:
             if rank == 0:
                 if self.generations is not None:
                     self.generations.announce()
-                if not self._find_missing(infos):
+                # One call at each look, and one for each rank only when all are there.
+                if store.store.check(names) and not self._find_missing(infos):
                     complete = [infos[other] for other in range(size)]
                     store.put("infos", [asdict(info) for info in complete])
                     return complete
@@ -217,13 +218,12 @@ class _Rendezvous:
 
     def _find_missing(self, infos: dict[int, RankInfo]) -> list[int]:
         """Read the entries of ranks that have joined since, and return the ranks that are still missing."""
-        for rank in range(self.mine.world_size):
-            if rank in infos:
-                continue
+        missing = [rank for rank in range(self.mine.world_size) if rank not in infos]
+        for rank in missing:
             info = _rank_info(self.store.get(f"info/{rank}"))
             if info is not None and info.rank == rank:
                 infos[rank] = info
-        return [rank for rank in range(self.mine.world_size) if rank not in infos]
+        return [rank for rank in missing if rank not in infos]
 
     def _report(self, missing: Sequence[int], waited: float) -> None:
         # Rank 0 reports for all ranks; the others report only while rank 0 is missing.
