@@ -38,6 +38,7 @@ from lockstep.parallel.coroutines import Coroutines
 from lockstep.parallel.recoverable import RecoverableReducer
 from lockstep.parallel.replica import WholeReplica
 from lockstep.simulate.network import Network, SimulatedWorld
+from lockstep.simulate.start_up import join_calls, plan_seconds
 from lockstep.storage.weights import weights_sha256
 
 Progress = Callable[[int, int], object]
@@ -57,6 +58,8 @@ class Simulated:
         rounds: Most messages that followed each other in a step.
         seconds: Duration of the steps.
         rank_bytes: Memory of a rank beside the weights; 0 where the system does not report it.
+        plan_s: Seconds in which a rank plans a step.
+        join_calls: Calls of the store until all ranks have joined, by rank 0 and by the last rank.
     """
 
     procs: tuple[int, ...]
@@ -68,6 +71,8 @@ class Simulated:
     rounds: int
     seconds: float
     rank_bytes: int
+    plan_s: float
+    join_calls: tuple[int, int]
 
 
 def simulate(
@@ -100,6 +105,7 @@ def simulate(
             rounds = max(rounds, network.rounds)
             progress(number + 1, steps)
     seconds = time.perf_counter() - began
+    rank_bytes = max(0, _resident_bytes() - before) // max(procs)
     return Simulated(
         procs=tuple(procs),
         steps=steps,
@@ -109,7 +115,9 @@ def simulate(
         num_bytes=num_bytes,
         rounds=rounds,
         seconds=seconds,
-        rank_bytes=max(0, _resident_bytes() - before) // max(procs),
+        rank_bytes=rank_bytes,
+        plan_s=plan_seconds(job, max(procs), steps),
+        join_calls=join_calls(max(procs)),
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from lockstep.cli.main import run
 from lockstep.simulate import table
@@ -80,20 +81,32 @@ def test_what_cannot_be_simulated_is_refused(
     assert text in capsys.readouterr().err
 
 
+def test_the_table_of_a_large_world_has_80_columns() -> None:
+    many = Simulated((1024, 1000, 64), 1, "0" * 64, 8, 1022, 16, 1022, 123.0, 245_000_000, 0.00123, (1028, 5))
+    console = Console(width=200)
+    with console.capture() as text:
+        console.print(table.table([many, many]))
+    assert max(len(line.rstrip()) for line in text.get().splitlines()) <= 80
+
+
 def test_the_table_shows_growth_and_whether_the_weights_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", str(TINY), *SMALL, "--procs", "1,2,20,40", "--steps", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[5].split()[0].startswith("W^")
     assert lines[-1] == "The weights are equal, bit for bit, in all 4 runs."
-    assert max(map(len, lines)) <= 110
+    assert max(map(len, lines)) <= 80
 
 
 def test_exponents_are_those_of_the_values() -> None:
-    runs = [Simulated((size,), 1, "", 8, 3 * size, size * size, size, size * 2.0, 7) for size in (2, 8, 64)]
-    assert table.exponents(runs) == pytest.approx({"messages": 1, "in a row": 1, "sent": 2, "memory": 0, "seconds": 1})
+    runs = [
+        Simulated((size,), 1, "", 8, 3 * size, size * size, size, size * 2.0, 7, 0.1, (size**3, 4))
+        for size in (2, 8, 64)
+    ]
+    expected = {"messages": 1, "rounds": 1, "sent": 2, "memory": 0, "plan": 0, "start": 3, "seconds": 1}
+    assert table.exponents(runs) == pytest.approx(expected)
     assert table.exponents(runs[:2]) == {}
 
 
 def test_weights_that_differ_are_reported() -> None:
-    runs = [Simulated((size,), 1, str(size), 8, 1, 1, 1, 1.0, 1) for size in (1, 2)]
+    runs = [Simulated((size,), 1, str(size), 8, 1, 1, 1, 1.0, 1, 1.0, (1, 1)) for size in (1, 2)]
     assert table.conclusion(runs).startswith("The weights differ")
