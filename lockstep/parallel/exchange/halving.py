@@ -169,7 +169,7 @@ class HalvingAllReduce(TreeAllReduce):
     def _take_memory(self, length: int) -> Tensor:
         """Return memory for a message, (length,): each round takes half as much as the one before."""
         if self._free is None or self._free.numel() < length:
-            self._free = self._bucket.borrow(on_host=self._is_via_host)
+            self._free = self._bucket.borrow(self._bucket.length, on_host=self._is_via_host)
         taken, self._free = self._free[:length], self._free[length:]
         return taken
 
