@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -72,6 +73,35 @@ def broadcast_object(world: World, value: T, src: int = 0) -> T:
         dist.broadcast(message, src=src)
         # The sender keeps its own object, without a round trip through the codec.
         return value if world.rank == src else cast(T, _decoded(world, [message], lengths)[0])
+
+
+def any_rank(world: World, flag: bool) -> bool:
+    """Return on every rank whether a flag is set on any rank."""
+    if world.size == 1:
+        return flag
+    number = torch.tensor([int(flag)], dtype=torch.int64, device=world.device)
+    with world.activity.waiting(EXCHANGING):
+        dist.all_reduce(number, op=dist.ReduceOp.MAX)
+    return bool(number.item())
+
+
+def are_equal(world: World, value: object) -> bool:
+    """Return on every rank whether all ranks have the same value.
+
+    Compares digests with rank 0's: what a rank receives does not grow with the world, as the values of all ranks do.
+
+    Args:
+        world: The ranks.
+        value: This rank's value; `codec.encode` lists the supported types. Dicts must have the same order.
+    """
+    if world.size == 1:
+        return True
+    digest = hashlib.sha256(codec.encode(value)).digest()
+    mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(world.device)
+    first = mine.clone()
+    with world.activity.waiting(EXCHANGING):
+        dist.broadcast(first, src=0)
+    return not any_rank(world, not torch.equal(first, mine))
 
 
 def _with_lengths(world: World, value: object) -> tuple[Tensor, list[int]]:

@@ -97,7 +97,7 @@ def rendezvous(
         store = SignedStore(PrefixStore(str(number), base), seal)
         # A process that joins late does not know how often the others were restarted; the generation counts it.
         mine = dataclasses.replace(mine, restart=max(assignment.restart, number - 1))
-        call = _Rendezvous(assignment, mine, store, start, timeout_s, report, generations)
+        call = Rendezvous(assignment, mine, store, start, timeout_s, report, generations)
         call.register()
         infos = call.wait()
         # The seal now depends on rank 0's nonce, which is as new as the list that contains this rank's own nonce:
@@ -135,13 +135,14 @@ def goodbye(assignment: RankAssignment, store: SignedStore, timeout_s: float) ->
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """Format ranks for a text, at most sixteen: `rank 2`, `ranks 0 1 3`."""
-    shown = " ".join(str(rank) for rank in ranks[:16])
     more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
-    return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {' '.join(map(str, ranks[:16]))}{more}"
 
 
 @dataclass
-class _Rendezvous:
+class Rendezvous:
+    """One process's part in a rendezvous: first `register`, then `wait`."""
+
     assignment: RankAssignment
     mine: RankInfo
     store: SignedStore
@@ -151,6 +152,7 @@ class _Rendezvous:
     generations: Generations | None
 
     def register(self) -> None:
+        """Write this process's identity into the store."""
         mine, store = self.mine, self.store
         store.store.add("joined", 1)
         # Compared with the first process that joined: a wrong size must show even if ranks 0 to N-1 all exist.
@@ -185,15 +187,17 @@ class _Rendezvous:
         )
 
     def wait(self) -> list[RankInfo]:
+        """Wait for all ranks, and return their identities."""
         rank, size, store = self.mine.rank, self.mine.world_size, self.store
-        infos: dict[int, RankInfo] = {rank: self.mine}
+        infos, names = {rank: self.mine}, [f"info/{other}" for other in range(size)]
         limit_s = self.timeout_s + (0 if rank == 0 else SLACK_S)
         next_report_s, next_claim, pause_s = REPORT_EVERY_S, RANK_INFO_S, 0.002
         while True:
             if rank == 0:
                 if self.generations is not None:
                     self.generations.announce()
-                if not self._find_missing(infos):
+                # One call at each look, and one for each rank only when all are there.
+                if store.store.check(names) and not self._find_missing(infos):
                     complete = [infos[other] for other in range(size)]
                     store.put("infos", [asdict(info) for info in complete])
                     return complete
@@ -217,13 +221,12 @@ class _Rendezvous:
 
     def _find_missing(self, infos: dict[int, RankInfo]) -> list[int]:
         """Read the entries of ranks that have joined since, and return the ranks that are still missing."""
-        for rank in range(self.mine.world_size):
-            if rank in infos:
-                continue
+        missing = [rank for rank in range(self.mine.world_size) if rank not in infos]
+        for rank in missing:
             info = _rank_info(self.store.get(f"info/{rank}"))
             if info is not None and info.rank == rank:
                 infos[rank] = info
-        return [rank for rank in range(self.mine.world_size) if rank not in infos]
+        return [rank for rank in missing if rank not in infos]
 
     def _report(self, missing: Sequence[int], waited: float) -> None:
         # Rank 0 reports for all ranks; the others report only while rank 0 is missing.
@@ -231,10 +234,9 @@ class _Rendezvous:
             self.report(f"{self._state(missing)}, {waited:.0f} s\n{self._advice(missing, waited)}")
 
     def _state(self, missing: Sequence[int]) -> str:
-        size = self.mine.world_size
-        joined = [rank for rank in range(size) if rank not in set(missing)]
+        joined = sorted({*range(self.mine.world_size)}.difference(missing))
         verb = "has" if len(joined) == 1 else "have"
-        return f"waiting for {size} processes: {len(joined)} {verb} joined ({ranks_text(joined)})"
+        return f"waiting for {self.mine.world_size} processes: {len(joined)} {verb} joined ({ranks_text(joined)})"
 
     def _advice(self, missing: Sequence[int], waited: float) -> str:
         command = command_for(self.assignment, missing[0]) if missing else ""
@@ -260,14 +262,13 @@ class _Rendezvous:
         self._end(error)
 
     def _end(self, error: LaunchError) -> NoReturn:
-        store = self.store
         with suppress(dist.DistError):
-            store.store.add("acknowledged", 1)
+            self.store.store.add("acknowledged", 1)
             serves = self.mine.rank == 0 and not self.assignment.agent_store
             end = time.monotonic() + LINGER_S
             # Counts processes and not ranks, because two processes may have one rank.
-            num_joined = store.count("joined")
-            while serves and store.count("acknowledged") < num_joined and time.monotonic() < end:
+            num_joined = self.store.count("joined")
+            while serves and self.store.count("acknowledged") < num_joined and time.monotonic() < end:
                 time.sleep(0.02)
         raise error
 

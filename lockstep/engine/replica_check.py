@@ -6,7 +6,6 @@ rounding of another CPU, a memory fault) would persist and grow, and no loss wou
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -52,8 +51,7 @@ class ReplicaCheck:
         job.world.activity.enter("comparing the ranks")
         tensors = job.replica.comparable(pack_job(job)[0], job.optimizer)
         sums = checksums(tensors)
-        brief = hashlib.sha256(repr(sums).encode()).hexdigest()
-        if len(set(collectives.all_gather_object(job.world, brief))) > 1:
+        if not collectives.are_equal(job.world, sums):
             raise self._explain(job, collectives.all_gather_object(job.world, sums))
         self._compared_at, self._equal_step = time.monotonic(), job.progress.step
 

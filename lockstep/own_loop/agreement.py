@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -33,8 +32,7 @@ def check_equal_state(loop: ExactLoop, world: World) -> None:
     if world.size == 1:
         return
     sums = checksums(loop.state())
-    brief = hashlib.sha256(repr((loop.step, sums)).encode()).hexdigest()
-    if len(set(collectives.all_gather_object(world, brief))) == 1:
+    if collectives.are_equal(world, (loop.step, sums)):
         return
     by_rank = collectives.all_gather_object(world, {"position": loop.step, **sums})
     names = list(dict.fromkeys(name for own in by_rank for name in own))
@@ -60,6 +58,8 @@ def check_same_script(world: World, settings: dict[str, Any]) -> None:
     script = getattr(sys.modules.get("__main__"), "__file__", None) or ""  # a notebook has none
     mine = {**{name: str(value) for name, value in settings.items()}, **code_digests(script)}
     mine["version of torch"] = torch.__version__
+    if collectives.are_equal(world, mine):
+        return
     by_rank = collectives.all_gather_object(world, mine)
     names = {name for own in by_rank for name in own}
     # What all ranks have is named first: a script in another folder also lacks the files of its folder.
@@ -91,7 +91,10 @@ def check_same_data(world: World, source: LoaderSource, seed: int) -> None:
     """
     if world.size == 1:
         return
-    by_rank = collectives.all_gather_object(world, _describe(source, seed))
+    mine = _describe(source, seed)
+    if collectives.are_equal(world, mine):
+        return
+    by_rank = collectives.all_gather_object(world, mine)
     difference = _difference(dict.fromkeys(name for own in by_rank for name in own), by_rank)
     if difference is not None:
         name, values = difference

@@ -165,17 +165,19 @@ class Bucket:
         """Return an unused copy of the bucket. Its values are undefined."""
         return self._free.pop() if self._free else Flat(self, self.dtype)
 
-    def borrow(self, *, on_host: bool = False) -> Tensor:
+    def borrow(self, length: int, *, on_host: bool = False) -> Tensor:
         """Return a buffer, (length,), for another rank's message, valid until `settle`.
 
         Args:
+            length: Number of values of the message, at most the bucket's.
             on_host: Allocate on the CPU. The same for all calls.
         """
-        device = torch.device("cpu") if on_host else self.device
-        if self._num_lent == len(self._scratch):
-            self._scratch.append(torch.empty(self.length, dtype=self.dtype, device=device))
-        self._num_lent += 1
-        return self._scratch[self._num_lent - 1]
+        number, self._num_lent = self._num_lent, self._num_lent + 1
+        if number == len(self._scratch) or self._scratch[number].numel() < length:
+            device = torch.device("cpu") if on_host else self.device
+            # Steps and worlds of another size need another length.
+            self._scratch[number : number + 1] = [torch.empty(length, dtype=self.dtype, device=device)]
+        return self._scratch[number][:length]
 
     def settle(self, result: Flat) -> None:
         """Set `result` to the sum over all ranks, and free all other copies of the step."""

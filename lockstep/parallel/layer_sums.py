@@ -3,7 +3,8 @@
 Gradients are needed once a step. The statistics of synchronized batch norm are needed inside a pass, which cannot
 continue without them. So the micro-batches of a process run as coroutines (`coroutines.py`): all run up to the same
 layer, the process adds their values up, exchanges one message with every other rank that has micro-batches, and all
-resume with the total. Two ranks, two micro-batches each, one layer:
+resume with the total. More than 16 ranks exchange messages with one partner a round (`exchange/doubling.py`).
+Two ranks, two micro-batches each, one layer:
 
     rank 0   post receives | mb 0 .. sum() | mb 1 .. sum() | send (0+1) | wait | (0+1)+(2+3) | post receives | mb 0 ..
     rank 1   post receives | mb 2 .. sum() | mb 3 .. sum() | send (2+3) | wait | (0+1)+(2+3) | post receives | mb 2 ..
@@ -22,7 +23,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.cluster.world import World
@@ -30,9 +30,12 @@ from lockstep.data.keyed import key, seed_host
 from lockstep.data.order import MicroBatch
 from lockstep.errors import TrainError
 from lockstep.parallel.coroutines import Coroutines
+from lockstep.parallel.exchange.doubling import Round, plan_rounds
+from lockstep.parallel.exchange.tree_all_reduce import Message, Work, post
 from lockstep.parallel.tree import Node, push
 
 T = TypeVar("T")
+_Held = tuple[Node, Tensor]
 TAG = 1 << 30  # far from the tags of gradient buckets
 # Micro-batch index -> (0 for the forward pass or 2 for the backward pass, number of sums before).
 Suspects = dict[int, tuple[int, int]]
@@ -68,15 +71,20 @@ class LayerSums:
         self._nodes: list[list[Node]] = []
         self._num_leaves = 0
         self._leaves: list[int] = []
+        self._rounds: list[Round] = []
         # gloo sends no CUDA tensors, so values go through the host. gloo also accepts a message shorter than the
         # posted buffer, so receives can be posted before the message's size is known; NCCL requires equal sizes.
         self._is_via_host = world.backend == "gloo"
         self._buffers: dict[int, Tensor] = {}
-        self._receives: list[dist.Work] = []
+        self._receives: list[Sequence[Work]] = []  # of each round
         self._suspects: Suspects | None = None
         self._num_sums = 0
         self._thread = threading.local()
         self.is_open = False
+
+    def move_to(self, world: World) -> None:
+        """Continue in another world."""
+        self._world, self._nodes = world, []
 
     def __deepcopy__(self, memo: object) -> LayerSums:
         """Return this object itself: a copy of a model (its EMA) shares the sums of the model."""
@@ -105,16 +113,16 @@ class LayerSums:
         """
         if not micro_batches:
             return []
-        self._nodes, self._leaves = nodes, [micro_batch.index for micro_batch in micro_batches]
-        self._num_leaves = max(last for held in nodes for _, last in held)
+        self._leaves = [micro_batch.index for micro_batch in micro_batches]
+        if nodes != self._nodes:
+            self._plan(nodes)
         self.is_open, self._suspects, self._num_sums = True, suspects, 0
         try:
             self._post_receives()
             results = self._coroutines.run([self._call(body, one) for one in micro_batches], self._combine)
             # A last exchange without values: a rank that still waits at a layer learns that the others are past it.
             # It also completes the receives posted after the last layer.
-            if self._peers():
-                self._exchange(END, [])
+            self._add_ranks(END, [])
             return results
         finally:
             self.is_open = False
@@ -142,8 +150,7 @@ class LayerSums:
             if first is None or one is None or one.location != first.location:
                 # None: this micro-batch has finished its pass.
                 expected, actual = (END if each is None else each.location for each in (first, one))
-                if self._peers():
-                    self._swap(DIVERGED, [])  # otherwise the other ranks would wait until their timeout
+                self._add_ranks(DIVERGED, [])  # otherwise the other ranks would wait until their timeout
                 self._refuse(f"micro-batch {self._leaves[0]}", expected, f"micro-batch {leaf}", actual)
             if self._suspects is not None and not one.values.isfinite().all():
                 self._suspects.setdefault(leaf, (2 * (int(one.location) % 2), self._num_sums))
@@ -153,67 +160,97 @@ class LayerSums:
         own = self._nodes[self._world.rank]
         if len(mine) > len(own):  # in fast mode a rank has a single node
             mine = [(own[0], torch.stack([values for _, values in mine]).sum(0))]
-        return self._exchange(first.location, mine)
-
-    def _exchange(self, location: float, mine: list[tuple[Node, Tensor]]) -> Tensor:
-        peers = self._peers()
-        if not peers:
-            return self._add(mine)
-        message = self._swap(location, [values for _, values in mine])
-        num_values = len(mine[0][1]) if mine else 0
-        nodes = [*zip((node for node, _ in mine), message[1:].chunk(max(1, len(mine))), strict=False)]
-        for peer in peers:
-            # On a GPU, reading the location would stall the stream at each layer. There, ranks at different layers
-            # are found by the collective timeout instead.
-            if self._is_via_host and self._buffers[peer][0] != location:
-                self._refuse(f"rank {self._world.rank}", location, f"rank {peer}", float(self._buffers[peer][0]))
-            theirs = self._nodes[peer]
-            nodes += zip(theirs, self._buffers[peer][1 : 1 + num_values * len(theirs)].chunk(len(theirs)), strict=False)
-        if location == END:
-            return message
-        # Every rank adds the same nodes in the same order, so no second message is needed for equal bits.
-        total = self._add(sorted(nodes, key=lambda each: each[0])).to(self._device)
-        # Only after the total is formed: `nodes` are views of the buffers that the next receives overwrite.
+        nodes = self._add_ranks(first.location, mine)
+        # In fast mode the ranks' nodes need not be siblings, so several may remain.
+        total = torch.stack([values for _, values in nodes]).sum(0) if len(nodes) > 1 else nodes[0][1]
+        if not self._rounds:
+            return total
+        if self._rounds[-1].is_total:
+            total = total.clone()  # a view of the buffer that the next receive overwrites
+        total = total.to(self._device)
+        # Only after the total is formed: `nodes` may be views of the buffers.
         self._post_receives()
         return total
 
-    def _swap(self, location: float, values: list[Tensor]) -> Tensor:
-        """Send one message to each peer, receive one from each, and return the message sent."""
-        peers = self._peers()
-        num_values = len(values[0]) if values else 0
-        message = torch.cat([torch.tensor([location], dtype=torch.float64, device=self._device), *values])
-        operations = []
+    def _add_ranks(self, location: float, held: list[_Held]) -> list[_Held]:
+        """Exchange sums with the other ranks, in rounds; return the nodes of all ranks, merged.
+
+        Args:
+            location: Where this rank is.
+            held: This rank's nodes; none at the end of a pass.
+
+        Raises:
+            TrainError: Another rank is somewhere else, unless this one has diverged.
+        """
+        num_values = len(held[0][1]) if held else 0
+        fault: tuple[str, float] | None = None
+        for number, each in enumerate(self._rounds):
+            # The ranks of later rounds must find the fault too, so the exchange continues, without values.
+            at, held = (location, held) if fault is None else (DIVERGED, [])
+            sent = self._swap(number, at, held, num_values)
+            received = [] if each.is_total else sent
+            for peer, nodes in each.nodes_from.items():
+                buffer = self._buffers[peer]
+                # On a GPU, reading the location would stall the stream at each layer. There, ranks at different
+                # layers are found by the collective timeout instead.
+                if fault is None and self._is_via_host and buffer[0] != location:
+                    is_group = number > 0 or each.is_total
+                    fault = f"{'the group of ' if is_group else ''}rank {peer}", float(buffer[0])
+                received += zip(nodes, buffer[1 : 1 + num_values * len(nodes)].chunk(len(nodes)), strict=False)
+            held = self._merge(received) if num_values and fault is None else []
+        if fault is not None and location != DIVERGED:
+            self._refuse(f"rank {self._world.rank}", location, *fault)
+        return held
+
+    def _swap(self, number: int, location: float, held: list[_Held], num_values: int) -> list[_Held]:
+        """Send and receive the messages of a round; return what was sent, where it was sent from."""
+        each = self._rounds[number]
+        device = held[0][1].device if held else self._device
+        message = torch.cat(
+            [torch.tensor([location], dtype=torch.float64, device=device), *(values for _, values in held)]
+        )
+        messages: list[Message] = []
         if self._is_via_host:
             message = message.cpu()
         else:
-            self._buffers = {peer: message.new_empty(1 + num_values * len(self._nodes[peer])) for peer in peers}
-            operations = [dist.P2POp(dist.irecv, buffer, peer, tag=TAG) for peer, buffer in self._buffers.items()]
-        operations += [dist.P2POp(dist.isend, message, peer, tag=TAG) for peer in peers]
+            for peer, nodes in each.nodes_from.items():
+                self._buffers[peer] = message.new_empty(1 + num_values * len(nodes))
+                messages.append(Message(self._buffers[peer], peer, TAG, is_receive=True))
+        messages += [Message(message, peer, TAG, is_receive=False) for peer in each.sends_to]
         with self._world.activity.waiting("adding up batch norm's sums"):
-            for work in [*dist.batch_isend_irecv(operations), *self._receives]:
+            works = [*(post(self._world, messages) if messages else []), *self._receives[number]]
+            for work in works:
                 work.wait()
-        return message
+        return [*zip((node for node, _ in held), message[1:].chunk(max(1, len(held))), strict=False)]
 
-    def _add(self, nodes: Sequence[tuple[Node, Tensor]]) -> Tensor:
-        stack: list[tuple[Node, Tensor]] = []
-        for node, values in nodes:
+    def _merge(self, nodes: Sequence[_Held]) -> list[_Held]:
+        """Add up siblings."""
+        stack: list[_Held] = []
+        # Every rank adds the same nodes in the same order, so no further message is needed for equal bits.
+        for node, values in sorted(nodes, key=lambda each: each[0]):
             push(stack, node, values, self._num_leaves, torch.add)
-        # In fast mode the ranks' nodes need not be siblings, so several may remain.
-        return torch.stack([values for _, values in stack]).sum(0) if len(stack) > 1 else stack[0][1]
+        return stack
+
+    def _plan(self, nodes: list[list[Node]]) -> None:
+        self._nodes, self._num_leaves = nodes, max(last for held in nodes for _, last in held)
+        self._rounds = plan_rounds(self._world.rank, nodes, self._num_leaves, 8 * (1 + self._max_values))
+        self._receives = [[] for _ in self._rounds]
 
     def _post_receives(self) -> None:
         if not self._is_via_host:
             return
-        for peer in self._peers():
-            size = 1 + self._max_values * len(self._nodes[peer])
-            if peer not in self._buffers or len(self._buffers[peer]) < size:
-                self._buffers[peer] = torch.empty(size, dtype=torch.float64)
-        self._receives = [work for peer in self._peers() if (work := dist.irecv(self._buffers[peer], peer, tag=TAG))]
+        for number, each in enumerate(self._rounds):
+            messages = [
+                Message(self._buffer(peer, nodes), peer, TAG, is_receive=True)
+                for peer, nodes in each.nodes_from.items()
+            ]
+            self._receives[number] = post(self._world, messages) if messages else []
 
-    def _peers(self) -> list[int]:
-        # A rank without a micro-batch contributes nothing and needs no total: it receives the change of the running
-        # statistics together with the gradients.
-        return [rank for rank, nodes in enumerate(self._nodes) if nodes and rank != self._world.rank]
+    def _buffer(self, peer: int, nodes: Sequence[Node]) -> Tensor:
+        size = 1 + self._max_values * len(nodes)
+        if peer not in self._buffers or len(self._buffers[peer]) < size:
+            self._buffers[peer] = torch.empty(size, dtype=torch.float64)
+        return self._buffers[peer]
 
     def _refuse(self, one: str, location: float, other: str, other_location: float) -> NoReturn:
         where = [f"{name} is at {self._locations[int(at)] if at >= 0 else LOCATION_NAMES[at]}"

@@ -24,7 +24,10 @@ from lockstep.parallel.tree import Node
 
 
 class RecoverableReducer(Reducer):
-    """A `Reducer` that can continue a step in another world. Only for exact mode and batch norm of the micro-batch."""
+    """A `Reducer` that can continue in another world, also within a step. Only for exact mode.
+
+    Within a step not with synchronized batch norm, whose micro-batches wait for the lost rank.
+    """
 
     _lost: RuntimeError | None = None
     _is_open = False  # a step has begun and is not reduced
@@ -86,6 +89,8 @@ class RecoverableReducer(Reducer):
     def move_to(self, world: World) -> None:
         """Continue in another world."""
         self._world = world
+        if self._layer_sums is not None:
+            self._layer_sums.move_to(world)
 
     def _end(self, bucket: Bucket, leaf: Leaf) -> None:
         assert self._step is not None

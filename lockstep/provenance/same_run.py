@@ -210,11 +210,13 @@ def check_ranks_agree(
     for name in ("data.root", "data.cache"):  # machines may have the data under different folders
         mine.pop(f"setting {name}", None)
     kernels = {name: value for name, value in fingerprint.environment.items() if name != PROCESSOR and name not in mine}
-    others = collectives.all_gather_object(world, (mine, kernels))
+    first, first_kernels = collectives.broadcast_object(world, (mine, kernels))
+    differences = _unequal(first_kernels, kernels, world.rank), _unequal(first, mine, world.rank)
+    # A rank receives rank 0's values only, and the differences of all ranks only where there are some.
+    if not collectives.any_rank(world, any(differences)):
+        return []
     allowed: list[str] = []
-    for rank, (theirs, their_kernels) in enumerate(others):
-        other_kernels = _unequal(others[0][1], their_kernels, rank)
-        differing = _unequal(others[0][0], theirs, rank)
+    for rank, (other_kernels, differing) in enumerate(collectives.all_gather_object(world, differences)):
         if config.mode == "fast":
             # Other libraries and processors may decode samples to other bits.
             rounded = [line for line in differing if other_kernels and re.match(r"(training|evaluation) sample ", line)]

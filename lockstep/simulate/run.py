@@ -38,6 +38,7 @@ from lockstep.parallel.coroutines import Coroutines
 from lockstep.parallel.recoverable import RecoverableReducer
 from lockstep.parallel.replica import WholeReplica
 from lockstep.simulate.network import Network, SimulatedWorld
+from lockstep.simulate.start_up import join_calls, plan_seconds
 from lockstep.storage.weights import weights_sha256
 
 Progress = Callable[[int, int], object]
@@ -57,6 +58,8 @@ class Simulated:
         rounds: Most messages that followed each other in a step.
         seconds: Duration of the steps.
         rank_bytes: Memory of a rank beside the weights; 0 where the system does not report it.
+        plan_s: Seconds in which a rank plans a step.
+        join_calls: Calls of the store until all ranks have joined, by rank 0 and by the last rank.
     """
 
     procs: tuple[int, ...]
@@ -68,6 +71,8 @@ class Simulated:
     rounds: int
     seconds: float
     rank_bytes: int
+    plan_s: float
+    join_calls: tuple[int, int]
 
 
 def simulate(
@@ -100,6 +105,7 @@ def simulate(
             rounds = max(rounds, network.rounds)
             progress(number + 1, steps)
     seconds = time.perf_counter() - began
+    rank_bytes = max(0, _resident_bytes() - before) // max(procs)
     return Simulated(
         procs=tuple(procs),
         steps=steps,
@@ -109,7 +115,9 @@ def simulate(
         num_bytes=num_bytes,
         rounds=rounds,
         seconds=seconds,
-        rank_bytes=max(0, _resident_bytes() - before) // max(procs),
+        rank_bytes=rank_bytes,
+        plan_s=plan_seconds(job, max(procs), steps),
+        join_calls=join_calls(max(procs)),
     )
 
 
@@ -130,17 +138,25 @@ class _Ranks:
         # Of each rank in a world of each size. An order plans many steps at once: one by one, this takes a third of
         # the time of a step.
         self._orders: dict[tuple[int, int], Iterator[Step]] = {}
-        # A step of all ranks takes long, and torch fills caches in each new thread.
-        # Nothing of the process is saved: no rank waits inside a micro-batch, and each seeds the generators.
-        self._coroutines = Coroutines(lambda: None, lambda _: None, idle_s=600.0)
+        is_synchronised = job.config.batch_norm == "sync"
+        # Only with synchronized batch norm does a rank wait inside a micro-batch. Its generator is then saved, but
+        # those of the host: `LayerSums` seeds them after each wait.
+        # A step of all ranks takes long, and torch fills caches in each new thread: threads are kept.
+        self._coroutines = (
+            Coroutines(torch.get_rng_state, torch.set_rng_state, idle_s=600.0)
+            if is_synchronised
+            else Coroutines(lambda: None, lambda _: None, idle_s=600.0)
+        )
         self._loader = Loader(
             job.train_data, lambda: iter(()), job.world.device, channels_last=job.config.channels_last
         )
-        self._world = {each.name: getattr(job.world, each.name) for each in fields(World)} | {"backend": "simulated"}
+        self._world = {each.name: getattr(job.world, each.name) for each in fields(World)} | {"backend": "gloo"}
+        world = replace(job.world, backend=self._world["backend"])
         models = [job.model, *(_share_weights(job.model) for _ in range(1, size))]
         compression = Compression(job.config.compress, job.config.powersgd_rank)
         self.reducers = [
-            RecoverableReducer(model, job.world, num_extras=MAX_TERMS, compress=compression) for model in models
+            RecoverableReducer(model, world, num_extras=MAX_TERMS, synchronised=is_synchronised, compress=compression)
+            for model in models
         ]
         self._parameters = [list(model.parameters()) for model in models]
         self._buffers = [list(model.buffers()) for model in models]

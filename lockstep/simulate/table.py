@@ -12,18 +12,23 @@ from lockstep.simulate.run import Simulated
 MIN_SIZES = 3  # for an exponent
 
 FOOTNOTE = """\
-messages    most that one rank sends in a step
-in a row    most messages of a step that wait for each other
-sent        most bytes that one rank sends in a step, relative to the gradient
-memory      of a rank beside the weights
-seconds     for a step of all ranks, one after another, in this process
-W^x         growth with the number of ranks W, without the run of one; seconds ~ W^1: constant for a rank"""
+messages  most that one rank sends in a step
+rounds    most messages of a step that wait for each other
+sent      most bytes that one rank sends in a step, relative to the gradient
+memory    of a rank beside the weights
+plan      time in which a rank plans a step
+start     calls of the store by rank 0 until all ranks have joined
+seconds   for a step of all ranks, one after another, in this process
+W^x       growth with the number of ranks W, without the run of one;
+          seconds ~ W^1: constant for a rank"""
 
 _GROWING: tuple[tuple[str, Callable[[Simulated], float]], ...] = (
     ("messages", lambda found: found.messages),
-    ("in a row", lambda found: found.rounds),
+    ("rounds", lambda found: found.rounds),
     ("sent", lambda found: found.num_bytes),
     ("memory", lambda found: found.rank_bytes),
+    ("plan", lambda found: found.plan_s),
+    ("start", lambda found: found.join_calls[0]),
     ("seconds", lambda found: found.seconds / found.steps),
 )
 
@@ -31,18 +36,20 @@ _GROWING: tuple[tuple[str, Callable[[Simulated], float]], ...] = (
 def table(found: Sequence[Simulated]) -> Table:
     """Lay out one row per simulated run, and one for what grows."""
     rows = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(7):
+    for _ in range(9):
         rows.add_column(justify="right", no_wrap=True)
-    rows.add_row("ranks", "messages", "in a row", "sent", "memory", "seconds", "weights", style="dim")
+    rows.add_row("ranks", *(name for name, _ in _GROWING), "weights", style="dim")
     for each in found:
         rows.add_row(
             "-".join(map(str, each.procs)),
             f"{each.messages:,}",
             f"{each.rounds:,}",
             f"{each.num_bytes / each.gradient_bytes:.3f}",
-            f"{each.rank_bytes / 1e6:,.1f} MB",
+            f"{each.rank_bytes / 1e6:,.{0 if each.rank_bytes >= 1e8 else 1}f} MB",
+            f"{each.plan_s * 1e3:,.2f} ms",
+            f"{each.join_calls[0]:,}",
             f"{each.seconds / each.steps:,.2f}",
-            each.sha256[:12],
+            each.sha256[:7],
         )
     if grows := exponents(found):
         rows.add_row("", *(f"W^{grows[name]:.2f}" if name in grows else "-" for name, _ in _GROWING), style="dim")

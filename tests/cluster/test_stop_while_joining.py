@@ -18,13 +18,13 @@ SCRIPT = """
 import sys
 from lockstep.cli.main import run
 from lockstep.cluster import abort, rendezvous
-wait, reach = rendezvous._Rendezvous.wait, rendezvous.open_store
+wait, reach = rendezvous.Rendezvous.wait, rendezvous.open_store
 def tell(function):
     def told(*args):
         print("joining", flush=True)
         return function(*args)
     return told
-rendezvous._Rendezvous.wait, rendezvous.open_store = tell(wait), tell(reach)
+rendezvous.Rendezvous.wait, rendezvous.open_store = tell(wait), tell(reach)
 abort.leave(run(sys.argv[1:]))
 """
 

@@ -9,7 +9,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 
+from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.data.keyed import IntArray, KeyArray
 from lockstep.data.samples import Batch
@@ -66,3 +68,20 @@ def begin(world: World, folder: Path, fault: str, mode: str = "exact") -> list[s
     finally:
         os.chdir(before)
         torch.use_deterministic_algorithms(False)
+
+
+def begin_counted(world: World, folder: Path, fault: str) -> int:
+    """Make a job, as above; how often this rank received the values of all ranks."""
+    with mock.patch.object(dist, "all_gather", wraps=dist.all_gather) as gathered:
+        begin(world, folder, fault)
+    return gathered.call_count
+
+
+def compared(world: World, odd: int) -> tuple[bool, bool, bool]:
+    """Whether all ranks have equal values: all do, and one rank does not. Whether one of them is odd."""
+    mine = {"name": world.rank == odd, "weights": torch.ones(3)}
+    return (
+        collectives.are_equal(world, (1.5, None, b"x")),
+        collectives.are_equal(world, mine),
+        collectives.any_rank(world, world.rank == odd),
+    )

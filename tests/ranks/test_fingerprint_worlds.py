@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.fingerprint_in_ranks import begin
+from tests.ranks.fingerprint_in_ranks import begin, begin_counted, compared
 from tests.ranks.rank_pool import RankPool
 
 
@@ -44,3 +44,14 @@ def test_in_fast_mode_another_processor_is_reported_and_other_data_refused(pool:
     warnings = pool.run(2, begin, tmp_path, "processor", "fast")[0]
     assert [line.split(":")[0] for line in warnings] == ["CPU capability"]
     assert "training sample 5" in pool.run(2, begin, tmp_path, "sample", "fast")[0]
+
+
+def test_only_ranks_that_differ_receive_the_values_of_all_ranks(pool: RankPool, tmp_path: Path) -> None:
+    assert pool.run(3, begin_counted, tmp_path, "none") == [0] * 3
+    assert min(pool.run(3, begin_counted, tmp_path, "sample")) > 0
+
+
+@pytest.mark.parametrize(("size", "odd"), [(1, 0), (2, 0), (4, 3), (4, 9)])
+def test_digests_show_on_every_rank_whether_values_are_equal(pool: RankPool, size: int, odd: int) -> None:
+    has_odd = odd < size
+    assert pool.run(size, compared, odd) == [(True, size == 1 or not has_odd, has_odd)] * size

@@ -43,7 +43,7 @@ def make_all_reduce(bucket: Bucket, world: World, nodes: list[list[Node]], tag: 
         nodes: For each rank, its nodes.
         tag: Number of the bucket.
     """
-    is_halved = is_in_rounds(world.size, bucket.length * bucket.dtype.itemsize) and _follow_each_other(nodes)
+    is_halved = is_in_rounds(world.size, bucket.length * bucket.dtype.itemsize) and follow_each_other(nodes)
     return (HalvingAllReduce if is_halved else TreeAllReduce)(bucket, world, nodes, tag)
 
 
@@ -52,7 +52,7 @@ def is_in_rounds(size: int, num_bytes: int) -> bool:
     return size > DIRECT_SIZE and num_bytes < size * SMALL_MESSAGE_BYTES
 
 
-def _follow_each_other(nodes: list[list[Node]]) -> bool:
+def follow_each_other(nodes: Sequence[list[Node]]) -> bool:
     """Return whether the nodes are in the order of the ranks. They are not after a loss within a step."""
     every = [node for own in nodes for node in own]
     return all(left[1] == right[0] for left, right in pairwise(every))
@@ -169,7 +169,7 @@ class HalvingAllReduce(TreeAllReduce):
     def _take_memory(self, length: int) -> Tensor:
         """Return memory for a message, (length,): each round takes half as much as the one before."""
         if self._free is None or self._free.numel() < length:
-            self._free = self._bucket.borrow(on_host=self._is_via_host)
+            self._free = self._bucket.borrow(self._bucket.length, on_host=self._is_via_host)
         taken, self._free = self._free[:length], self._free[length:]
         return taken
 

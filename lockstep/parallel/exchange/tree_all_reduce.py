@@ -104,13 +104,14 @@ class TreeAllReduce:
     def start(self) -> None:
         """Send this rank's nodes or their chunks, and post the receives of the other ranks' nodes."""
         bucket, me, mine = self._bucket, self._world.rank, self._own_values()
-        self._sums = {node: values for (node, _), values in zip(bucket.nodes, mine, strict=True)}
+        self._sums = {node: self._chunk(values, me) for (node, _), values in zip(bucket.nodes, mine, strict=True)}
+        length = self._chunk(self._total, me).numel()
         for peer in self._peers():
             for index, values in enumerate(mine):
                 self._send(self._chunk(values, peer), peer, index)
             for index, node in enumerate(self._nodes[peer]):
-                self._sums[node] = bucket.borrow(on_host=self._is_via_host)
-                self._receive(self._chunk(self._sums[node], me), peer, index)
+                self._sums[node] = bucket.borrow(length, on_host=self._is_via_host)
+                self._receive(self._sums[node], peer, index)
         self._post()
 
     def middle(self) -> None:
@@ -127,7 +128,7 @@ class TreeAllReduce:
             return left.add_(right)
 
         for node in sorted(self._sums):
-            chunk = self._chunk(self._sums[node], self._world.rank)
+            chunk = self._sums[node]
             if self._bucket.exact or not stack:
                 push(stack, node, chunk, self._num_leaves, add)
             else:

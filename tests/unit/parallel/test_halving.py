@@ -100,6 +100,37 @@ def test_a_rank_sends_few_messages_and_hardly_more_bytes_than_a_ring(size: int) 
     assert all(least <= each.num_bytes <= 1.01 * least for each in network.traffic)
 
 
+@pytest.mark.parametrize(("size", "length"), [(3, 300_000), (8, 100_000), (8, 1_000)])
+def test_a_rank_borrows_memory_only_for_what_it_receives(
+    monkeypatch: pytest.MonkeyPatch, size: int, length: int
+) -> None:
+    lengths: list[int] = []
+    borrow = Bucket.borrow
+
+    def counted(bucket: Bucket, length: int, *, on_host: bool = False) -> Tensor:
+        lengths.append(length)
+        return borrow(bucket, length, on_host=on_host)
+
+    monkeypatch.setattr(Bucket, "borrow", counted)
+    values = leaves(size, length)
+    found, network, kinds = reduce(values, size)
+    assert kinds == {TreeAllReduce}
+    assert all(torch.equal(each, total(values)) for each in found)
+    is_in_chunks = network.rounds == 2
+    assert is_in_chunks == (length > 1_000)
+    received = (size - 1) * length * (1 if is_in_chunks else size)  # by all ranks, before the sums of chunks
+    assert received <= sum(lengths) <= received * 1.01
+
+
+def test_a_bucket_lends_the_same_memory_again_where_it_is_long_enough() -> None:
+    bucket = Bucket([nn.Parameter(torch.empty(64))], 0, 1, True, CPU)
+    first, second = bucket.borrow(8), bucket.borrow(16)
+    bucket.start_step(0)
+    assert bucket.borrow(4).data_ptr() == first.data_ptr()
+    assert bucket.borrow(32).data_ptr() != second.data_ptr()
+    assert [len(bucket.borrow(0)), len(bucket.borrow(64))] == [0, 64]
+
+
 def test_a_large_bucket_is_sent_to_all_ranks_at_once() -> None:
     assert is_in_rounds(64, 1 << 20)
     assert not is_in_rounds(64, 1 << 23)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from lockstep.cli.main import run
 from lockstep.simulate import table
@@ -29,6 +30,21 @@ def test_virtual_ranks_end_in_the_weights_of_a_run(tmp_path: Path, capsys: pytes
     assert [each["procs"] for each in runs] == [[1], [2], [5], [33], [40, 17, 1], [50]]
     assert {each["steps"] for each in runs} == {3}
     assert {each["sha256"] for each in runs} == {weights(folder)}
+
+
+def test_synchronized_batch_norm_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, settings = tmp_path / "run", [*SMALL, "batch_norm=sync", "max_steps=3"]
+    lockstep("train", TINY, *settings, "--procs", 1, "--run-dir", folder, cwd=tmp_path)
+    runs = simulated(capsys, TINY, *settings, "--steps", 3, "--procs", "1,3,20,40-17-1")
+    assert {each["sha256"] for each in runs} == {weights(folder)}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("batch_norm", ["micro", "sync"])
+def test_every_number_of_ranks_up_to_64_has_one_hash(batch_norm: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["global_batch=70", "micro_batch=1", f"batch_norm={batch_norm}", "--steps", 2]
+    runs = simulated(capsys, TINY, *settings, "--procs", ",".join(map(str, range(1, 65))))
+    assert len({each["sha256"] for each in runs}) == 1
 
 
 def test_what_a_rank_sends_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +70,6 @@ def test_1024_ranks_and_ranks_that_come_and_go_have_one_hash(capsys: pytest.Capt
     ("settings", "text"),
     [
         (["mode=fast"], "mode=fast cannot be simulated"),
-        (["batch_norm=sync"], "batch_norm=sync cannot be simulated"),
         (["--procs", "0,2"], "--procs is '0,2'"),
         (["--procs", "2-"], "--procs is '2-'"),
     ],
@@ -66,20 +81,32 @@ def test_what_cannot_be_simulated_is_refused(
     assert text in capsys.readouterr().err
 
 
+def test_the_table_of_a_large_world_has_80_columns() -> None:
+    many = Simulated((1024, 1000, 64), 1, "0" * 64, 8, 1022, 16, 1022, 123.0, 245_000_000, 0.00123, (1028, 5))
+    console = Console(width=200)
+    with console.capture() as text:
+        console.print(table.table([many, many]))
+    assert max(len(line.rstrip()) for line in text.get().splitlines()) <= 80
+
+
 def test_the_table_shows_growth_and_whether_the_weights_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", str(TINY), *SMALL, "--procs", "1,2,20,40", "--steps", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[5].split()[0].startswith("W^")
     assert lines[-1] == "The weights are equal, bit for bit, in all 4 runs."
-    assert max(map(len, lines)) <= 110
+    assert max(map(len, lines)) <= 80
 
 
 def test_exponents_are_those_of_the_values() -> None:
-    runs = [Simulated((size,), 1, "", 8, 3 * size, size * size, size, size * 2.0, 7) for size in (2, 8, 64)]
-    assert table.exponents(runs) == pytest.approx({"messages": 1, "in a row": 1, "sent": 2, "memory": 0, "seconds": 1})
+    runs = [
+        Simulated((size,), 1, "", 8, 3 * size, size * size, size, size * 2.0, 7, 0.1, (size**3, 4))
+        for size in (2, 8, 64)
+    ]
+    expected = {"messages": 1, "rounds": 1, "sent": 2, "memory": 0, "plan": 0, "start": 3, "seconds": 1}
+    assert table.exponents(runs) == pytest.approx(expected)
     assert table.exponents(runs[:2]) == {}
 
 
 def test_weights_that_differ_are_reported() -> None:
-    runs = [Simulated((size,), 1, str(size), 8, 1, 1, 1, 1.0, 1) for size in (1, 2)]
+    runs = [Simulated((size,), 1, str(size), 8, 1, 1, 1, 1.0, 1, 1.0, (1, 1)) for size in (1, 2)]
     assert table.conclusion(runs).startswith("The weights differ")
