@@ -24,6 +24,7 @@ class DataConfig(Settings):
     num_samples: int = Field(default=101, description="training samples")
     bad_sample: int | None = Field(default=None, description="a sample that is not a number")
     slow_s: float = Field(default=0.0, description="seconds that a batch takes to read")
+    slow_sample_s: float = Field(default=0.0, description="seconds that a sample takes to read")
     slow_while: str = Field(default="", description="slow only while this file is there")
     eval_slow_s: float = Field(default=0.0, description="the same, in evaluation")
 
@@ -38,21 +39,21 @@ class Config(RunConfig):
 
 
 class Pictures:
-    def __init__(self, num_samples, bad_sample=None, slow_s=0.0, slow_while=""):
+    def __init__(self, num_samples, bad_sample=None, slow_s=0.0, slow_while="", slow_sample_s=0.0):
         generator = torch.Generator().manual_seed(num_samples)
         self.labels = torch.randint(0, 3, (num_samples,), generator=generator)
         self.pictures = torch.randn(num_samples, 1, 6, 6, generator=generator)
         self.pictures += self.labels.view(-1, 1, 1, 1)
         if bad_sample is not None:
             self.pictures[bad_sample] = float("nan")
-        self.slow_s, self.slow_while = slow_s, slow_while
+        self.slow_s, self.slow_while, self.slow_sample_s = slow_s, slow_while, slow_sample_s
 
     def __len__(self):
         return len(self.labels)
 
     def batch(self, indices, keys):
         if not self.slow_while or os.path.exists(self.slow_while):
-            time.sleep(self.slow_s)
+            time.sleep(self.slow_s + self.slow_sample_s * len(indices))
         places = torch.from_numpy(indices)
         brightness = torch.from_numpy(uniform(keys, 0)).float().view(-1, 1, 1, 1)
         return Batch(self.pictures[places] + 0.1 * brightness, self.labels[places], places)
@@ -76,7 +77,9 @@ def build(config):
     return Parts(
         model=model,
         loss=loss,
-        train_data=lambda: Pictures(data.num_samples, data.bad_sample, data.slow_s, data.slow_while),
+        train_data=lambda: Pictures(
+            data.num_samples, data.bad_sample, data.slow_s, data.slow_while, data.slow_sample_s
+        ),
         eval_data=lambda: Pictures(37, slow_s=data.eval_slow_s),
         metric=lambda: Accuracy(3),
         describe={"data": "made up"},
