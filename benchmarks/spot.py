@@ -74,11 +74,11 @@ class Replay:
 
 @contextmanager
 def running(tool: Tool, first: list[Change]) -> Iterator[set[int]]:
-    """Start the first machines of a trace, wait for the first step, and end all processes at the end."""
+    """Start the first machines of a trace, wait for three steps, and end all processes at the end."""
     up = {change.slot for change in first}
     try:
         tool.change(up, first)
-        _until(tool, 1)
+        _until(tool, 3)  # by then what was read ahead is used up
         yield up
     finally:
         tool.close()
@@ -87,14 +87,13 @@ def running(tool: Tool, first: list[Change]) -> Iterator[set[int]]:
 def measure_rate(tool: Tool, size: int, num_steps: int) -> float:
     """Return the samples per second of an undisturbed run, over this number of steps."""
     with running(tool, [Change(0.0, slot, True) for slot in range(size)]):
-        _until(tool, 3)
         began, before = time.monotonic(), tool.steps()
         _until(tool, before + num_steps)
         return GLOBAL_BATCH * (tool.steps() - before) / (time.monotonic() - began)
 
 
 def replay(tool: Tool, trace: list[Change], seconds: float) -> Replay:
-    """Play a trace from the first step on."""
+    """Play a trace from the third step on."""
     (_, first), *later = batches(trace)
     with running(tool, first) as up:
         began, before = time.monotonic(), tool.steps()

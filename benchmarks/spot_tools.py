@@ -19,7 +19,7 @@ from lockstep.cluster.address import ReservedPort
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "tests" / "e2e" / "tiny_recipe.py"
 GLOBAL_BATCH, MICRO_BATCH = 48, 4
-NUM_SAMPLES = 481
+NUM_SAMPLES = 480  # a whole number of global batches, so that each step has as many samples
 SAMPLE_S = 0.025
 LIMIT_S = 120.0
 # Jobs that torchrun starts: the script, and the package with its requirement for pip.
