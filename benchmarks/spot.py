@@ -2,7 +2,7 @@
 
     python -m benchmarks.spot                                       # 4 machines, 3 minutes each, all tools
     python -m benchmarks.spot --seconds 600 --change-s 60 --seed 2 --tools Lockstep DDP
-    python -m benchmarks.spot --trace benchmarks/spot_p3.csv --trace-start-s 21000
+    python -m benchmarks.spot --trace benchmarks/spot_p3.csv --trace-start-s 21000     # 72% up, 6 losses, 5 returns
 
 Each machine of Lockstep is a launcher with one process, `--nodes 1:N` with cluster.recovery=in_step. It is lost by
 SIGKILL of both, without notice, and returns by the same command. Hand-written DDP, Lightning and Accelerate are killed
@@ -84,12 +84,17 @@ def running(tool: Tool, first: list[Change]) -> Iterator[set[int]]:
         tool.close()
 
 
-def measure_rate(tool: Tool, size: int, num_steps: int) -> float:
-    """Return the samples per second of an undisturbed run, over this number of steps."""
+def measure_rate(tool: Tool, size: int, num_steps: int) -> tuple[float, float]:
+    """Measure an undisturbed run.
+
+    Returns:
+        Samples per second over `num_steps` steps, and seconds from the start to the third step.
+    """
+    started = time.monotonic()
     with running(tool, [Change(0.0, slot, True) for slot in range(size)]):
         began, before = time.monotonic(), tool.steps()
         _until(tool, before + num_steps)
-        return GLOBAL_BATCH * (tool.steps() - before) / (time.monotonic() - began)
+        return GLOBAL_BATCH * (tool.steps() - before) / (time.monotonic() - began), began - started
 
 
 def replay(tool: Tool, trace: list[Change], seconds: float) -> Replay:
@@ -170,8 +175,12 @@ def compare(given: argparse.Namespace, trace: list[Change], place: Path) -> bool
             return Restarted(place / name, script, python)
 
         sizes = sorted({up for _, up in intervals(trace, given.seconds)})
-        rates = {size: measure_rate(make(f"{tool}{size}"), size, given.rate_steps) for size in sizes}
-        print(f"{tool}: undisturbed", ", ".join(f"{size}: {rate:.0f}/s" for size, rate in rates.items()), flush=True)
+        rates = {}
+        for size in sizes:
+            rates[size], start_s = measure_rate(make(f"{tool}{size}"), size, given.rate_steps)
+            print(
+                f"{tool}, {size} undisturbed: {rates[size]:.0f} samples/s, third step after {start_s:.1f} s", flush=True
+            )
         job = make(tool)
         done = replay(job, trace, given.seconds)
         share = goodput(done.samples, trace, given.seconds, rates.__getitem__)
