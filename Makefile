@@ -153,7 +153,7 @@ bench-faults: .venv/bench/.installed  ## compare how tools handle a kill, a hang
 bench-kills: .venv/.installed-dev  ## kill and stop processes of a run that recovers in the step, at random: 20 trials, 4 minutes; BENCH_ARGS="--trials 200 --seed 7"
 	@$(PY) -m benchmarks.kills $(BENCH_ARGS)
 
-bench-spot: .venv/.installed-dev .venv/bench/.installed  ## replay losses and returns of spot machines with Lockstep, DDP, Lightning and Accelerate: 25 minutes
+bench-spot: .venv/.installed-dev .venv/bench/.installed  ## replay losses and returns of spot machines with Lockstep, DDP, Lightning and Accelerate: 20 minutes
 	@$(PY) -m benchmarks.spot --peers-python .venv/bench/bin/python $(BENCH_ARGS)
 
 bench-diff: .venv/.installed  ## plant 50 differences between two runs and count how many lockstep diff locates: 3 minutes
