@@ -153,8 +153,8 @@ bench-faults: .venv/bench/.installed  ## compare how tools handle a kill, a hang
 bench-kills: .venv/.installed-dev  ## kill and stop processes of a run that recovers in the step, at random: 20 trials, 4 minutes; BENCH_ARGS="--trials 200 --seed 7"
 	@$(PY) -m benchmarks.kills $(BENCH_ARGS)
 
-bench-spot: .venv/.installed-dev  ## replay losses and returns of spot machines with Lockstep and DDP: 12 minutes
-	@$(PY) -m benchmarks.spot $(BENCH_ARGS)
+bench-spot: .venv/.installed-dev .venv/bench/.installed  ## replay losses and returns of spot machines with Lockstep, DDP, Lightning and Accelerate: 20 minutes
+	@$(PY) -m benchmarks.spot --peers-python .venv/bench/bin/python $(BENCH_ARGS)
 
 bench-diff: .venv/.installed  ## plant 50 differences between two runs and count how many lockstep diff locates: 3 minutes
 	@$(PY) benchmarks/diff_faults.py $(BENCH_ARGS)

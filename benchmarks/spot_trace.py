@@ -1,10 +1,16 @@
-"""Availability of spot machines over time: a synthetic trace, and the useful share of what was available."""
+"""Availability of spot machines over time: synthetic or recorded, and the useful share of what was available.
+
+A recorded trace is a CSV file with the header `seconds,machines`: from which time on how many machines were up. Lines
+that begin with # are comments. `benchmarks/spot_p3.csv` is one.
+"""
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,87 @@ def make_trace(seed: int, slots: int, seconds: float, availability: float, chang
             found.append(Change(now, slot, is_up[slot]))
         times[slot] = now + draw(slot)
     return found
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Numbers of machines over time, as recorded.
+
+    Attributes:
+        times_s: When each number begins, ascending, seconds.
+        machines: The numbers.
+    """
+
+    times_s: tuple[float, ...]
+    machines: tuple[int, ...]
+
+    def scale(self, slots: int) -> Recording:
+        """Return the same with a largest number of `slots`, rounded, and at least one."""
+        most = max(self.machines)
+        return Recording(self.times_s, tuple(max(1, int(slots * each / most + 0.5)) for each in self.machines))
+
+    def num_changes(self) -> int:
+        """Count the machines that were lost or returned."""
+        return sum(abs(after - before) for before, after in itertools.pairwise(self.machines))
+
+    def mean_change_s(self) -> float:
+        """Return the mean time between two changes of any machine."""
+        return (self.times_s[-1] - self.times_s[0]) / self.num_changes()
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a CSV file of seconds and numbers of machines."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    if not lines or lines[0] != "seconds,machines":
+        raise ValueError(f"{path}: the first line is not the header seconds,machines")
+    pairs = [line.split(",") for line in lines[1:]]
+    times_s, machines = tuple(float(pair[0]) for pair in pairs), tuple(int(pair[1]) for pair in pairs)
+    if list(times_s) != sorted(set(times_s)) or min(machines, default=-1) < 0 or len(set(machines)) < 2:
+        raise ValueError(f"{path}: times must ascend, and numbers of machines must be 0 or more and change")
+    return Recording(times_s, machines)
+
+
+def make_recorded_trace(
+    recording: Recording, seed: int, slots: int, seconds: float, change_s: float, start_s: float
+) -> tuple[list[Change], float]:
+    """Make a trace of a part of a recording, scaled to fewer machines and compressed in time.
+
+    Args:
+        recording: What was recorded.
+        seed: Chooses which machine is lost or returns.
+        slots: Number of machines; stands for the largest number in the recording.
+        seconds: Length of the trace.
+        change_s: Mean time between two changes of any machine in the whole recording, after compression, seconds.
+        start_s: Begin of the part, in seconds of the recording.
+
+    Returns:
+        The trace, and how many recorded seconds stand for one second of it.
+    """
+    scaled = recording.scale(slots)
+    factor = scaled.mean_change_s() / change_s
+    if start_s < scaled.times_s[0] or start_s + factor * seconds > scaled.times_s[-1]:
+        length_s = scaled.times_s[-1] - scaled.times_s[0]
+        raise ValueError(f"{seconds:.0f} s from {start_s:.0f} s on need {factor * seconds:.0f} s of {length_s:.0f} s")
+    rng, up, found = random.Random(seed), set[int](), []
+    for time_s, wanted in zip(scaled.times_s, scaled.machines, strict=True):
+        at_s = max(0.0, (time_s - start_s) / factor)
+        if at_s >= seconds:
+            break
+        if time_s <= start_s:
+            up = set(range(wanted))
+            found = [Change(0.0, slot, True) for slot in up]
+        while len(up) != wanted:
+            is_up = len(up) < wanted
+            slot = rng.choice(sorted(set(range(slots)) - up if is_up else up))
+            up ^= {slot}
+            found.append(Change(at_s, slot, is_up))
+    return found, factor
+
+
+def batches(trace: Sequence[Change]) -> Iterator[tuple[float, list[Change]]]:
+    """Yield the changes of each time together."""
+    for at_s, changes in itertools.groupby(trace, key=lambda change: change.at_s):
+        yield at_s, list(changes)
 
 
 def intervals(trace: Sequence[Change], seconds: float) -> list[tuple[float, int]]:

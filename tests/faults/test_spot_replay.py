@@ -1,0 +1,45 @@
+"""A few seconds of the trace of `benchmarks/spot.py`: a machine is lost, and returns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.spot import replay
+from benchmarks.spot_tools import LIMIT_S, SAMPLE_S, Lockstep
+from benchmarks.spot_trace import Change, goodput
+from tests.runs import processes_with, result, wait_until
+
+NUM_STEPS = 500  # more than a busy machine lets pass until the returned machine has joined
+
+
+class Job(Lockstep):
+    """Completes the run only when the returned machine computes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, NUM_STEPS)
+        self.folder = folder
+
+    def finish(self) -> str:
+        wait_until(
+            lambda: any("continuing with 3 processes" in path.read_text() for path in self.folder.glob("said-*")),
+            LIMIT_S,
+        )
+        return super().finish()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_lost_and_returned_machine_leaves_the_weights_and_repeats_no_step(tmp_path: Path) -> None:
+    seconds = 9.0
+    trace = [*(Change(0.0, slot, True) for slot in range(3)), Change(2.0, 1, False), Change(4.0, 1, True)]
+    job = Job(tmp_path / "job")
+    done = replay(job, trace, seconds)
+    assert done.weights == job.alone()
+    assert done.repeated == 0
+    assert job.recorded() == [*range(1, NUM_STEPS + 1)]
+    assert [world["size"] for world in result(tmp_path / "job" / "run")["worlds"]] == [3, 2, 3]
+    # The time that the samples sleep bounds the rate, however busy the machine is.
+    assert 0.0 < goodput(done.samples, trace, seconds, lambda up: up / SAMPLE_S) <= 1.0
+    wait_until(lambda: not processes_with(str(tmp_path)))
