@@ -69,7 +69,7 @@ class Lockstep:
         )  # fmt: skip
         self._given = (
             "cluster.recovery=in_step", "cluster.node_timeout_s=2", "cluster.last_call_s=2",
-            f"data.slow_s={MICRO_BATCH * SAMPLE_S}", f"data.slow_while={self.slow}",
+            f"data.slow_sample_s={SAMPLE_S}", f"data.slow_while={self.slow}",
         )  # fmt: skip
         self.launchers: dict[int, subprocess.Popen[bytes]] = {}
 
