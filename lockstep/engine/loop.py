@@ -57,6 +57,11 @@ def train(
     replica_check, balance = ReplicaCheck(job), LoadBalance(job)
     can_change = job.world.membership is not None
     loader, steps = job.open_loader()
+
+    def flag() -> float:
+        what = STOP * stop_flag() + COMPARE * replica_check.is_due(job) + JOIN * is_joining(job)
+        return what + BALANCE * balance.is_due(job)
+
     try:
         reports.start(job)
         if can_change and job.last_result is not None and saver.is_due(job) and not saver.has_started(job):
@@ -64,8 +69,6 @@ def train(
         if job.is_evaluation_due() and not job.is_evaluated():  # it stopped between its last step and the validation
             end_epoch(job, saver, reports, stop_now, is_due=True)
         while not job.is_complete and (step := next(steps, None)) is not None:  # complete: stop_early
-            flag = STOP * stop_flag() + COMPARE * replica_check.is_due(job) + JOIN * is_joining(job)
-            flag += BALANCE * balance.is_due(job)
             result = run_step(job, step, loader, flag)
             if not result.is_finite and not result.is_overflow:
                 handle_nonfinite(job, step, saver, reports)

@@ -12,6 +12,7 @@ restored.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lockstep.cluster.activity import COMPUTING, READING
@@ -47,14 +48,15 @@ class StepResult:
     flag: float
 
 
-def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
+def run_step(job: Job, step: Step, loader: Loader, flag: float | Callable[[], float]) -> StepResult:
     """Run a step, or with local steps an outer step.
 
     Args:
         job: The run; its model and optimizer change.
         step: The step's plan for this process.
         loader: Reads the micro-batches' samples.
-        flag: Rank 0's value is sent to all ranks, with the gradients.
+        flag: Rank 0's value is sent to all ranks, with the gradients. A function is called as late as possible, after
+            the passes.
     """
     if isinstance(step, OuterStep):
         result = _outer_step(job, step, loader, flag)
@@ -68,7 +70,7 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
     return result
 
 
-def _update(job: Job, step: Step, loader: Loader, flag: float, lr: float) -> StepResult:
+def _update(job: Job, step: Step, loader: Loader, flag: float | Callable[[], float], lr: float) -> StepResult:
     """Run forward and backward for this process's micro-batches, the sum over the ranks, and the update."""
     optim = job.config.optim
     names: list[str] = []
@@ -92,7 +94,7 @@ def _update(job: Job, step: Step, loader: Loader, flag: float, lr: float) -> Ste
     for micro_batch in step.repeats:  # of another rank, to compare the results in `reduce`; see parallel/recheck.py
         run_micro_batch(micro_batch)
     pulse.end_work(len(step.micro_batches) + len(step.repeats))
-    job.reducer.reduce(flag)
+    job.reducer.reduce(flag() if callable(flag) else flag)
     pulse.end_wait()
 
     extras, norm = job.reducer.extras, job.reducer.norm
@@ -111,7 +113,7 @@ def _update(job: Job, step: Step, loader: Loader, flag: float, lr: float) -> Ste
     return StepResult(sum(extras), terms_by_name, norm, lr, is_finite, is_overflow, job.reducer.flag)
 
 
-def _outer_step(job: Job, step: OuterStep, loader: Loader, flag: float) -> StepResult:
+def _outer_step(job: Job, step: OuterStep, loader: Loader, flag: float | Callable[[], float]) -> StepResult:
     """Run the local steps of this process's sites, and average all sites; see `parallel/local_steps/average.py`."""
     assert job.outer is not None
     assert isinstance(job.order, LocalStepOrder)
@@ -125,7 +127,7 @@ def _outer_step(job: Job, step: OuterStep, loader: Loader, flag: float) -> StepR
         names = list(result.terms) or names
         return job.reducer.extras, result.is_finite
 
-    outer = job.outer.run(step, flag, run_local)
+    outer = job.outer.run(step, flag if callable(flag) else lambda: flag, run_local)
     lr = peak * factor(job.order.num_local_steps(step.number), num_steps, of_epoch, optim)  # of its first local step
     terms_by_name = dict(zip(names, outer.extras, strict=False))
     return StepResult(sum(outer.extras), terms_by_name, outer.norm, lr, outer.is_finite, False, outer.flag)

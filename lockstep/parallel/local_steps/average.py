@@ -104,12 +104,12 @@ class OuterAverage:
         )
         self._failed: list[Tensor] | None = None
 
-    def run(self, step: OuterStep, flag: float, local_step: LocalStep) -> OuterResult:
+    def run(self, step: OuterStep, flag: Callable[[], float], local_step: LocalStep) -> OuterResult:
         """Run an outer step. Called on all ranks.
 
         Args:
             step: Its plan.
-            flag: Rank 0's value is sent to all ranks.
+            flag: Called after the local steps; rank 0's value is sent to all ranks.
             local_step: Runs a local step of a site, and returns its loss terms and whether it was finite.
         """
         self._failed = None
@@ -131,7 +131,7 @@ class OuterAverage:
         activity = self._world.activity
         activity.begin_step(step.number, self._world.device)
         activity.end_work(0)
-        self._exchange(flag)
+        self._exchange(flag())
         activity.end_wait()
         return self._update()
 
