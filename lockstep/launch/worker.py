@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -61,6 +62,8 @@ def run_worker(
     Returns:
         The result that torch's agent hands to the launcher once all workers are done.
     """
+    gc.freeze()  # what the fork server has imported; see `cleanup`
+    gc.enable()
     # A terminal or scheduler sends these to the whole job; the launcher forwards them as SIGTERM.
     for number in LAUNCHER_ONLY:
         signal.signal(number, signal.SIG_IGN)

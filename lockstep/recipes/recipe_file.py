@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import hashlib
 import importlib.util
 import stat
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -92,7 +95,8 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it is executed: dataclasses and pickle look classes up by this name
     try:
-        exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
+        with _without_collections():
+            exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:  # a script may end with sys.exit()
         sys.modules.pop(name, None)
         raise ConfigError(
@@ -102,6 +106,18 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
             fix=_fix_of(error),
         ) from error
     return module
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Pause Python's garbage collection: it takes a fifth of the time of importing torch, and finds nothing."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
 
 
 def _fix_of(error: BaseException) -> str:

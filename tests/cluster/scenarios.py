@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -27,6 +28,9 @@ def work(scenario: str, folder: Path) -> int:
         time.sleep(1000)
     # As in training: until all have joined there is nothing to save.
     with world.join(here, device="cpu") as joined, signals.StopSignal() as asked:
+        if env.LAUNCHED in os.environ:
+            assert gc.isenabled()
+            assert gc.get_freeze_count() > 100_000, "the fork server's imports are looked through again and again"
         (folder / f"started-{here.restart}-{joined.rank}").write_text(f"{os.getpid()} {time.time()}")
         if joined.rank == 1:
             if scenario == "data error":
