@@ -1,4 +1,4 @@
-"""The first import of the fork server, which outlives the launcher and its workers for a moment and removes their files.
+"""The first import of the fork server, which outlives launcher and workers for a moment, and removes their files.
 
 The launcher removes its temporary files itself; this covers a launcher that was killed. Nothing here imports torch.
 """
