@@ -47,6 +47,7 @@ def open_file_store(path: Path, assignment: RankAssignment) -> Store:
     if not is_store_file(path):
         raise LaunchError(
             f"can't use {assignment.init} as the store: {path} was not created by a run",
+            cause="A process that is killed while it writes to the file leaves such a one, too.",
             fix="Choose a path where no file exists.",
         )
     store = FileStore(str(path), assignment.world_size)

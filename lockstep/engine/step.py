@@ -97,7 +97,7 @@ def _update(job: Job, step: Step, loader: Loader, flag: float | Callable[[], flo
     job.reducer.reduce(flag() if callable(flag) else flag)
     pulse.end_wait()
 
-    extras, norm = job.reducer.extras, job.reducer.norm
+    extras, norm, sent = job.reducer.extras, job.reducer.norm, job.reducer.flag
     # Sums over all ranks: the decision to skip is the same everywhere.
     is_finite = math.isfinite(norm) and all(map(math.isfinite, extras))
     is_overflow = update_scale(job.progress, job.config, extras, is_finite=is_finite)
@@ -109,8 +109,7 @@ def _update(job: Job, step: Step, loader: Loader, flag: float | Callable[[], flo
         job.optimizer.step()
     else:
         job.reducer.undo_buffers()  # the forward passes have already updated batch norm's statistics
-    terms_by_name = dict(zip(names, extras, strict=False))
-    return StepResult(sum(extras), terms_by_name, norm, lr, is_finite, is_overflow, job.reducer.flag)
+    return StepResult(sum(extras), dict(zip(names, extras, strict=False)), norm, lr, is_finite, is_overflow, sent)
 
 
 def _outer_step(job: Job, step: OuterStep, loader: Loader, flag: float | Callable[[], float]) -> StepResult:

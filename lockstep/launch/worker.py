@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -62,7 +63,8 @@ def run_worker(
     Returns:
         The result that torch's agent hands to the launcher once all workers are done.
     """
-    gc.freeze()  # what the fork server has imported; see `cleanup`
+    if multiprocessing.parent_process() is not None:
+        gc.freeze()  # what the fork server has imported; see `cleanup`
     gc.enable()
     # A terminal or scheduler sends these to the whole job; the launcher forwards them as SIGTERM.
     for number in LAUNCHER_ONLY:
