@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ class _Server:
         # A process whose parent has ended becomes a child of this one, which can then wait for it.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._socket, theirs = socket.socketpair()
+        self._lock = threading.Lock()
         with theirs:
             command = [sys.executable, __file__, str(theirs.fileno()), str(os.getpid())]
             env = {**self.environ, **_FIXED}
@@ -75,10 +77,11 @@ class _Server:
     def fork(self, request: Mapping[str, Any], streams: list[int]) -> int:
         """Start a command; return its process id."""
         text = json.dumps(request).encode()
-        self._socket.sendall(len(text).to_bytes(4))
-        socket.send_fds(self._socket, [text[:1]], streams)
-        self._socket.sendall(text[1:])
-        return int.from_bytes(_read(self._socket, 4))
+        with self._lock:  # benchmarks start commands in several threads
+            self._socket.sendall(len(text).to_bytes(4))
+            socket.send_fds(self._socket, [text[:1]], streams)
+            self._socket.sendall(text[1:])
+            return int.from_bytes(_read(self._socket, 4))
 
 
 _servers: list[_Server] = []
