@@ -103,7 +103,7 @@ def evaluate(
         # FSDP's bookkeeping does not work in inference mode.
         with evaluating(model), torch.no_grad() if even else torch.inference_mode():
             for done, request in enumerate(requests(), start=1):
-                if is_stopped := any(collectives.all_gather_object(world, stop())) if even else stop():
+                if is_stopped := collectives.any_rank(world, stop()) if even else stop():
                     break
                 world.activity.enter("evaluating")
                 batch = loader.batch(*request)
@@ -119,7 +119,7 @@ def evaluate(
                     progress(done, len(mine))
     finally:
         loader.close()
-    if any(collectives.all_gather_object(world, is_stopped)):
+    if collectives.any_rank(world, is_stopped):
         raise EvaluationStopped
     return _merge(world, metric(), counted, sums, num_samples)
 

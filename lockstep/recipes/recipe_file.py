@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import gc
 import hashlib
 import importlib.util
 import stat
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 from lockstep.config.load import short_path
 from lockstep.errors import ConfigError
 from lockstep.extras import extra_with, pip_line
+from lockstep.garbage import without_collections
 from lockstep.recipes.trust import MAX_RECIPE_BYTES, read_recipe
 
 
@@ -95,7 +93,7 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it is executed: dataclasses and pickle look classes up by this name
     try:
-        with _without_collections():
+        with without_collections():  # they take a fifth of the time of importing torch
             exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:  # a script may end with sys.exit()
         sys.modules.pop(name, None)
@@ -106,18 +104,6 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
             fix=_fix_of(error),
         ) from error
     return module
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Pause Python's garbage collection: it takes a fifth of the time of importing torch, and finds nothing."""
-    is_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_on:
-            gc.enable()
 
 
 def _fix_of(error: BaseException) -> str:

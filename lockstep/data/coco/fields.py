@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from lockstep.config.plain_file import parse_json, read_plain
 from lockstep.data.image_file import MAX_PIXELS
 from lockstep.errors import DataError
+from lockstep.garbage import without_collections
 
 Floats = npt.NDArray[np.float64]
 
@@ -153,20 +153,15 @@ def read_json(path: Path) -> dict[str, Any]:
         DataError: It can't be read, or is not an annotation file.
     """
     expected = "a JSON file with images, annotations and categories"
-    # The garbage collector would traverse a hundred million new objects again and again.
-    was_enabled = gc.isenabled()
-    gc.disable()
     try:
-        content = parse_json(read_plain(path, MAX_JSON_BYTES))
+        with without_collections():  # up to a hundred million new objects
+            content = parse_json(read_plain(path, MAX_JSON_BYTES))
     except OSError as error:
         raise DataError(
             f"{path} can't be read: {error.strerror or error}", allowed=expected, fix="Make it readable."
         ) from error
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}", allowed=expected, fix="Download it again.") from error
-    finally:
-        if was_enabled:
-            gc.enable()
     if not isinstance(content, dict):
         raise DataError(
             f"{path} contains a {type(content).__name__}, not annotations", allowed=expected, fix="Use another file."
