@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,9 +14,8 @@ import psutil
 
 from benchmarks.spot_trace import Change
 from lockstep.cluster.address import ReservedPort
+from tests.runs import ROOT, TINY, kill_machine, records, weights
 
-ROOT = Path(__file__).resolve().parents[1]
-RECIPE = ROOT / "tests" / "e2e" / "tiny_recipe.py"
 GLOBAL_BATCH, MICRO_BATCH = 48, 4
 NUM_SAMPLES = 480  # a whole number of global batches, so that each step has as many samples
 SAMPLE_S = 0.025
@@ -87,7 +85,7 @@ class Lockstep:
         join = ["--nodes", "1:9", "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--max-restarts", "9"]
         with (self._folder / f"said-{slot}").open("ab") as said:
             self.launchers[slot] = subprocess.Popen(
-                [sys.executable, "-m", "lockstep", "train", str(RECIPE), *self._settings, *self._given,
+                [sys.executable, "-m", "lockstep", "train", str(TINY), *self._settings, *self._given,
                  "--procs", "1", *join, "--run-dir", str(self._folder / "run")],
                 cwd=self._folder, env={**_environ(), "TMPDIR": str(tmp)}, stdout=said, stderr=said,
                 start_new_session=True,
@@ -95,9 +93,7 @@ class Lockstep:
 
     def recorded(self) -> list[int]:
         """Return the steps that the run recorded, in this order."""
-        path = self._folder / "run" / "metrics.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line)["step"] for line in lines if b'"kind": "train"' in line and line.endswith(b"\n")]
+        return [record["step"] for record in records(self._folder / "run", "train")]
 
     def steps(self) -> int:
         """Return the number of recorded steps."""
@@ -113,17 +109,17 @@ class Lockstep:
         codes = [launcher.wait(LIMIT_S) for launcher in self.launchers.values()]
         if any(codes):
             raise RuntimeError(f"exit codes {codes}, see {self._folder}")
-        return _hash(self._folder / "run")
+        return weights(self._folder / "run")
 
     def alone(self) -> str:
         """Train with one process; return the hash of its weights."""
         run = self._folder / "alone"
         subprocess.run(
-            [sys.executable, "-m", "lockstep", "train", str(RECIPE), *self._settings, "--procs", "1",
+            [sys.executable, "-m", "lockstep", "train", str(TINY), *self._settings, "--procs", "1",
              "--run-dir", str(run)],
             cwd=self._folder, env=_environ(), check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
-        return _hash(run)
+        return weights(run)
 
     def close(self) -> None:
         """End all processes."""
@@ -190,11 +186,7 @@ def kill(processes: list[subprocess.Popen[bytes]]) -> None:
     """Kill processes and their children, as the loss of their machines does."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
-            for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-                with suppress(psutil.NoSuchProcess):
-                    # It frees shared memory of the others, as a machine that is lost needs nobody to.
-                    if not any("resource_tracker" in word for word in each.cmdline()):
-                        each.kill()
+            kill_machine(process.pid)
         process.wait()
 
 
@@ -202,10 +194,6 @@ def is_installed(package: str, python: str) -> bool:
     """Return whether an interpreter finds a package."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
     return subprocess.run([python, "-c", code]).returncode == 0
-
-
-def _hash(run: Path) -> str:
-    return str(json.loads((run / "result.json").read_text(encoding="utf-8"))["weights_sha256"])
 
 
 def _environ() -> dict[str, str]:

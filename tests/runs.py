@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from lockstep.cluster.address import ReservedPort
 from tests import warm_start
 
@@ -122,6 +124,14 @@ def process_with_open(file: Path) -> int:
                     if os.readlink(place / "fd" / handle) == str(file):
                         return int(place.name)
     return 0
+
+
+def kill_machine(pid: int) -> None:
+    """kill -9 of a launcher and all below it, but for the process that frees its shared memory: this machine stays."""
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if not any("resource_tracker" in word for word in process.cmdline()):
+                process.kill()
 
 
 def kill_session(process: subprocess.Popen[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import socket
 import subprocess
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests import warm_start
@@ -22,6 +20,7 @@ from tests.runs import (
     LONG_S,
     TINY,
     environment,
+    kill_machine,
     kill_session,
     own_port,
     processes_with,
@@ -81,12 +80,8 @@ def _listens(address: str, port: int) -> bool:
 
 
 def kill_node(job: Job) -> None:
-    """kill -9 of all of it, but for the process that frees its shared memory: this machine stays."""
-    processes = [psutil.Process(job.process.pid), *psutil.Process(job.process.pid).children(recursive=True)]
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if not any("resource_tracker" in word for word in process.cmdline()):
-                process.kill()
+    """kill -9 of all of it."""
+    kill_machine(job.process.pid)
 
 
 def said(folder: Path, name: str) -> str:
