@@ -63,6 +63,7 @@ class NodeCrew(Crew):
         self._num_started = self._shared.node * NUMBERS
         self._planned = range(self._num_started, self._num_started + num_procs)
         self._done_numbers: set[int] = set()
+        self._ended_numbers: set[int] = set()
         self._members_before: set[int] = set()
         self._statuses: dict[int, NodeStatus] = {}
         self._published, self._published_at = NodeStatus(-1), 0.0
@@ -120,7 +121,8 @@ class NodeCrew(Crew):
         if self._epoch.number < 0:
             states |= dict.fromkeys(self._planned, "planned")
         for worker in self._workers.values():
-            if worker.is_running:
+            # As `_supervise` has seen it: one that ends before the next poll is not lost yet, it may be done.
+            if worker.number not in self._ended_numbers:
                 marks: tuple[WorkerState, ...] = ("member", "ready")
                 states[worker.number] = next((mark for mark in marks if worker.has_marked(mark)), "started")
         is_leaving = self._supervisor.stop is not None and not self._is_stopping
@@ -145,7 +147,9 @@ class NodeCrew(Crew):
         self._kill_stopped(running)
         dropped = self._members_before - {*self._epoch.workers}
         send_signal([w.process.pid for w in running.values() if w.number in dropped and w.process.pid], signal.SIGKILL)
-        for worker in [worker for worker in self._workers.values() if not worker.is_running]:
+        ended = [worker for worker in self._workers.values() if not worker.is_running]
+        self._ended_numbers |= {worker.number for worker in ended}
+        for worker in sorted(ended, key=lambda worker: worker.result() is None):  # done before lost
             result, is_member = worker.result(), worker.has_marked("member")
             if result is not None and is_member:
                 self._done[worker.slot] = result

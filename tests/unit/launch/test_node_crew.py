@@ -1,0 +1,50 @@
+"""The crew of one of several machines, with real processes that train nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.cluster.epochs.membership import mark_path
+from lockstep.config.process_range import ProcessRange, RendezvousConfig
+from lockstep.launch.crew.crew import CrewSupervisor
+from lockstep.launch.crew.crew_process import Entry
+from lockstep.launch.crew.node_crew import NodeCrew
+from lockstep.launch.crew.shared_folder import SharedFolder, make_shared_folder
+
+
+def train_nothing(folder: Path, number: int) -> int:
+    """Make the marks of a process that completes its run, once there is a file called end."""
+    for name in ("ready", "member"):
+        mark_path(folder, name, number).touch()
+    end = time.monotonic() + 60.0
+    while not (folder / "end").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    return 0
+
+
+def test_a_process_that_is_done_between_two_looks_at_it_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = NodeCrew._publish
+
+    def publish_late(crew: NodeCrew) -> None:
+        for worker in crew._workers.values():
+            if worker.has_marked("member"):
+                (tmp_path / "end").touch()
+                worker.process.join(60.0)  # it was running when the crew looked at it a moment ago
+        publish(crew)
+
+    monkeypatch.setattr(NodeCrew, "_publish", publish_late)
+    shared = SharedFolder(make_shared_folder(tmp_path / "run", "one"), 10.0)
+    entry = Entry(train_nothing, (tmp_path, 0), tmp_path, 0.0, "")
+    nodes = RendezvousConfig(ProcessRange(1, 1), "127.0.0.1:29500", "run", 60.0, 0.0, 10.0)
+    crew = NodeCrew(
+        entry, CrewSupervisor(tmp_path, 10.0, None, lambda: "stopping"), num_procs=1, min_procs=1, max_restarts=0,
+        nodes=nodes, shared=shared, is_first=True,
+    )  # fmt: skip
+    has_failed, results = crew.run()
+    assert not has_failed
+    assert [result.code for result in results.values()] == [0]
