@@ -18,8 +18,13 @@ import traceback
 from collections.abc import Callable
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
+from lockstep.cluster import stacks
+from lockstep.cluster.stacks import StackDumper
 from tests import guards, warm_start
 from tests.runs import ROOT, environment
 
@@ -68,7 +73,7 @@ class RankPool:
         num_silent = 0
         for rank, ear in enumerate(self._ears[:world_size]):
             if not ear.poll(max(0.0, end - time.monotonic()) if not problems else PEERS_S):
-                problems.append(f"rank {rank} of {world_size} gave no answer")
+                problems.append(f"rank {rank} of {world_size} gave no answer:\n{self._stacks(rank)}")
                 num_silent += 1
                 continue
             try:
@@ -110,9 +115,21 @@ class RankPool:
         for _, mouth in pairs:
             mouth.close()
         self._ears = [ear for ear, _ in pairs]
-        self._pids = [ear.recv() for ear in self._ears]
+        answers = [ear.recv() for ear in self._ears]
+        self._pids = [pid for pid, _ in answers]
+        self._dumps = [descriptor for _, descriptor in answers]
         guards.KEPT.update([*self._pids, self._leader.pid])
         self._world_size = 0
+
+    def _stacks(self, rank: int) -> str:
+        """Where a rank hangs, and the loader workers that it has forked: they dump to the same file."""
+        pid, file = self._pids[rank], os.path.join(self._folder.name, "stacks.txt")
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(pid).children(recursive=True):
+                stacks.request_stacks(child.pid)
+        if stacks.write_for(pid, self._dumps[rank], Path(file), "its stacks and its loader workers':"):
+            return Path(file).read_text()
+        return "it dumps no stacks"
 
 
 def _kill(pid: int) -> None:
@@ -166,7 +183,8 @@ def _serve(mouth: Connection) -> None:
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    mouth.send(os.getpid())
+    dumper = StackDumper()
+    mouth.send((os.getpid(), dumper.descriptor))
     world, at = None, ""
     while True:
         try:
