@@ -15,12 +15,15 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 WATCH_S = 0.02
 # How long a worker that has lost a connection waits for the launcher to name the members.
 NOTICE_S = 30.0
+# Members that have lost another one come to the next epoch within milliseconds; one that is later may be lost as well.
+LATE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Membership:
         self.newest = read_epoch(path)
         self.lock = threading.Lock()
         self._is_over = threading.Event()
-        self._ended = -1
+        self._ended = self._late = -1
 
     @property
     def is_member(self) -> bool:
@@ -140,6 +143,22 @@ class Membership:
     def mark(self, name: str) -> None:
         """Report to the launcher how far this process is: an empty file beside its own."""
         mark_path(self._path.parent, name, self.worker).touch()
+
+    def mark_broken(self, epoch: Epoch) -> None:
+        """Report to the launcher that a member of an epoch is lost, or late after a loss."""
+        with suppress(OSError):  # the launcher has ended
+            self.mark(broken_mark(epoch))
+
+    def note_wait(self, epoch: Epoch, waited_s: float) -> None:
+        """Report that members of an epoch that follows a loss are late, once that is so.
+
+        Args:
+            epoch: The epoch that this process enters.
+            waited_s: How long it has waited for the others.
+        """
+        if waited_s > LATE_S and 0 < epoch.urgent == epoch.number != self._late:
+            self._late = epoch.number
+            self.mark_broken(epoch)
 
     def watch(self, end_group: Callable[[], object]) -> None:
         """Start the watch thread.

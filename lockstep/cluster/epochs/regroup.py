@@ -135,7 +135,7 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     seconds = timedelta(seconds=CONNECT_S)
     try:
-        socket.create_connection((epoch.host, epoch.port), CONNECT_S).close()
+        _call(lambda: socket.create_connection((epoch.host, epoch.port), CONNECT_S).close(), membership, epoch)
     except OSError as error:  # torch would try again until its timeout
         raise EpochEnded(f"the store of epoch {epoch.number} is closed: {error}") from None
     connect: Callable[[], Any] = lambda: TCPStore(epoch.host, epoch.port, None, False, seconds, wait_for_workers=False)  # noqa: E731
@@ -158,11 +158,12 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
 
 def _check_in(signed: SignedStore, membership: Membership, epoch: Epoch, rank: int, limit_s: float) -> None:
     signed.put(f"here/{rank}", membership.worker)
-    missing, end = [*range(len(epoch.workers))], time.monotonic() + limit_s
+    missing, began = [*range(len(epoch.workers))], time.monotonic()
     while missing := [other for other in missing if signed.get(f"here/{other}") != epoch.workers[other]]:
         if membership.has_ended(epoch):
             raise EpochEnded(f"epoch {epoch.number} has ended")
-        if time.monotonic() > end:
+        membership.note_wait(epoch, time.monotonic() - began)
+        if time.monotonic() - began > limit_s:
             raise LaunchError(
                 f"waited {limit_s:.0f} s for {len(epoch.workers)} processes: {len(missing)} did not join",
                 given=f"ranks {missing[:16]}",
@@ -179,6 +180,7 @@ def _call(call: Callable[[], T], membership: Membership, epoch: Epoch) -> T:
 
     def tick(waited_s: float) -> None:
         nonlocal ended_at
+        membership.note_wait(epoch, waited_s)
         if not ended_at and membership.has_ended(epoch):
             ended_at = waited_s
             # The launcher has closed the store. With the connections of this call shut down, it mostly ends.

@@ -15,11 +15,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from contextlib import suppress
 from dataclasses import asdict, replace
 
 from lockstep.cluster import collectives
-from lockstep.cluster.epochs.membership import RunEnded, broken_mark
+from lockstep.cluster.epochs.membership import RunEnded
 from lockstep.cluster.epochs.regroup import is_loss, regroup
 from lockstep.cluster.signals import StopSignal
 from lockstep.cluster.world import World
@@ -136,8 +135,7 @@ class InStepRun:
         """Report that the present epoch has lost a member, if the launchers have not named the next one."""
         membership = self._membership
         if membership.present is not None and membership.read().number == membership.present.number:
-            with suppress(OSError):  # the launcher has ended
-                membership.mark(broken_mark(membership.present))
+            membership.mark_broken(membership.present)
 
     def _agree(self, world: World) -> tuple[Agreement, Received | None]:
         """Agree on where to continue, and receive the weights if this rank needs them. Changes no state of the run."""

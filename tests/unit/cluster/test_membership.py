@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cluster.epochs.membership import Epoch, Membership, RunEnded, write_epoch
+from lockstep.cluster.epochs.membership import (
+    LATE_S,
+    Epoch,
+    Membership,
+    RunEnded,
+    broken_mark,
+    mark_path,
+    write_epoch,
+)
 
 
 def membership(path: Path, worker: int, *epochs: Epoch) -> Membership:
@@ -38,3 +46,20 @@ def test_an_epoch_that_is_being_replaced_stays_the_newest_known(tmp_path: Path) 
     assert found.read() == before
     (tmp_path / "epochs").unlink()
     assert found.read() == before
+
+
+@pytest.mark.parametrize(
+    ("epoch", "is_reported"),
+    [
+        (Epoch(3, 1, (0, 1), urgent=3), True),
+        (Epoch(3, 1, (0, 1), urgent=2), False),  # a new process joins: a member may have a validation to finish
+        (Epoch(0, 1, (0, 1), urgent=0), False),  # the run starts, and its processes do not start at the same time
+    ],
+)
+def test_members_that_are_late_after_a_loss_are_reported(tmp_path: Path, epoch: Epoch, is_reported: bool) -> None:
+    found = membership(tmp_path / "epochs", 1, epoch)
+    path = mark_path(tmp_path, broken_mark(epoch), 1)
+    found.note_wait(epoch, LATE_S / 2)
+    assert not path.exists()
+    found.note_wait(epoch, LATE_S * 2)
+    assert path.exists() == is_reported
