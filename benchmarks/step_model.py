@@ -3,15 +3,15 @@
     sudo python -m benchmarks.step_model          # Linux; makes network namespaces
 
 The prediction is that of `lockstep plan --link`. The parts of a step (reading, passes, optimizer, adding) are measured
-in as many processes as there are cores, which do not exchange gradients. Each link, and the work of sending without a
+in all processes at once, which do not exchange gradients meanwhile. Each link, and the work of sending without a
 limit, is measured by messages between two processes. Messages and bytes are counted by the exchange's own code. Nothing
-is fitted to the measured steps.
+is fitted to the measured steps. A machine may change its speed within seconds, so the parts and the steps of a setting
+are measured in turns, and both are medians.
 
 The processes really compute. All of them share this machine's cores, although each has a host (network namespace) of
-its own: the model's term for processes per core covers that. Where the cores are slower, a link's speed is not tested.
-On a machine with other load, more processes take a larger share of the cores, so that the term does not hold:
+its own. Where the cores are slower than a link, its speed is not tested:
 
-    --busy              measure the parts in all processes at once, without the term
+    --per-core          measure the parts in as many processes as cores, and multiply by the processes per core
     --sleep-ms 100      passes sleep instead of computing: only the exchange and the links are tested
 
 1 Gbit and 100 Mbit are held by tc (tbf) at each host. 10 ms, in each direction, is a relay in user space
@@ -27,9 +27,9 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,6 +39,8 @@ RECIPE = Path(__file__).resolve().parent / "step_model_recipe.py"
 MODELS, SLEEPING_MODELS = ("cnn", "resnet"), ("small", "large")
 SIZES = (2, 4, 8)
 HELD = {"1 Gbit": "1gbit", "100 Mbit": "100mbit"}
+# What may pass at once after a pause: 2 to 5 ms of the rate. With more, a small gradient would be sent without a limit.
+BURST = {"1 Gbit": "256kb", "100 Mbit": "64kb"}
 DELAY = "10 ms"
 # The slowest one first: TCP keeps the shortest round trip of a connection for seconds, and sends less after it grows.
 LINKS = (DELAY, *reversed(HELD), "loopback")
@@ -58,13 +60,14 @@ def worker(options: argparse.Namespace) -> None:
     from lockstep.parallel.exchange.link import measure_link
     from lockstep.recipes.catalog import find
     from lockstep.scaling.measure import time_steps
-    from lockstep.scaling.step_time.costs import costs_of, costs_to_json
+    from lockstep.scaling.step_time.costs import costs_to_json, passes_of, with_messages
+    from lockstep.scaling.step_time.model import StepCosts
 
     torch.set_num_threads(1)
     links, rank = options.links.split(","), options.rank
     found = find(str(RECIPE))
     config = load(found.config_class, found.layers, []).config
-    num_busy = None if options.busy else num_cores()
+    num_busy = num_cores() if options.per_core else None
     results: Result = {"steps": {}, "links": {}, "costs": {}}
     use_link(links[0], rank)  # before there are connections
     with join_world(rank_assignment(None, options.init, rank, options.size), config) as world:
@@ -79,15 +82,30 @@ def worker(options: argparse.Namespace) -> None:
             collectives.barrier(world, 60)
             results["links"][link] = asdict(measure_link(world))
             for name, job in jobs.items():
-                timings = time_steps(job, options.steps)
-                gathered = collectives.all_gather_object(world, [timing.step_s for timing in timings])
-                results["steps"][f"{name}, {link}"] = median(map(max, zip(*gathered, strict=True)))
+                costs, steps = [], list[float]()
+                for _ in range(options.rounds):
+                    costs.append(passes_of(config, lambda name=name: build_as(name), world, num_busy))
+                    timings = time_steps(job, options.steps)
+                    gathered = collectives.all_gather_object(world, [timing.step_s for timing in timings])
+                    # Ranks that share a core do not begin a step at the same time, and the longest step of all ranks
+                    # is longer than the time from one step to the next.
+                    steps += map(mean, zip(*gathered, strict=True))
+                results["steps"][f"{name}, {link}"] = median(steps)
+                results["costs"][f"{name}, {link}"] = costs_to_json(middle(costs))
         use_link(NO_LIMIT if links[0] != "loopback" else "loopback", rank)
-        for name in models_of(options):
-            costs = costs_of(config, lambda name=name: build_as(name), world, num_busy=num_busy)
-            results["costs"][name] = costs_to_json(costs)
+        collectives.barrier(world, 60)
+        none = StepCosts(0.0, 0.0, 0.0, 0.0, None)
+        results["messages"] = costs_to_json(with_messages(none, world, num_busy))
         if world.is_main:
             options.worker.write_text(json.dumps(results), encoding="utf-8")
+
+
+def middle(costs: list[Any]) -> Any:
+    """Return the median of each cost of a process."""
+    from lockstep.scaling.step_time.model import StepCosts
+
+    names = ("reading_s", "compute_s", "update_s", "add_s_per_byte")
+    return StepCosts(*(median(getattr(each, name) for each in costs) for name in names), None)
 
 
 def models_of(options: argparse.Namespace) -> tuple[str, ...]:
@@ -106,7 +124,7 @@ def use_link(link: str, rank: int) -> None:
     subprocess.run([*route, "src", f"{NET}.{rank + 1}"], check=True)
     subprocess.run(["tc", "qdisc", "del", "dev", "eth0", "root"], capture_output=True, check=False)
     if link in HELD:
-        shape = ["tbf", "rate", HELD[link], "burst", "256kb", "latency", "50ms"]
+        shape = ["tbf", "rate", HELD[link], "burst", BURST[link], "latency", "50ms"]
         subprocess.run(["tc", "qdisc", "add", "dev", "eth0", "root", *shape], check=True)
 
 
@@ -120,7 +138,7 @@ def measure(size: int, options: argparse.Namespace, work: Path, is_loopback: boo
     links = [link for link in LINKS if (link == "loopback") is is_loopback]
     command = [sys.executable, "-m", "benchmarks.step_model", "--worker", str(out), "--steps", str(options.steps)]
     command += ["--links", ",".join(links), "--size", str(size), "--sleep-ms", str(options.sleep_ms)]
-    command += ["--busy"] * options.busy
+    command += ["--rounds", str(options.rounds)] + ["--per-core"] * options.per_core
     with ExitStack() as stack:
         machines = stack.enter_context(hosts(1 if is_loopback else size, work))
         if not is_loopback:
@@ -142,7 +160,7 @@ def measure(size: int, options: argparse.Namespace, work: Path, is_loopback: boo
     return found
 
 
-def predicted(results: Result, model: str, link: str, size: int, *, is_busy: bool) -> Any:
+def predicted(results: Result, model: str, link: str, size: int, *, per_core: bool) -> Any:
     """Predict a step from the costs and links that the processes have measured."""
     from lockstep.cores import num_cores
     from lockstep.data.micro_batches import num_micro_batches
@@ -153,12 +171,15 @@ def predicted(results: Result, model: str, link: str, size: int, *, is_busy: boo
     config, on_meta = loaded(model)
     from lockstep.scaling.step_time.traffic import count_traffic
 
-    cores = size if is_busy else num_cores()
+    measured = num_cores() if per_core else size
     nodes, per_node = (1, size) if link == "loopback" else (size, 1)
-    machines = MachineGroup(nodes, per_node, cores / nodes, Link(**results["links"][link]))
+    machines = MachineGroup(nodes, per_node, measured / nodes, Link(**results["links"][link]))
     leaves = num_micro_batches(config.global_batch, config.micro_batch)
     traffic = count_traffic(config, on_meta, size, per_node)
-    return predict(costs_from_json(results["costs"][model]), machines, traffic, leaves)
+    costs = costs_from_json(results["costs"][f"{model}, {link}"])
+    messages = costs_from_json(results["messages"])
+    costs = replace(costs, local=messages.local, message_s=messages.message_s)
+    return predict(costs, machines, traffic, leaves)
 
 
 def loaded(name: str) -> tuple[Any, Any]:
@@ -176,10 +197,11 @@ def main() -> int:
     from tests.cluster.hosts import why_not
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=9, help="steps to time in each setting")
+    parser.add_argument("--steps", type=int, default=5, help="steps to time in each round of a setting")
+    parser.add_argument("--rounds", type=int, default=3, help="times to measure the parts of a step, and then steps")
     parser.add_argument("--sizes", type=lambda text: [*map(int, text.split(","))], default=[*SIZES], help="processes")
-    parser.add_argument("--busy", action="store_true", help="measure the parts in all processes, not in one per core")
-    parser.add_argument("--sleep-ms", type=float, default=0, help="passes that sleep instead of computing; with --busy")
+    parser.add_argument("--per-core", action="store_true", help="measure the parts in as many processes as cores")
+    parser.add_argument("--sleep-ms", type=float, default=0, help="passes that sleep instead of computing")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     for name in ("--links", "--init"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
@@ -205,9 +227,13 @@ def show(found: dict[tuple[int, bool], Result], options: argparse.Namespace) -> 
     for (size, is_loopback), results in found.items():
         print(f"{size} processes, {'one host' if is_loopback else 'a host each'}:")
         for name, costs in results["costs"].items():
-            texts = [f"{key.removesuffix('_s')} {1e3 * costs[key]:.1f} ms" for key in ("compute_s", "update_s")]
-            texts += [f"adds {1e-9 / costs['add_s_per_byte']:.1f} GB/s", f"local {Link(**costs['local'])}"]
+            texts = [
+                f"{key.removesuffix('_s')} {1e3 * costs[key]:.1f} ms" for key in ("reading_s", "compute_s", "update_s")
+            ]
+            texts.append(f"adds {1e-9 / costs['add_s_per_byte']:.1f} GB/s")
             print(f"  {name}: {', '.join(texts)}")
+        messages = results["messages"]
+        print(f"  local {Link(**messages['local'])}, a message {1e6 * messages['message_s']:.0f} us")
         print("  " + "; ".join(f"{name}: {Link(**values)}" for name, values in results["links"].items()))
     print("\n| model | processes | link | predicted, ms | measured, ms | predicted / measured | largest part | |")
     print("|---|---|---|---|---|---|---|---|")
@@ -216,7 +242,7 @@ def show(found: dict[tuple[int, bool], Result], options: argparse.Namespace) -> 
         for size in options.sizes:
             for link in LINKS:
                 results = found[size, link == "loopback"]
-                expected = predicted(results, model, link, size, is_busy=options.busy)
+                expected = predicted(results, model, link, size, per_core=options.per_core)
                 measured_s = results["steps"][f"{model}, {link}"]
                 ratio = expected.total_s / measured_s
                 total, hits = total + 1, hits + (abs(ratio - 1) <= BAR)

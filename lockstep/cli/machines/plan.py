@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from lockstep.parallel.exchange.link import Link
     from lockstep.scaling.step_time.model import StepCosts
 
+MOST = 4  # processes of a core in which a step is measured; more would need much memory
+
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Procs = Annotated[int, typer.Option(min=1, metavar="N", help="Processes, one per GPU.")]
 MemoryGb = Annotated[
@@ -127,11 +129,10 @@ def _step_time(
     source, overrides, per_node, compute_ms = measured
     if compute_ms is not None:
         # Adding on a GPU is fast; a GPU needs no core to compute.
-        costs, samples, cores = StepCosts(0.0, compute_ms / 1e3, 0.0, 0.0, None), _num_samples(config, parts), 0
+        costs, samples, size = StepCosts(0.0, compute_ms / 1e3, 0.0, 0.0, None), _num_samples(config, parts), 0
     else:
-        costs, samples, is_on_gpu = _measured(config, source, overrides, per_node)
-        cores = 0 if is_on_gpu else num_cores()
-    machines = MachineGroup(nodes, per_node, cores, link)
+        costs, samples, size = _measured(config, source, overrides, per_node)
+    machines = MachineGroup(nodes, per_node, size, link)
     return step_values(StepPlan(config, parts.model.to("meta"), costs, machines, samples, price))
 
 
@@ -145,8 +146,12 @@ def _num_samples(config: RunConfig, parts: Parts) -> int | None:
         return None
 
 
-def _measured(config: RunConfig, source: str, overrides: list[str], per_node: int) -> tuple[StepCosts, int, bool]:
-    """Measure in processes of this machine: as many as a machine of the plan has, but no more than cores or GPUs."""
+def _measured(config: RunConfig, source: str, overrides: list[str], per_node: int) -> tuple[StepCosts, int, int]:
+    """Measure in processes of this machine, as many as a machine of the plan has, but no more than it can hold.
+
+    Returns:
+        The costs, the number of training samples, and the number of processes if further ones would change the costs.
+    """
     import torch
 
     from lockstep.config.process_range import ProcessRange
@@ -156,7 +161,7 @@ def _measured(config: RunConfig, source: str, overrides: list[str], per_node: in
 
     is_on_gpu = config.device != "cpu" and torch.cuda.is_available()
     # Two, so that the work of sending can be measured, unless there is one GPU only.
-    size = min(per_node, torch.cuda.device_count()) if is_on_gpu else max(2, min(per_node, num_cores()))
+    size = min(per_node, torch.cuda.device_count()) if is_on_gpu else max(2, min(per_node, MOST * num_cores()))
     with tempfile.TemporaryDirectory() as work:
         out = Path(work) / "costs.json"
         code = launch_here(ProcessRange(size, size), config, measure_costs, (source, overrides, out))
@@ -166,7 +171,7 @@ def _measured(config: RunConfig, source: str, overrides: list[str], per_node: in
                 "the step could not be measured", fix="Run it alone: lockstep train, or set --compute-ms."
             )
         values = json.loads(out.read_text(encoding="utf-8"))
-    return costs_from_json(values), values["samples"], is_on_gpu
+    return costs_from_json(values), values["samples"], 0 if is_on_gpu else size
 
 
 def _why_data(recipe: str) -> str:

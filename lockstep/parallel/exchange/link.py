@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -16,6 +17,7 @@ from lockstep.parallel.exchange.tree_all_reduce import Message, post
 
 SMALL_VALUES = 16
 LARGE_BYTES = 4 * 1024 * 1024
+NUM_MESSAGES = 16  # under way at the same time, as between the ranks of a larger world
 MIN_REPEATS, MAX_REPEATS, ENOUGH_S = 6, 60, 1.0  # TCP takes some messages to find the speed of a slow link
 _GIVEN = re.compile(r"(\d+(?:\.\d+)?)([KMGT])bit,(\d+(?:\.\d+)?)(us|ms)")
 _UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "us": 1e-6, "ms": 1e-3}
@@ -71,13 +73,49 @@ def measure_link(world: World, *, every_pair: bool = False) -> Link:
         world: Two ranks or more. The first and the last one are on two hosts, if there are several.
         every_pair: Measure between other ranks at the same time, and return the medians.
     """
+
+    def measure(peer: int) -> tuple[float, ...]:
+        latency_s = median(_ping_s(world, peer) for _ in range(15)) / 2
+        return _bits_per_s(world, peer, latency_s), latency_s
+
+    return Link(*_medians(world, measure, every_pair))
+
+
+def measure_message_s(world: World, *, every_pair: bool = False) -> float:
+    """Measure how long two processes work on a small message in each direction, of several that are under way.
+
+    All ranks call it, and receive the same result.
+
+    Args:
+        world: Two ranks or more. The first and the last one exchange messages.
+        every_pair: Measure between other ranks at the same time, and return the median.
+    """
+
+    def measure(peer: int) -> tuple[float, ...]:
+        return (median(_message_s(world, peer) for _ in range(15)),)
+
+    (message_s,) = _medians(world, measure, every_pair)
+    return message_s
+
+
+def _medians(world: World, measure: Callable[[int], tuple[float, ...]], every_pair: bool) -> list[float]:
     mine, peer = None, world.size - 1 - world.rank
     collectives.barrier(world, 60)
     if peer != world.rank and (every_pair or 0 in (peer, world.rank)):
-        latency_s = median(_ping_s(world, peer) for _ in range(15)) / 2
-        mine = _bits_per_s(world, peer, latency_s), latency_s
+        mine = measure(peer)
     measured = [each for each in collectives.all_gather_object(world, mine) if each]
-    return Link(*(median(each) for each in zip(*measured, strict=True)))
+    return [median(each) for each in zip(*measured, strict=True)]
+
+
+def _message_s(world: World, peer: int) -> float:
+    """Return the seconds of a small message in each direction, of several that are under way."""
+    sent, received = (torch.zeros(NUM_MESSAGES, SMALL_VALUES, device=world.device) for _ in range(2))
+    _ping_s(world, peer)  # both begin at the same time
+    began = time.perf_counter()
+    messages = [Message(received[tag], peer, tag, is_receive=True) for tag in range(NUM_MESSAGES)]
+    messages += [Message(sent[tag], peer, tag, is_receive=False) for tag in range(NUM_MESSAGES)]
+    _finish(world, messages)
+    return (time.perf_counter() - began) / NUM_MESSAGES
 
 
 def _ping_s(world: World, peer: int) -> float:

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,7 +26,7 @@ from lockstep.engine.parts import Parts
 from lockstep.engine.step import run_step
 from lockstep.errors import ConfigError
 from lockstep.launch.start import join_world
-from lockstep.parallel.exchange.link import Link, measure_link
+from lockstep.parallel.exchange.link import Link, measure_link, measure_message_s
 from lockstep.recipes.catalog import find
 from lockstep.scaling.measure import WARM_STEPS, TimedLoader
 from lockstep.scaling.step_time.model import StepCosts
@@ -52,15 +52,30 @@ def measure_costs(source: str, overrides: list[str], out: Path, assignment: Rank
     config = load(found.config_class, found.layers, overrides).config
     with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
         dataset_info = dataset_info_for(found, config, world, None)
-        costs = costs_of(config, lambda: found.build(config, dataset_info), world)
+        costs = with_messages(passes_of(config, lambda: found.build(config, dataset_info), world), world)
         samples = len(open_data(config, found.build(config, dataset_info), train=True))
         if world.is_main:
             out.write_text(json.dumps({**costs_to_json(costs), "samples": samples}), encoding="utf-8")
     return 0
 
 
-def costs_of(config: RunConfig, build: Callable[[], Parts], world: World, num_busy: int | None = None) -> StepCosts:
-    """Measure the costs of one process of a world.
+def with_messages(costs: StepCosts, world: World, num_busy: int | None = None) -> StepCosts:
+    """Measure the costs of messages between two processes of a world.
+
+    Args:
+        costs: The other costs, to which these are added.
+        world: All of its ranks call this, and receive the same result.
+        num_busy: None: messages between all ranks at the same time; otherwise between two.
+    """
+    if world.size == 1:
+        return costs
+    every_pair = num_busy is None
+    local = measure_link(world, every_pair=every_pair)
+    return replace(costs, local=local, message_s=measure_message_s(world, every_pair=every_pair))
+
+
+def passes_of(config: RunConfig, build: Callable[[], Parts], world: World, num_busy: int | None = None) -> StepCosts:
+    """Measure the costs of one process without messages.
 
     Args:
         config: The settings.
@@ -80,9 +95,8 @@ def costs_of(config: RunConfig, build: Callable[[], Parts], world: World, num_bu
     if num_busy is None or world.rank < num_busy:
         mine = [*(median(each) for each in zip(*_timed(job, num_micro), strict=True)), _add_s_per_byte(world.device)]
     gathered = collectives.all_gather_object(world, mine)
-    local = measure_link(world, every_pair=num_busy is None) if world.size > 1 else None
     reading, compute, update, added = (median(each) for each in zip(*filter(None, gathered), strict=True))
-    return StepCosts(reading, compute, update, added, local)
+    return StepCosts(reading, compute, update, added, None)
 
 
 def _timed(job: Job, num_micro: int) -> list[tuple[float, float, float]]:
@@ -139,4 +153,5 @@ def costs_from_json(values: dict[str, Any]) -> StepCosts:
         update_s=values["update_s"],
         add_s_per_byte=values["add_s_per_byte"],
         local=Link(**local) if local else None,
+        message_s=values["message_s"],
     )

@@ -1,12 +1,14 @@
 """A model of the time of a step, from measured or given parts.
 
-    busy        reading and computing of the rank with the most micro-batches, times the processes per core
+    busy        reading and computing of the rank with the most micro-batches
     exchange    bucket 0 starts while the last backward pass runs, the others follow on the same link:
 
                 backward ........|
                 b0: send  ===========|  add, second round ===|
                 b1:          posted  |======|  add, second round ===|
-    update      the optimizer, times the processes per core
+    update      the optimizer
+
+Processes that share a core are measured so, all at once; with more of them than were measured, all of it takes longer.
 
 A round of messages takes two latencies, since a rank announces each receive to the sender. While it lasts, the link
 between machines is busy with the bytes of all ranks of a machine, and each process with its own: the slower one counts.
@@ -26,7 +28,7 @@ PAYS = 0.5  # a machine pays if it adds at least this share of the throughput of
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What one process needs, while as many processes run as there are cores.
+    """What one process needs, while the others of its machine need the same.
 
     Attributes:
         reading_s: Reading a micro-batch in the training process.
@@ -34,6 +36,7 @@ class StepCosts:
         update_s: The optimizer's step, and whatever else a step has once.
         add_s_per_byte: Adding a byte of gradients to another.
         local: The link between two processes of this machine: the work of sending and receiving. None: no work.
+        message_s: Work of sending a message and receiving one, besides that of their bytes.
     """
 
     reading_s: float
@@ -41,6 +44,7 @@ class StepCosts:
     update_s: float
     add_s_per_byte: float
     local: Link | None
+    message_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,20 @@ class MachineGroup:
     Attributes:
         nodes: Number of machines.
         per_node: Processes of each.
-        cores: CPU cores of each machine for the processes, 0 if a process does not need a core to compute (GPUs).
+        measured: Processes for which the costs of one were measured at the same time, on one machine. 0: costs that
+            further processes do not change, such as those of a GPU for each.
         link: Between two machines, shared by the processes of a machine.
     """
 
     nodes: int
     per_node: int
-    cores: float
+    measured: float
     link: Link
 
     @property
-    def procs_per_core(self) -> float:
-        """How many processes share a core, at least 1."""
-        return max(1.0, self.per_node / self.cores) if self.cores else 1.0
+    def slowdown(self) -> float:
+        """How much slower a process is than measured, since more of them share the cores; at least 1."""
+        return max(1.0, self.per_node / self.measured) if self.measured else 1.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ def predict(
         traffic: Rounds of messages of each bucket, of `count_traffic`.
         num_micro_batches: Of a step, all ranks together.
     """
-    slowed = machines.procs_per_core
+    slowed = machines.slowdown
     most = -(-num_micro_batches // (machines.nodes * machines.per_node))
     exchange = _Exchange(costs, machines)
     exchange.run(traffic, slowed * costs.compute_s * (1 - FORWARD_SHARE))
@@ -161,19 +166,20 @@ class _Exchange:
         """Return when the messages of a round have arrived."""
         machines, local = self._machines, self._costs.local
         link_s = machines.link.seconds(each.between_bytes * machines.per_node)
-        work_s = machines.procs_per_core * local.seconds(each.num_bytes) if local else 0.0
+        work_s = machines.slowdown * (local.seconds(each.num_bytes) if local else 0.0)
+        work_s += machines.slowdown * each.messages * self._costs.message_s
         busy_s = max(link_s, work_s)
         self.parts["bandwidth_s" if link_s > work_s else "work_s"] += busy_s
         start = max(ready_s, self._free_s)
         self._free_s = start + busy_s
         crosses, inside_s = each.between_bytes > 0, 2 * local.latency_s if local else 0.0
-        inside_s *= machines.procs_per_core
+        inside_s *= machines.slowdown
         latency_s = max(2 * machines.link.latency_s * crosses, inside_s)
         self.parts["latency_s" if crosses else "work_s"] += latency_s
         return self._free_s + latency_s
 
     def _add(self, each: MessageRound, start_s: float) -> float:
-        seconds = self._machines.procs_per_core * each.added_bytes * self._costs.add_s_per_byte
+        seconds = self._machines.slowdown * each.added_bytes * self._costs.add_s_per_byte
         self.parts["work_s"] += seconds
         return start_s + seconds
 

@@ -67,7 +67,7 @@ def step_values(plan: StepPlan) -> dict[str, Any]:
     return {
         "link": str(plan.machines.link),
         "costs": asdict(plan.costs),
-        "procs_per_core": plan.machines.procs_per_core,
+        "slowdown": plan.machines.slowdown,
         "rows": [_row(plan, size) for size in sizes],
         "pays_up_to": last_that_pays({size: plan.at(size).total_s for size in _useful_sizes(plan)}),
         "helps": _helps(plan),

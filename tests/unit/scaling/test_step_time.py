@@ -23,7 +23,7 @@ from tests.runs import TINY, lockstep
 
 SECONDS = st.floats(0.0, 1.0)
 LINKS = st.builds(Link, st.floats(1e6, 1e12), st.floats(0.0, 0.1))
-COSTS = st.builds(StepCosts, SECONDS, SECONDS, SECONDS, st.floats(0.0, 1e-8), st.none() | LINKS)
+COSTS = st.builds(StepCosts, SECONDS, SECONDS, SECONDS, st.floats(0.0, 1e-8), st.none() | LINKS, st.floats(0.0, 1e-3))
 MACHINES = st.builds(MachineGroup, st.integers(1, 64), st.integers(1, 8), st.just(0.0) | st.floats(0.1, 8.0), LINKS)
 ROUNDS = st.builds(
     MessageRound, st.integers(1, 99), st.integers(1, 10**8), st.integers(0, 10**8), st.integers(0, 10**8)
@@ -131,6 +131,15 @@ def test_a_step_is_the_sum_that_can_be_computed_by_hand() -> None:
     assert found.largest == "compute"
 
 
+def test_each_message_is_work_and_more_processes_than_measured_take_longer() -> None:
+    costs = StepCosts(0.0, 0.010, 0.0, 0.0, None, message_s=0.001)
+    rounds = [[MessageRound(3, 0, 0, 0)]]
+    measured = predict(costs, MachineGroup(1, 4, 4, Link(8e9, 0.0)), rounds, 4)
+    assert (measured.work_s, measured.compute_s) == (pytest.approx(0.003), pytest.approx(0.010))
+    shared = predict(costs, MachineGroup(1, 4, 2, Link(8e9, 0.0)), rounds, 4)
+    assert (shared.work_s, shared.compute_s) == (pytest.approx(0.006), pytest.approx(0.020))
+
+
 def test_early_buckets_are_hidden_by_the_backward_pass() -> None:
     costs = StepCosts(0.0, 1.0, 0.0, 0.0, None)
     machines = MachineGroup(2, 1, 0, Link(8e9, 0.0))
@@ -150,7 +159,7 @@ def test_no_part_is_negative_and_the_step_is_not_shorter_than_its_computing(
 
 
 @given(COSTS, MACHINES, TRAFFIC, LEAVES, st.floats(1.0, 100.0))
-def test_a_slower_link_or_fewer_cores_make_no_step_shorter(
+def test_a_slower_link_or_fewer_measured_processes_make_no_step_shorter(
     costs: StepCosts, machines: MachineGroup, traffic: list[list[MessageRound]], leaves: int, factor: float
 ) -> None:
     now_s = predict(costs, machines, traffic, leaves).total_s
@@ -158,7 +167,7 @@ def test_a_slower_link_or_fewer_cores_make_no_step_shorter(
     for slower in (
         replace(machines, link=replace(link, bits_per_s=link.bits_per_s / factor)),
         replace(machines, link=replace(link, latency_s=link.latency_s * factor)),
-        replace(machines, cores=machines.cores / factor),
+        replace(machines, measured=machines.measured / factor),
     ):
         assert predict(costs, slower, traffic, leaves).total_s >= now_s * (1 - 1e-9)
 
@@ -169,7 +178,7 @@ def test_without_messages_only_the_share_of_micro_batches_counts(
 ) -> None:
     found = predict(costs, machines, [[]], leaves)
     most = -(-leaves // (machines.nodes * machines.per_node))
-    assert found.compute_s == pytest.approx(machines.procs_per_core * most * costs.compute_s)
+    assert found.compute_s == pytest.approx(machines.slowdown * most * costs.compute_s)
     assert found.latency_s == found.bandwidth_s == found.work_s == 0
 
 
@@ -223,8 +232,10 @@ def test_options_of_the_step_time_need_a_link(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.full
 def test_the_command_measures_the_step_on_this_machine(tmp_path: Path) -> None:
-    more = ["--link", "1Gbit,50us", "--nodes", "2", "--json", "device=cpu"]
+    more = ["--link", "1Gbit,50us", "--nodes", "2", "--gpus", "3", "--json", "device=cpu"]
     values = json.loads(lockstep("plan", TINY, *more, cwd=tmp_path).stdout)["step_time"]
+    assert values["slowdown"] == 1  # measured in three processes
     assert values["costs"]["compute_s"] > 0
+    assert 0 < values["costs"]["message_s"] < 1
     assert values["costs"]["local"]["bits_per_s"] > 1e6
     assert values["rows"][0]["epoch_s"] > 0
