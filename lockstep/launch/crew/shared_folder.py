@@ -12,6 +12,7 @@ again for each read, which network file systems pass on at once (close-to-open c
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -33,7 +34,7 @@ RECORD = "record.json"
 # where the disk or this machine is slow, within so many times the longest time between two looks of this launcher.
 SILENT_S = 0.3
 SILENT_LOOKS = 4
-# So long after the next epoch has begun, too: often several machines are lost one after the other.
+# So long after the next epoch has begun, too, at least: often several machines are lost one after the other.
 SETTLING_S = 1.0
 
 # A status is written when it changes, and this often per cluster.node_timeout_s.
@@ -77,8 +78,8 @@ class SharedFolder:
     Attributes:
         node: This launcher's number.
         beat_s: How often its status is written, at least.
-        is_broken: Whether a connection of the present epoch is broken, or one was less than `SETTLING_S` ago. Launchers
-            then write their status at each poll, and one that is silent for `SILENT_S` is lost.
+        is_broken: Whether a connection of the present epoch is broken, or one was `SETTLING_S` ago. Launchers then
+            write their status at each poll, and one that is silent for `SILENT_S` is lost.
     """
 
     def __init__(self, path: Path, node_timeout_s: float) -> None:
@@ -86,7 +87,7 @@ class SharedFolder:
         self._seen: dict[int, tuple[int, float]] = {}  # by node: its last beat, and when it was first read
         self._lost: dict[int, int] = {}  # by node: the last beat of one that is lost
         self._broken_since = self._looked_at = self._longest_look_s = 0.0
-        self._settled_at = -1.0
+        self._broken_at = -math.inf
         self._beat = 0
         self.is_broken = False
         self.beat_s = node_timeout_s / BEATS
@@ -131,14 +132,15 @@ class SharedFolder:
                 if beat != status.beat:
                     self._seen[status.node] = status.beat, now
                 found[status.node] = status
+        was_broken = self.is_broken
         if any(0 <= epoch == status.broken for status in found.values()):
-            self._settled_at = now + SETTLING_S
-        was_broken, self.is_broken = self.is_broken, now < self._settled_at
-        if self.is_broken and not was_broken:
-            self._broken_since, self._longest_look_s = now, 0.0
-        elif self.is_broken:
+            self._broken_at = now
+            if not was_broken:
+                self._broken_since, self._longest_look_s = now, 0.0
+        if was_broken:
             self._longest_look_s = max(self._longest_look_s, now - self._looked_at)
         self._looked_at, silent_s = now, max(SILENT_S, SILENT_LOOKS * self._longest_look_s)
+        self.is_broken = now - self._broken_at < max(SETTLING_S, 2 * silent_s)
         has_waited = self.is_broken and now - self._broken_since >= silent_s
         limit_s = min(silent_s, self._node_timeout_s) if has_waited else self._node_timeout_s
         for node, (beat, since) in self._seen.items():
