@@ -2,11 +2,12 @@
 
     python -m benchmarks.exact_cost                 # CNN, ResNet-18 at 64 and 128 px, 2 and 4 processes
     python -m benchmarks.exact_cost --procs 2 --models resnet18-64 --rounds 15
+    python -m benchmarks.exact_cost --procs 2 --models cnn --two-groups   # one gloo group for each direction as well
 
 Both train the same network on the same random images, micro-batch 16 and one thread per process, CPU and gloo. They
 take turns of a few steps in the same processes, so that a slower machine slows both. Gloo's threads are placed as
 Lockstep places them in its rounds, and as torch leaves them in DDP's (--unplaced: in both). Prints the median over the
-rounds, and the median of the rounds' ratios.
+rounds, and the median of the rounds' ratios to DDP.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,8 @@ from benchmarks.small_networks import MICRO_BATCH, images_for, network, plain_wo
 from lockstep.cluster.world import World
 from lockstep.cores import core_ids, place_gloo_threads
 from lockstep.data.order import Order
+from lockstep.parallel.exchange import tree_all_reduce
+from lockstep.parallel.exchange.tree_all_reduce import Message, Work
 from lockstep.parallel.reduce import Reducer
 
 MODELS = ("cnn", "resnet18-64", "resnet18-128")
@@ -86,23 +89,49 @@ def place(rank: int, *, as_lockstep: bool) -> None:
             os.sched_setaffinity(thread, core_ids())
 
 
-def work(rank: int, num_procs: int, models: list[str], rounds: int, is_unplaced: bool) -> None:
+def on_two_groups(step: Callable[[], None]) -> Callable[[], None]:
+    """Return the step with messages to lower and to higher ranks on a group of their own.
+
+    A group's thread then does not meet the main thread's sends on the connection that it receives from.
+    """
+    groups = dist.distributed_c10d._get_default_group(), dist.new_group()
+    one_group = tree_all_reduce.post
+
+    def post(world: World, messages: Sequence[Message]) -> Sequence[Work]:
+        chosen = [groups[(it.peer < world.rank) == it.is_receive] for it in messages]
+        return [
+            (group.recv if it.is_receive else group.send)([it.values], it.peer, it.tag)
+            for group, it in zip(chosen, messages, strict=True)
+        ]
+
+    def step_on_two_groups() -> None:
+        tree_all_reduce.post = post  # type: ignore[assignment]
+        step()
+        tree_all_reduce.post = one_group
+
+    return step_on_two_groups
+
+
+def work(rank: int, num_procs: int, models: list[str], rounds: int, is_unplaced: bool, has_two_groups: bool) -> None:
     with plain_world(rank, num_procs) as here:
         for name in models:
-            ddp, exact = ddp_steps(name), exact_steps(name, here)
+            steps = [ddp_steps(name), exact_steps(name, here)]
+            if has_two_groups:
+                steps.append(on_two_groups(steps[1]))
             num_steps = 50 if name == "cnn" else 3
-            times: list[tuple[float, float]] = []
+            times: list[list[float]] = []
             for number in range(rounds + 1):
-                place(rank, as_lockstep=False)
-                ddp_time = timed(ddp, num_steps)
-                place(rank, as_lockstep=not is_unplaced)
-                pair = ddp_time, timed(exact, num_steps)
+                row = []
+                for step in steps:
+                    place(rank, as_lockstep=step is not steps[0] and not is_unplaced)
+                    row.append(timed(step, num_steps))
                 if number:  # the first round warms up
-                    times.append(pair)
+                    times.append(row)
             if rank == 0:
-                ddp_s, exact_s = (statistics.median(column) for column in zip(*times, strict=True))
-                ratio = statistics.median(exact_s / ddp_s for ddp_s, exact_s in times)
-                print(f"{num_procs:5}  {name:13} {ddp_s * 1e3:9.2f} {exact_s * 1e3:9.2f}  {ratio:6.3f}", flush=True)
+                ms = [statistics.median(column) * 1e3 for column in zip(*times, strict=True)]
+                ratios = [statistics.median(row[k] / row[0] for row in times) for k in range(1, len(steps))]
+                cells = [f"{each:9.2f}" for each in ms] + [f"{each:7.3f}" for each in ratios]
+                print(f"{num_procs:5}  {name:13} " + " ".join(cells), flush=True)
 
 
 def main() -> None:
@@ -111,11 +140,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--unplaced", action="store_true", help="leave gloo's threads as torch starts them")
+    parser.add_argument("--two-groups", action="store_true", help="also measure one gloo group for each direction")
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {MICRO_BATCH} samples per process and step, 1 thread each")
-    print("procs  model            DDP ms  exact ms   ratio")
+    more = arguments.two_groups
+    ms, ratio = ("  2 groups", "  2 groups") if more else ("", "")
+    print(f"procs  model            DDP ms  exact ms{ms}   ratio{ratio}")
     for num_procs in arguments.procs:
-        spawn(work, num_procs, num_procs, arguments.models, arguments.rounds, arguments.unplaced)
+        spawn(work, num_procs, num_procs, arguments.models, arguments.rounds, arguments.unplaced, more)
 
 
 if __name__ == "__main__":
