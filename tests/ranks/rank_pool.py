@@ -183,6 +183,8 @@ def _serve(mouth: Connection) -> None:
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    # MKL reads its variables at the first product of matrices: not those that a job sets for a while, on one rank only.
+    torch.mm(torch.ones(64, 64), torch.ones(64, 64))
     dumper = StackDumper()
     mouth.send((os.getpid(), dumper.descriptor))
     world, at = None, ""
