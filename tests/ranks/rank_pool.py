@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -194,6 +195,8 @@ def _serve(mouth: Connection) -> None:
         except EOFError:
             return
         try:
+            if stacks.SIGNAL is not None:  # again: an earlier job may have closed a dumper of its own
+                faulthandler.register(stacks.SIGNAL, file=dumper.descriptor, all_threads=True)
             if meeting != at:
                 world, at = _form(meeting, rank, size), meeting
             mouth.send((True, job(world, *arguments)))
