@@ -60,8 +60,7 @@ def worker(options: argparse.Namespace) -> None:
     from lockstep.parallel.exchange.link import measure_link
     from lockstep.recipes.catalog import find
     from lockstep.scaling.measure import time_steps
-    from lockstep.scaling.step_time.costs import costs_to_json, passes_of, with_messages
-    from lockstep.scaling.step_time.model import StepCosts
+    from lockstep.scaling.step_time.costs import costs_to_json, message_costs, passes_of
 
     torch.set_num_threads(1)
     links, rank = options.links.split(","), options.rank
@@ -94,8 +93,8 @@ def worker(options: argparse.Namespace) -> None:
                 results["costs"][f"{name}, {link}"] = costs_to_json(middle(costs))
         use_link(NO_LIMIT if links[0] != "loopback" else "loopback", rank)
         collectives.barrier(world, 60)
-        none = StepCosts(0.0, 0.0, 0.0, 0.0, None)
-        results["messages"] = costs_to_json(with_messages(none, world, num_busy))
+        local, message_s = message_costs(world, num_busy)
+        results["messages"] = {"local": local and asdict(local), "message_s": message_s}
         if world.is_main:
             options.worker.write_text(json.dumps(results), encoding="utf-8")
 
@@ -177,8 +176,8 @@ def predicted(results: Result, model: str, link: str, size: int, *, per_core: bo
     leaves = num_micro_batches(config.global_batch, config.micro_batch)
     traffic = count_traffic(config, on_meta, size, per_node)
     costs = costs_from_json(results["costs"][f"{model}, {link}"])
-    messages = costs_from_json(results["messages"])
-    costs = replace(costs, local=messages.local, message_s=messages.message_s)
+    messages = results["messages"]
+    costs = replace(costs, local=Link(**messages["local"]), message_s=messages["message_s"])
     return predict(costs, machines, traffic, leaves)
 
 

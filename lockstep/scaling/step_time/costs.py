@@ -52,26 +52,29 @@ def measure_costs(source: str, overrides: list[str], out: Path, assignment: Rank
     config = load(found.config_class, found.layers, overrides).config
     with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
         dataset_info = dataset_info_for(found, config, world, None)
-        costs = with_messages(passes_of(config, lambda: found.build(config, dataset_info), world), world)
+        costs = passes_of(config, lambda: found.build(config, dataset_info), world)
+        local, message_s = message_costs(world)
+        costs = replace(costs, local=local, message_s=message_s)
         samples = len(open_data(config, found.build(config, dataset_info), train=True))
         if world.is_main:
             out.write_text(json.dumps({**costs_to_json(costs), "samples": samples}), encoding="utf-8")
     return 0
 
 
-def with_messages(costs: StepCosts, world: World, num_busy: int | None = None) -> StepCosts:
-    """Measure the costs of messages between two processes of a world.
+def message_costs(world: World, num_busy: int | None = None) -> tuple[Link | None, float]:
+    """Measure messages between two processes of a world.
 
     Args:
-        costs: The other costs, to which these are added.
         world: All of its ranks call this, and receive the same result.
         num_busy: None: messages between all ranks at the same time; otherwise between two.
+
+    Returns:
+        `local` and `message_s` of StepCosts; None and 0.0 in a world of one process.
     """
     if world.size == 1:
-        return costs
+        return None, 0.0
     every_pair = num_busy is None
-    local = measure_link(world, every_pair=every_pair)
-    return replace(costs, local=local, message_s=measure_message_s(world, every_pair=every_pair))
+    return measure_link(world, every_pair=every_pair), measure_message_s(world, every_pair=every_pair)
 
 
 def passes_of(config: RunConfig, build: Callable[[], Parts], world: World, num_busy: int | None = None) -> StepCosts:
