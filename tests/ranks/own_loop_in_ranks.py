@@ -22,10 +22,10 @@ from tests.runs import ROOT
 
 
 def import_same_modules(world: World) -> None:
-    """Import the tests' modules that any rank has: `lockstep.exact` compares the files that the ranks have loaded."""
+    """Import the modules in tests/ranks that any rank has: `lockstep.exact` compares those in the script's folder."""
     # A job of a test file is in a module of that file's name only, without "tests.".
     files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
-    mine = [name for name, file in files.items() if file.startswith(f"{ROOT}/tests/") and name != "__main__"]
+    mine = [name for name, file in files.items() if file.startswith(f"{ROOT}/tests/ranks/") and name != "__main__"]
     for names in collectives.all_gather_object(world, mine):
         for name in names:
             import_module(name)
