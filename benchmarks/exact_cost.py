@@ -17,6 +17,8 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -89,27 +91,31 @@ def place(rank: int, *, as_lockstep: bool) -> None:
             os.sched_setaffinity(thread, core_ids())
 
 
-def on_two_groups(step: Callable[[], None]) -> Callable[[], None]:
-    """Return the step with messages to lower and to higher ranks on a group of their own.
+@dataclass(frozen=True)
+class TwoGroupWorld(World):
+    """A world that sends messages to lower and to higher ranks over a gloo group each.
 
     A group's thread then does not meet the main thread's sends on the connection that it receives from.
+
+    Attributes:
+        groups: The two groups.
     """
-    groups = dist.distributed_c10d._get_default_group(), dist.new_group()
-    one_group = tree_all_reduce.post
 
-    def post(world: World, messages: Sequence[Message]) -> Sequence[Work]:
-        chosen = [groups[(it.peer < world.rank) == it.is_receive] for it in messages]
-        return [
-            (group.recv if it.is_receive else group.send)([it.values], it.peer, it.tag)
-            for group, it in zip(chosen, messages, strict=True)
-        ]
+    groups: Sequence[Any] = ()
 
-    def step_on_two_groups() -> None:
-        tree_all_reduce.post = post  # type: ignore[assignment]
-        step()
-        tree_all_reduce.post = one_group
 
-    return step_on_two_groups
+@tree_all_reduce.post.register
+def _(world: TwoGroupWorld, messages: Sequence[Message]) -> Sequence[Work]:
+    chosen = [world.groups[(it.peer < world.rank) == it.is_receive] for it in messages]
+    return [
+        (group.recv if it.is_receive else group.send)([it.values], it.peer, it.tag)
+        for group, it in zip(chosen, messages, strict=True)
+    ]
+
+
+def with_two_groups(here: World) -> TwoGroupWorld:
+    values = {each.name: getattr(here, each.name) for each in fields(here)}
+    return TwoGroupWorld(**values, groups=(dist.distributed_c10d._get_default_group(), dist.new_group()))
 
 
 def work(rank: int, num_procs: int, models: list[str], rounds: int, is_unplaced: bool, has_two_groups: bool) -> None:
@@ -117,7 +123,7 @@ def work(rank: int, num_procs: int, models: list[str], rounds: int, is_unplaced:
         for name in models:
             steps = [ddp_steps(name), exact_steps(name, here)]
             if has_two_groups:
-                steps.append(on_two_groups(steps[1]))
+                steps.append(exact_steps(name, with_two_groups(here)))
             num_steps = 50 if name == "cnn" else 3
             times: list[list[float]] = []
             for number in range(rounds + 1):
