@@ -20,7 +20,8 @@ Shapes: (N, C, ...) inputs, (C,) statistics.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,26 @@ from lockstep.cluster.world import World
 from lockstep.errors import ConfigError
 from lockstep.parallel.coroutines import Coroutines
 from lockstep.parallel.layer_sums import LayerSums
+
+
+class _Statistics(NamedTuple):
+    """What a forward pass through a layer takes from the sums over the step.
+
+    Attributes:
+        mean: (C,) float32.
+        var: (C,) float32, biased.
+        num_values: () float64, values a channel.
+        scale: (C,) float32, 1 / sqrt(var + eps).
+        ones: (C,) float32.
+        running: (C,) float64 each, the new running mean and variance; empty without running statistics.
+    """
+
+    mean: Tensor
+    var: Tensor
+    num_values: Tensor
+    scale: Tensor
+    ones: Tensor
+    running: Sequence[Tensor]
 
 
 class _SynchronizedBatchNorm(_BatchNorm):
@@ -47,22 +68,39 @@ class _SynchronizedBatchNorm(_BatchNorm):
         output: Tensor = _Normalize.apply(input, self.weight, self.bias, self)
         return output
 
-    def update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """Update the running statistics.
+    def statistics(self, total: Tensor) -> _Statistics:
+        """Return what all micro-batches need of the sums of a forward pass.
 
         Args:
-            mean: (C,) float64, mean over the step.
-            var: (C,) float64, biased variance over the step.
-            count: () float64, values a channel in the step.
+            total: (1 + 2 C,) float64: values a channel in the step, then their sum and their sum of squares.
         """
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
-        self.num_batches_tracked.add_(1)
-        factor: Any = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.double()
-        # As in torch: normalization uses the biased variance, the running variance is unbiased.
-        unbiased = var * (count / (count - 1).clamp_min(1))
-        for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
-            running.copy_(running.double() * (1.0 - factor) + value * factor)
+        count, (mean, square) = total[0], (total[1:] / total[0]).chunk(2)
+        var = (square - mean * mean).clamp_min_(0.0)  # rounding can make it slightly negative
+        mean_32, var_32 = mean.float(), var.float()
+        running: list[Tensor] = []
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            # As in torch: normalization uses the biased variance, the running variance is unbiased.
+            unbiased = var * (count / (count - 1).clamp_min(1))
+            momentum = self.momentum
+            factor: Any = 1.0 / (self.num_batches_tracked + 1).double() if momentum is None else momentum
+            pairs = (self.running_mean, mean), (self.running_var, unbiased)
+            running = [old.double() * (1.0 - factor) + new * factor for old, new in pairs]
+        scale = torch.rsqrt(var_32 + self.eps)
+        return _Statistics(mean_32, var_32, count, scale, torch.ones_like(scale), running)
+
+    def update(self, running: Sequence[Tensor]) -> None:
+        """Set the running statistics, at each micro-batch from the same values to the same values.
+
+        Args:
+            running: (C,) float64 each, mean and unbiased variance; empty without running statistics.
+        """
+        if running:
+            assert self.num_batches_tracked is not None
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            self.num_batches_tracked.add_(1)
+            self.running_mean.copy_(running[0])
+            self.running_var.copy_(running[1])
 
 
 class SynchronisedBatchNorm1d(_SynchronizedBatchNorm, nn.BatchNorm1d):
@@ -142,46 +180,52 @@ class _Normalize(torch.autograd.Function):
     ) -> Tensor:
         # torch's own kernel: two passes, accumulated in float64 on CPUs. For 16-bit inputs it returns float32
         # statistics only if the running statistics it updates are float32, hence the dummies.
-        zeros, ones = inputs.new_zeros(inputs.shape[1], dtype=torch.float32), inputs.new_ones((), dtype=torch.float32)
-        ones = ones.expand(inputs.shape[1]).contiguous()
-        mean, var = (value.double() for value in torch.batch_norm_update_stats(inputs, zeros, ones, 0.0))
+        dummies: tuple[Tensor | None, Tensor | None] = (None, None)
+        if inputs.dtype != torch.float32:
+            dummies = (
+                inputs.new_zeros(inputs.shape[1], dtype=torch.float32),
+                inputs.new_ones(inputs.shape[1], dtype=torch.float32),
+            )
+        mean, var = (value.double() for value in torch.batch_norm_update_stats(inputs, *dummies, 0.0))
         # Sums are rebuilt from mean and variance: one kernel for both, and the variance is exact to float32.
         num = mean.new_full((1,), inputs.numel() // inputs.shape[1])
-        total = layer.sums.sum(layer.location, torch.cat([num, num * mean, num * (var + mean * mean)]))
-        count, (mean, square) = total[0], (total[1:] / total[0]).chunk(2)
-        var = (square - mean * mean).clamp_min_(0.0)  # rounding can make it slightly negative
-        layer.update(mean, var, count)
-        mean, var = mean.float(), var.float()
-        ctx.save_for_backward(inputs, weight, mean, var, count)
+        values = torch.cat([num, num * mean, num * (var + mean * mean)])
+        of_step = layer.sums.sum(layer.location, values, layer.statistics)
+        layer.update(of_step.running)
+        ctx.save_for_backward(inputs, weight, *of_step[:5])
         ctx.layer = layer
         # In evaluation form (False): one multiplication and one addition a value, in the inputs' memory layout.
+        mean, var = of_step.mean, of_step.var
         output: Tensor = torch.native_batch_norm(inputs, weight, bias, mean, var, False, 0.0, layer.eps)[0]
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight, mean, var, count = ctx.saved_tensors
+        inputs, weight, mean, var, count, scale, ones = ctx.saved_tensors
         layer: _SynchronizedBatchNorm = ctx.layer
-        scale = torch.rsqrt(var + layer.eps)
         # The gradients of weight and bias are the two sums needed over this micro-batch: of grad * normalized, and of
         # grad. They are returned unsummed: the reducer adds them up like all gradients.
         _, with_normalized, plain = torch.ops.aten.native_batch_norm_backward(
-            grad, inputs, torch.ones_like(scale), None, None, mean, scale, True, layer.eps, [False, True, True]
+            grad, inputs, ones, None, None, mean, scale, True, layer.eps, [False, True, True]
         )
         needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        total = layer.sums.sum(layer.location + 1, torch.cat([with_normalized, plain]).double())
-        mean_with_normalized, mean_plain = (total / count).float().chunk(2)
+
+        def factors(total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            mean_with_normalized, mean_plain = (total / count).float().chunk(2)
+            times = scale if weight is None else scale * weight
+            return times, -times * mean_with_normalized, -times * mean_plain
+
+        values = torch.cat([with_normalized, plain]).double()
+        times, normalized_times, offset_times = layer.sums.sum(layer.location + 1, values, factors)
         grad_input = None
         if needs_input:
-            if weight is not None:
-                scale = scale * weight
-            # scale * (grad - mean_plain - normalized * mean_with_normalized), the last two terms by one kernel.
+            # times * (grad - mean_plain - normalized * mean_with_normalized), the last two terms by one kernel.
             offset = torch.native_batch_norm(
-                inputs.float(), -scale * mean_with_normalized, -scale * mean_plain, mean, var, False, 0.0, layer.eps
+                inputs.float(), normalized_times, offset_times, mean, var, False, 0.0, layer.eps
             )[0]
             shape = [1, -1] + [1] * (inputs.dim() - 2)
-            grad_input = offset.addcmul_(grad.float(), scale.view(shape)).to(inputs.dtype)
+            grad_input = offset.addcmul_(grad.float(), times.view(shape)).to(inputs.dtype)
         return (
             grad_input,
             with_normalized if needs_weight else None,

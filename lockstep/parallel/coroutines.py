@@ -4,13 +4,14 @@ Synchronized batch norm needs every micro-batch of a step to stop in the middle 
 Python's generators cannot do this: `yield` would have to pass through torch's autograd engine, which is C++. So each
 function has a thread of its own, and locks pass control from one thread to the next. There is no parallelism, so
 the order of events is fixed, and process-wide state (torch's generators, the model's buffers) is switched at each
-change. Three functions a, b, c that wait once:
+change. Three functions a, b, c that wait twice:
 
-    main thread    run a        run b        run c        combine(values)  run a        run b        run c
-    a              ..... wait()                                            ..... return
-    b                           ..... wait()                                            ..... return
-    c                                        ..... wait()                                            ..... return
-    save/restore         save a       save b       save c      restore a         restore b      restore c
+    a   run wait()                                           run wait()                        return
+    b              run wait()                                           run wait() combine() return
+    c                         run wait() combine() run wait()                                         return
+
+The last one to wait calls `combine` and continues: with two functions there is one change of threads for each wait, and
+the function that continues finds its data in the cache.
 """
 
 from __future__ import annotations
@@ -81,68 +82,32 @@ class _Abandoned(BaseException):
 class _Coroutine(Generic[T]):
     """One function and its state.
 
+    Args:
+        body: The function.
+
     Attributes:
         value: What the function waits with; None while it runs and once it has returned.
         answer: What its `wait` returns when it resumes.
+        state: The process-wide state with which it resumes, in a list of one.
+        is_started: Whether it has a thread.
+        has_arrived: Whether it waits for the others, or is done.
         is_done: Whether it has returned or raised.
         results: Its return value, in a list of one once it has returned.
         error: What it raised.
+        resumed: Released to resume it. A semaphore would do the same in several times the time.
+        is_thread_free: Whether its thread is idle again.
     """
 
-    def __init__(self, body: Callable[[], T], threads: _ThreadPool) -> None:
-        self._body, self._threads = body, threads
-        # Control is passed by two locks, which are locked but at the moment of passing: the main thread releases
-        # `_resumed` and acquires `_paused`. A semaphore does the same in several times the time.
-        self._resumed, self._paused = threading.Lock(), threading.Lock()
-        self._resumed.acquire()
-        self._paused.acquire()
-        self._is_abandoned = False
-        self._is_started, self._is_thread_free = False, threading.Event()
+    def __init__(self, body: Callable[[], T]) -> None:
+        self.body = body
         self.value: Any = None
-        self.is_done = False
+        self.answer: Any = None
+        self.state: list[Any] = []
+        self.is_started = self.has_arrived = self.is_done = False
         self.results: list[T] = []
         self.error: BaseException | None = None
-        self.answer: Any = None
-
-    def resume(self) -> None:
-        """Run the function until it waits or ends. Called by the main thread."""
-        if not self._is_started:
-            self._is_started = True
-            self._threads.start(self._run, self._is_thread_free)
-        self._resumed.release()
-        self._paused.acquire()
-
-    def wait(self, value: Any) -> Any:
-        """Pause the function until `resume`, and return the answer. Called by the function's own thread."""
-        if self._is_abandoned:  # the main thread waits for the end of this one
-            raise _Abandoned
-        self.value = value
-        self._paused.release()
-        self._pause()
-        return self.answer
-
-    def abandon(self) -> None:
-        """Unwind the function where it waits, or at its next wait, and return when its thread is free."""
-        self._is_abandoned = True
-        if self._is_started:
-            self._resumed.release()
-            self._is_thread_free.wait()
-
-    def _pause(self) -> None:
-        self._resumed.acquire()
-        if self._is_abandoned:
-            raise _Abandoned
-
-    def _run(self) -> None:
-        try:
-            self._pause()
-            self.results.append(self._body())
-        except BaseException as error:
-            # Even SystemExit: if control did not return to the main thread, it would wait for ever.
-            self.error = error
-        self.is_done, self.value = True, None
-        if not self._is_abandoned:  # else no thread waits for it
-            self._paused.release()
+        self.resumed, self.is_thread_free = threading.Lock(), threading.Event()
+        self.resumed.acquire()
 
 
 class Coroutines:
@@ -158,8 +123,11 @@ class Coroutines:
         self._save: Callable[[], Any] = save
         self._restore: Callable[[Any], None] = restore
         self._threads = _ThreadPool(idle_s)
+        self._all: list[_Coroutine[Any]] = []
         self._current: _Coroutine[Any] | None = None
         self._combine: Callable[[list[Any]], Any] | None = None
+        # Set when control is back at `run`: all functions have returned, one has failed, or one has been unwound.
+        self._is_over, self._is_unwinding = threading.Event(), False
 
     def run(self, bodies: Sequence[Callable[[], T]], combine: Callable[[list[Any]], Any]) -> list[T]:
         """Run functions until each has returned.
@@ -169,7 +137,7 @@ class Coroutines:
         Args:
             bodies: The functions. A single one runs in the calling thread, several in threads of their own.
             combine: Called when every function waits or has returned, with their values in order (None for a
-                function that has returned). Its result is what `wait` returns in all of them.
+                function that has returned), by the last one. Its result is what `wait` returns in all of them.
 
         Returns:
             The result of each function, in order.
@@ -178,23 +146,19 @@ class Coroutines:
         # One micro-batch in this process: without a thread, `wait` calls `combine` itself (ADR 7).
         if len(bodies) == 1:
             return [bodies[0]()]
-        coroutines = [_Coroutine(body, self._threads) for body in bodies]
-        saved: dict[_Coroutine[T], Any] = {}
+        coroutines = self._all = [_Coroutine(body) for body in bodies]
+        self._is_unwinding = False
+        self._is_over.clear()
         try:
-            while True:
-                for coroutine in coroutines:
-                    if not coroutine.is_done:
-                        self._resume(coroutine, saved)
-                if all(coroutine.is_done for coroutine in coroutines):
-                    return [coroutine.results[0] for coroutine in coroutines]
-                answer = combine([coroutine.value for coroutine in coroutines])
-                for coroutine in coroutines:
-                    coroutine.answer = answer
-        finally:
-            # Also after success: this waits until each thread is idle, so that the next step starts no new one.
+            self._resume(coroutines[0])
+            self._is_over.wait()
             for coroutine in coroutines:
-                coroutine.abandon()
-            self._current = None
+                if coroutine.error is not None:
+                    raise coroutine.error
+            return [coroutine.results[0] for coroutine in coroutines]
+        finally:
+            self._unwind()
+            self._all, self._current = [], None
 
     def close(self) -> None:
         """End the threads. Another `run` starts new ones."""
@@ -209,18 +173,73 @@ class Coroutines:
         Returns:
             The result of `combine`.
         """
-        if self._current is not None:
-            return self._current.wait(value)
         assert self._combine is not None, "wait is called inside of run"
-        return self._combine([value])
+        me = self._current
+        if me is None:
+            return self._combine([value])
+        if self._is_unwinding:
+            raise _Abandoned
+        me.value, me.has_arrived = value, True
+        following = self._following(me)
+        if following is not me:
+            me.state = [self._save()]
+            self._resume(following)
+            me.resumed.acquire()
+            if self._is_unwinding:
+                raise _Abandoned
+        return me.answer
 
-    def _resume(self, coroutine: _Coroutine[Any], saved: dict[_Coroutine[Any], Any]) -> None:
+    def _following(self, last: _Coroutine[Any]) -> _Coroutine[Any]:
+        """Return the next function, after `last` has arrived. The last one to arrive combines, and continues itself."""
+        place = self._all.index(last)
+        in_turn = self._all[place:] + self._all[:place]
+        missing = next((each for each in in_turn if not each.has_arrived), None)
+        if missing is not None:
+            return missing
+        assert self._combine is not None
+        answer = self._combine([each.value for each in self._all])
+        for each in self._all:
+            each.answer, each.has_arrived = answer, each.is_done
+        return next(each for each in in_turn if not each.is_done)
+
+    def _resume(self, coroutine: _Coroutine[Any]) -> None:
         self._current = coroutine
-        if coroutine in saved:
-            self._restore(saved.pop(coroutine))
-        coroutine.resume()
-        if coroutine.error is not None:
-            raise coroutine.error
-        # A function that has returned leaves nothing to restore.
-        if not coroutine.is_done:
-            saved[coroutine] = self._save()
+        if coroutine.state:
+            self._restore(coroutine.state.pop())
+        if coroutine.is_started:
+            coroutine.resumed.release()
+        else:
+            coroutine.is_started = True
+            try:
+                self._threads.start(lambda: self._serve(coroutine), coroutine.is_thread_free)
+            except RuntimeError:  # the system has no more threads
+                coroutine.is_started = False
+                raise
+
+    def _serve(self, coroutine: _Coroutine[Any]) -> None:
+        """Run a function in its thread, and pass control on."""
+        try:
+            coroutine.results.append(coroutine.body())
+            # A function that has returned leaves nothing to restore.
+            coroutine.value, coroutine.has_arrived, coroutine.is_done = None, True, True
+            if not (self._is_unwinding or all(each.is_done for each in self._all)):
+                self._resume(self._following(coroutine))
+                return
+        except BaseException as error:
+            # Even SystemExit: if control did not return to `run`, it would wait for ever.
+            coroutine.error, coroutine.is_done = error, True
+        self._is_over.set()
+
+    def _unwind(self) -> None:
+        """End what still waits, after an error, and return when each thread is idle: the next step starts none."""
+        self._is_unwinding = True
+        if self._all[0].is_started:  # else the system has no thread for it
+            self._is_over.wait()  # after an interrupt of `run` itself a function still runs, up to where it waits
+        for coroutine in self._all:
+            if coroutine.is_started and not coroutine.is_done:
+                self._is_over.clear()
+                coroutine.resumed.release()
+                self._is_over.wait()
+        for coroutine in self._all:
+            if coroutine.is_started:
+                coroutine.is_thread_free.wait()

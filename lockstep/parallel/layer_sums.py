@@ -6,8 +6,8 @@ layer, the process adds their values up, exchanges one message with every other 
 resume with the total. More than 16 ranks exchange messages with one partner a round (`exchange/doubling.py`).
 Two ranks, two micro-batches each, one layer:
 
-    rank 0   post receives | mb 0 .. sum() | mb 1 .. sum() | send (0+1) | wait | (0+1)+(2+3) | post receives | mb 0 ..
-    rank 1   post receives | mb 2 .. sum() | mb 3 .. sum() | send (2+3) | wait | (0+1)+(2+3) | post receives | mb 2 ..
+    rank 0   post receives | mb 0 .. sum() | mb 1 .. sum() | send (0+1) | wait | (0+1)+(2+3) | post receives | mb 1 ..
+    rank 1   post receives | mb 2 .. sum() | mb 3 .. sum() | send (2+3) | wait | (0+1)+(2+3) | post receives | mb 3 ..
 
 A message is one float64 vector: [location, values of node 1, values of node 2, ...]. The location detects ranks whose
 model took another path for some inputs. Without it they would add up unrelated numbers or hang.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ LOCATION_NAMES = {END: "its end", DIVERGED: "several layers at once"}
 class _Contribution(NamedTuple):
     location: float
     values: Tensor
+    finish: Callable[[Tensor], Any]
 
 
 class LayerSums:
@@ -127,23 +128,25 @@ class LayerSums:
         finally:
             self.is_open = False
 
-    def sum(self, location: int, values: Tensor) -> Tensor:
+    def sum(self, location: int, values: Tensor, finish: Callable[[Tensor], T]) -> T:
         """Add values up over all micro-batches of the step. Waits for all of them.
 
         Args:
             location: Where the caller is, an index of `locations`.
             values: (n,) float64, the micro-batch's contribution.
+            finish: Called with the total, (n,) float64, the same bits on all ranks: what all micro-batches compute from
+                it. Called once in each process, for one of its micro-batches, before the others resume.
 
         Returns:
-            (n,) float64, the same bits on all ranks.
+            The result of `finish`.
         """
-        total: Tensor = self._coroutines.wait(_Contribution(float(location), values))
+        result: T = self._coroutines.wait(_Contribution(float(location), values, finish))
         # Other micro-batches may have used the host's generator meanwhile. Seeding by a key of the micro-batch and
         # the layer is cheaper than saving and restoring its state, which costs 0.2 ms a layer.
         seed_host(key(self._thread.forward_key, self._num_sums))
-        return total
+        return result
 
-    def _combine(self, contributions: list[_Contribution | None]) -> Tensor:
+    def _combine(self, contributions: list[_Contribution | None]) -> Any:
         mine: list[tuple[Node, Tensor]] = []
         first = contributions[0]
         for leaf, one in zip(self._leaves, contributions, strict=True):
@@ -164,13 +167,13 @@ class LayerSums:
         # In fast mode the ranks' nodes need not be siblings, so several may remain.
         total = torch.stack([values for _, values in nodes]).sum(0) if len(nodes) > 1 else nodes[0][1]
         if not self._rounds:
-            return total
+            return first.finish(total)
         if self._rounds[-1].is_total:
             total = total.clone()  # a view of the buffer that the next receive overwrites
         total = total.to(self._device)
         # Only after the total is formed: `nodes` may be views of the buffers.
         self._post_receives()
-        return total
+        return first.finish(total)
 
     def _add_ranks(self, location: float, held: list[_Held]) -> list[_Held]:
         """Exchange sums with the other ranks, in rounds; return the nodes of all ranks, merged.

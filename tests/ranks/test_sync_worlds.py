@@ -44,7 +44,7 @@ def layer_sums(world: World, order: Order) -> list[bytes]:
 
     def run(micro: MicroBatch) -> bytes:
         with reducer.micro_batch(micro):
-            return sums.sum(0, contribution(micro.index)).numpy().tobytes()
+            return sums.sum(0, contribution(micro.index), Tensor.clone).numpy().tobytes()
 
     reducer.begin(step)
     return reducer.run(run)

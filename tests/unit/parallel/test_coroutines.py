@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -53,7 +55,8 @@ def test_functions_change_over_where_they_wait_and_get_the_same_answer() -> None
     names = ["a", "bb", "ccc"]
     assert run.run([lambda name=name: body(name) for name in names], settle) == ["a 27", "bb 27", "ccc 27"]
     assert settled == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
-    assert seen == [name + str(number) for number in range(3) for name in names]
+    # The last one to wait continues, so each wait changes threads once less than there are functions.
+    assert seen == ["a0", "bb0", "ccc0", "ccc1", "a1", "bb1", "bb2", "ccc2", "a2"]
 
 
 def test_one_function_alone_runs_in_the_thread_that_asked() -> None:
@@ -75,6 +78,70 @@ def test_no_two_functions_ever_run_at_once() -> None:
             run.wait(1)
 
     run.run([body] * 4, sum)
+
+
+def test_the_last_one_to_wait_combines_in_its_own_thread() -> None:
+    run, _ = turns()
+    threads: list[int] = []
+
+    def body() -> int:
+        run.wait(1)
+        return threading.get_ident()
+
+    results = run.run([body, body, body], lambda _: threads.append(threading.get_ident()))
+    assert threads == [results[2]]
+    assert len(set(results)) == 3
+
+
+def test_an_interrupt_ends_all_where_they_wait_and_is_raised() -> None:
+    run, _ = turns()
+    unwound: list[int] = []
+
+    def body(number: int) -> None:
+        try:
+            for turn in range(1000):
+                run.wait(1)
+                if (number, turn) == (1, 2):
+                    signal.raise_signal(signal.SIGINT)
+                time.sleep(0.001)  # the main thread handles the signal
+        finally:
+            unwound.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        run.run([lambda number=number: body(number) for number in range(3)], sum)
+    assert sorted(unwound) == [0, 1, 2]
+    assert run.run([lambda: run.wait(1), lambda: run.wait(2)], sum) == [3, 3]
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 2])
+def test_an_error_if_the_system_has_no_more_threads(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = turns()
+    start, started = threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) == num_threads:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", limited)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            run.run([lambda: run.wait(1)] * 3, sum)
+    assert run.run([lambda: run.wait(1)] * 3, sum) == [3, 3, 3]
+
+
+def test_functions_that_end_at_different_waits() -> None:
+    run, _ = turns()
+    combined: list[list[Any]] = []
+
+    def body(number: int) -> int:
+        for _ in range(number):
+            run.wait(number)
+        return number
+
+    assert run.run([lambda number=number: body(number) for number in (2, 0, 3, 1)], combined.append) == [2, 0, 3, 1]
+    assert combined == [[2, None, 3, 1], [2, None, 3, None], [None, None, 3, None]]
 
 
 @pytest.mark.parametrize("fails", [0, 1, 2])

@@ -61,7 +61,7 @@ def add_up(size: int, num: int, *, exact: bool = True, leaves_early: int | None 
 
         def body(micro: MicroBatch) -> list[Tensor]:
             stop = 1 if micro.index == leaves_early else NUM_SUMS
-            return [sums.sum(number, contribution(micro.index, number)) for number in range(stop)]
+            return [sums.sum(number, contribution(micro.index, number), Tensor.clone) for number in range(stop)]
 
         micro_batches = [MicroBatch(0, 0, leaf, np.arange(1), np.arange(1), 1.0, leaf) for leaf in range(*shares[rank])]
         try:
