@@ -16,6 +16,7 @@ from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.data.order import Order
 from lockstep.data.rechecked_order import RecheckedOrder
+from lockstep.malloc import keep_freed_memory
 from lockstep.parallel.compress import Compression
 from lockstep.parallel.local_steps.order import LocalStepOrder
 from lockstep.parallel.recheck import RecheckedReducer
@@ -88,7 +89,7 @@ class Replica(Protocol):
 
 
 class WholeReplica:
-    """A whole copy of the model on each rank.
+    """A whole copy of the model on each rank. On a CPU the process keeps the memory that a step frees (`malloc.py`).
 
     Args:
         model: The model, on the world's device.
@@ -100,6 +101,8 @@ class WholeReplica:
 
     def __init__(self, model: nn.Module, world: World, module: nn.Module | None = None) -> None:
         self.trained, self.module, self._world = model, module or model, world
+        if world.device.type == "cpu":
+            keep_freed_memory()
 
     def make_reducer(
         self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression

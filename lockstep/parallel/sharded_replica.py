@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
@@ -13,9 +12,8 @@ from torch.optim import Optimizer
 from lockstep.cluster import collectives
 from lockstep.cluster.world import World
 from lockstep.errors import ConfigError
+from lockstep.malloc import return_freed_memory
 from lockstep.parallel.sharded_state import sharded_name
-
-_M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 256 * 1024  # the first from glibc's malloc.h
 
 
 class ShardedReplica(ABC):
@@ -103,7 +101,7 @@ def prepare_sharding(model: nn.Module, world: World) -> None:
     """
     _check(model, world)
     if world.device.type == "cpu":
-        _return_freed_memory()
+        return_freed_memory()
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
             # On a GPU it would move gathered weights into cuDNN's own memory, where the next gather does not write.
@@ -112,16 +110,6 @@ def prepare_sharding(model: nn.Module, world: World) -> None:
 
 def _do_not_flatten() -> None:
     """Replace `flatten_parameters`."""
-
-
-def _return_freed_memory() -> None:
-    """Make the C library return each freed large block to the system.
-
-    By default glibc raises its threshold with each such block and keeps them fragmented, far above what is in use.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def _check(model: nn.Module, world: World) -> None:

@@ -1,0 +1,40 @@
+"""When the C library returns freed memory to the system. glibc only; elsewhere nothing happens.
+
+By default glibc returns it as soon as 128 KB to 64 MB are free at the end of its heap, and each block above 32 MB at
+once. A training step frees its activations, and the next one gets the same memory again, page by page, filled with
+zeros.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
+KEEP_BYTES, KEEP_BLOCK_BYTES = 512 * 1024 * 1024, 256 * 1024 * 1024
+RETURN_BYTES = RETURN_BLOCK_BYTES = 256 * 1024
+
+
+def keep_freed_memory() -> None:
+    """Keep up to 512 MB of freed memory, and blocks of up to 256 MB, for the next step.
+
+    Settings of the user (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`) stay.
+    """
+    is_set = any(name.startswith("MALLOC_") for name in os.environ)
+    if not is_set and "malloc" not in os.environ.get("GLIBC_TUNABLES", ""):
+        _set(KEEP_BYTES, KEEP_BLOCK_BYTES)
+
+
+def return_freed_memory() -> None:
+    """Return each freed large block to the system.
+
+    By default glibc raises its threshold with each such block and keeps them fragmented, far above what is in use.
+    """
+    _set(RETURN_BYTES, RETURN_BLOCK_BYTES)
+
+
+def _set(trim_bytes: int, block_bytes: int) -> None:
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(M_TRIM_THRESHOLD, trim_bytes)
+        library.mallopt(M_MMAP_THRESHOLD, block_bytes)

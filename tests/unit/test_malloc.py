@@ -1,0 +1,72 @@
+"""Memory that a step frees: kept for the next step, or returned to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+
+has_mallopt = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt")
+pytestmark = pytest.mark.skipif(not has_mallopt, reason="the C library has no mallopt (glibc only)")
+
+# Allocates 120 MB of tensors and frees them, three times. Prints the pages that the last time took from the system, and
+# what is left of the 120 MB, in MB.
+PROGRAM = """
+import resource
+import sys
+from pathlib import Path
+import torch
+from lockstep import malloc
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def allocate():
+    tensors = [torch.ones(5_000_000) for _ in range(6)]
+    while tensors:
+        tensors.pop()
+
+for name in sys.argv[1:]:
+    getattr(malloc, name)()
+torch.set_num_threads(1)
+torch.ones(5_000_000)
+before = resident()
+allocate()
+allocate()
+count = faults()
+allocate()
+print(faults() - count, resident() - before)
+"""
+
+
+def allocate(*calls: str, **environment: str) -> tuple[int, float]:
+    """Run the program after these functions of `malloc`."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUN"))}
+    command = [sys.executable, "-c", PROGRAM, *calls]
+    done = subprocess.run(command, env=plain | environment, capture_output=True, text=True, check=True, timeout=120)
+    num_faults, left = done.stdout.split()
+    return int(num_faults), float(left)
+
+
+def test_the_next_step_finds_the_memory_that_the_last_one_freed() -> None:
+    default, _ = allocate()
+    kept, left = allocate("keep_freed_memory")
+    assert kept < default / 4
+    assert left > 80
+
+
+def test_freed_memory_is_returned() -> None:
+    assert allocate("keep_freed_memory", "return_freed_memory")[1] < 40
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("MALLOC_MMAP_THRESHOLD_", "200000"), ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=200000")]
+)
+def test_settings_of_the_user_stay(name: str, value: str) -> None:
+    assert allocate("keep_freed_memory", **{name: value})[1] < 40
