@@ -12,6 +12,7 @@ import os
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 KEEP_BYTES, KEEP_BLOCK_BYTES = 512 * 1024 * 1024, 256 * 1024 * 1024
+OLD_BLOCK_BYTES = 32 * 1024 * 1024  # HEAP_MAX_SIZE / 2 of 64-bit systems
 RETURN_BYTES = RETURN_BLOCK_BYTES = 256 * 1024
 
 
@@ -34,7 +35,8 @@ def return_freed_memory() -> None:
 
 
 def _set(trim_bytes: int, block_bytes: int) -> None:
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(M_TRIM_THRESHOLD, trim_bytes)
-        library.mallopt(M_MMAP_THRESHOLD, block_bytes)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    # Old versions of glibc refuse more than 32 MB. Setting one threshold ends the adapting of both. With the
+    # second one alone, every block above 128 KB would be returned at once.
+    if mallopt and (mallopt(M_MMAP_THRESHOLD, block_bytes) or mallopt(M_MMAP_THRESHOLD, OLD_BLOCK_BYTES)):
+        mallopt(M_TRIM_THRESHOLD, trim_bytes)

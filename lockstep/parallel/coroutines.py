@@ -126,8 +126,10 @@ class Coroutines:
         self._all: list[_Coroutine[Any]] = []
         self._current: _Coroutine[Any] | None = None
         self._combine: Callable[[list[Any]], Any] | None = None
-        # Set when control is back at `run`: all functions have returned, one has failed, or one has been unwound.
-        self._is_over, self._is_unwinding = threading.Event(), False
+        # Whether control is back at `run`: all functions have returned, one has failed, or one has been unwound.
+        # A flag and a lock, not an event: an interrupt inside of `Event.wait` can leave the event's own lock locked.
+        self._is_over, self._over = False, threading.Lock()
+        self._is_unwinding = False
 
     def run(self, bodies: Sequence[Callable[[], T]], combine: Callable[[list[Any]], Any]) -> list[T]:
         """Run functions until each has returned.
@@ -142,16 +144,15 @@ class Coroutines:
         Returns:
             The result of each function, in order.
         """
-        self._combine = combine
+        self._combine, self._current = combine, None
         # One micro-batch in this process: without a thread, `wait` calls `combine` itself (ADR 7).
         if len(bodies) == 1:
             return [bodies[0]()]
         coroutines = self._all = [_Coroutine(body) for body in bodies]
-        self._is_unwinding = False
-        self._is_over.clear()
+        self._is_over = self._is_unwinding = False
         try:
             self._resume(coroutines[0])
-            self._is_over.wait()
+            self._wait_until_over()
             for coroutine in coroutines:
                 if coroutine.error is not None:
                     raise coroutine.error
@@ -209,10 +210,10 @@ class Coroutines:
         if coroutine.is_started:
             coroutine.resumed.release()
         else:
-            coroutine.is_started = True
             try:
+                coroutine.is_started = True  # before the thread can look at it
                 self._threads.start(lambda: self._serve(coroutine), coroutine.is_thread_free)
-            except RuntimeError:  # the system has no more threads
+            except BaseException:  # the system has no more threads, or an interrupt of `run`
                 coroutine.is_started = False
                 raise
 
@@ -228,18 +229,25 @@ class Coroutines:
         except BaseException as error:
             # Even SystemExit: if control did not return to `run`, it would wait for ever.
             coroutine.error, coroutine.is_done = error, True
-        self._is_over.set()
+        if coroutine in self._all:  # else an interrupt of `run` came while it started this thread, and `run` has ended
+            self._is_over = True
+            if self._over.locked():
+                self._over.release()
+
+    def _wait_until_over(self) -> None:
+        while not self._is_over:
+            self._over.acquire()
 
     def _unwind(self) -> None:
         """End what still waits, after an error, and return when each thread is idle: the next step starts none."""
         self._is_unwinding = True
         if self._all[0].is_started:  # else the system has no thread for it
-            self._is_over.wait()  # after an interrupt of `run` itself a function still runs, up to where it waits
+            self._wait_until_over()  # after an interrupt of `run` itself a function still runs, up to where it waits
         for coroutine in self._all:
             if coroutine.is_started and not coroutine.is_done:
-                self._is_over.clear()
+                self._is_over = False
                 coroutine.resumed.release()
-                self._is_over.wait()
+                self._wait_until_over()
         for coroutine in self._all:
             if coroutine.is_started:
                 coroutine.is_thread_free.wait()
