@@ -166,13 +166,12 @@ class LayerSums:
         nodes = self._add_ranks(first.location, mine)
         # In fast mode the ranks' nodes need not be siblings, so several may remain.
         total = torch.stack([values for _, values in nodes]).sum(0) if len(nodes) > 1 else nodes[0][1]
-        if not self._rounds:
-            return first.finish(total)
-        if self._rounds[-1].is_total:
-            total = total.clone()  # a view of the buffer that the next receive overwrites
-        total = total.to(self._device)
-        # Only after the total is formed: `nodes` may be views of the buffers.
-        self._post_receives()
+        if self._rounds:
+            if self._rounds[-1].is_total:
+                total = total.clone()  # a view of the buffer that the next receive overwrites
+            total = total.to(self._device)
+            # Only after the total is formed: `nodes` may be views of the buffers.
+            self._post_receives()
         return first.finish(total)
 
     def _add_ranks(self, location: float, held: list[_Held]) -> list[_Held]:

@@ -82,8 +82,16 @@ def test_an_old_glibc_keeps_blocks_of_32_mb(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nothing_happens_with_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
-    malloc.keep_freed_memory()
+    looked_for: list[str] = []
+
+    class OtherLibrary:
+        def __getattr__(self, name: str) -> object:
+            looked_for.append(name)
+            raise AttributeError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: OtherLibrary())
+    malloc.return_freed_memory()
+    assert looked_for == ["mallopt"]
 
 
 @pytest.mark.parametrize(
