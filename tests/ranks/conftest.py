@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.ranks.rank_pool import RankPool
+from tests.ranks.rank_pool import RankPool, new_pool
 
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[RankPool]:
-    pool = RankPool(4)
-    yield pool
-    pool.end()
+    with new_pool(4) as pool:
+        yield pool

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -131,6 +131,16 @@ class RankPool:
         if stacks.write_for(pid, self._dumps[rank], Path(file), "its stacks and its loader workers':"):
             return Path(file).read_text()
         return "it dumps no stacks"
+
+
+@contextlib.contextmanager
+def new_pool(size: int) -> Iterator[RankPool]:
+    """A pool that ends with the block."""
+    pool = RankPool(size)
+    try:
+        yield pool
+    finally:
+        pool.end()
 
 
 def _kill(pid: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from lockstep.cluster.world import World
@@ -115,7 +116,9 @@ def carry_out_within(world: World, path: Path, config: RunConfig, room_bytes: in
         result = carry_out(world, path, config, 2, network=Wide)
         return result if isinstance(result, str) else result[1]["step"]
     except RuntimeError as error:
-        return str(error)
+        text = str(error)
+        dist.destroy_process_group()  # the other one may wait for this one
+        return text
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
