@@ -16,7 +16,9 @@ The life of a bucket in one step of a process with micro-batches 4, 5 and 6 of 8
     start_leaf(6), end_leaf(6)   nodes: [(4,6), (6,7)]
     TreeAllReduce sends these nodes, and calls settle(result)
 
-Leaves can end out of order when synchronized batch norm runs micro-batches by turns; they enter the tree in order.
+When synchronized batch norm runs micro-batches by turns, leaves can end out of order, and enter the tree in order. Leaf
+5 then joins the copy of leaf 4 before leaf 4 has ended. Of the two gradients of a parameter, the second one is added to
+the first: a + b has the bits of b + a.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from lockstep.parallel.tree import Node, are_siblings, push
 
 # float32 values in 64 bytes, torch's own alignment: kernels then take the same path for a view and a tensor.
 ALIGNMENT = 16
+TAIL = -1  # in `Flat.written`
 _LARGE = 1 << 14  # values of a gradient: a further pass over its memory costs more than a call of its own
 
 
@@ -69,6 +72,7 @@ class Flat:
         values: (length,) flat tensor.
         views: Views of it in the parameters' shapes and strides.
         tail: (tail_length,) view of the values behind the gradients.
+        written: Indices of the parameters whose views have values of this step, and TAIL where the tail has.
     """
 
     def __init__(self, bucket: Bucket, dtype: torch.dtype) -> None:
@@ -80,6 +84,7 @@ class Flat:
             for parameter, offset in zip(bucket.parameters, bucket.offsets, strict=True)
         ]
         self.tail = self.values[bucket.tail_start : bucket.tail_start + bucket.tail_length]
+        self.written: set[int] = set()
 
 
 class Leaf:
@@ -107,10 +112,11 @@ class Leaf:
 
     def put_tail(self, tail: Tensor) -> None:
         """Add or copy the values behind the gradients, (tail_length,)."""
-        if self.is_joining:
+        if TAIL in self.flat.written:
             self.flat.tail.add_(tail)
         else:
             self.flat.tail.copy_(tail)
+            self.flat.written.add(TAIL)
 
 
 class Bucket:
@@ -158,12 +164,15 @@ class Bucket:
         self._scratch: list[Tensor] = []
         self._num_lent = 0
         self._waiting: dict[int, Leaf] = {}
+        self._open: list[Leaf] = []
         self.later_leaves: list[int] = []
         self._gaps: Tensor | None = None
 
     def flat(self) -> Flat:
         """Return an unused copy of the bucket. Its values are undefined."""
-        return self._free.pop() if self._free else Flat(self, self.dtype)
+        flat = self._free.pop() if self._free else Flat(self, self.dtype)
+        flat.written = set()
+        return flat
 
     def borrow(self, length: int, *, on_host: bool = False) -> Tensor:
         """Return a buffer, (length,), for another rank's message, valid until `settle`.
@@ -196,7 +205,7 @@ class Bucket:
         if self.result is not None and self.result is not self._float32:
             self._free.append(self.result)
         self.nodes, self.result, self._num_lent = [], None, 0
-        self.next_leaf, self._waiting, self.later_leaves = first_leaf, {}, []
+        self.next_leaf, self._waiting, self.later_leaves, self._open = first_leaf, {}, [], []
 
     def start_leaf(self, index: int, num_leaves: int, *, is_alone: bool = False) -> Leaf:
         """Return a leaf for a micro-batch's gradients.
@@ -207,13 +216,14 @@ class Bucket:
             is_alone: Give it memory of its own.
         """
         # Adding into the left sibling does what the merge in `push` would do, to the same bits, without a copy.
-        is_joining = (
-            not is_alone
-            and bool(self.nodes)
-            and (not self.exact or are_siblings(self.nodes[-1][0], (index, index + 1), num_leaves))
+        left = [((leaf.index, leaf.index + 1), leaf.flat) for leaf in self._open[-1:]] or self.nodes[-1:]
+        is_joining = not is_alone and any(
+            not self.exact or are_siblings(node, (index, index + 1), num_leaves) for node, _ in left
         )
-        flat = self.nodes[-1][1] if is_joining else self.flat()
-        return Leaf(index, flat, is_joining, len(self.parameters))
+        leaf = Leaf(index, left[0][1] if is_joining else self.flat(), is_joining, len(self.parameters))
+        if not is_alone:
+            self._open.append(leaf)
+        return leaf
 
     def take(self, leaf: Leaf, index: int, factor: float = 1.0) -> None:
         """Move a parameter's gradient into a leaf, and set its `grad` to None.
@@ -228,12 +238,14 @@ class Bucket:
         """
         parameter = self._first_gradient(leaf, index)
         assert parameter.grad is not None
+        is_added = index in leaf.flat.written
+        leaf.flat.written.add(index)
         if self.dtype != torch.float32:
             # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
             rounded = parameter.grad.mul(factor).to(self.dtype)
             view = leaf.flat.views[index]
-            view.add_(rounded) if leaf.is_joining else view.copy_(rounded)
-        elif leaf.is_joining:
+            view.add_(rounded) if is_added else view.copy_(rounded)
+        elif is_added:
             leaf.flat.views[index].add_(parameter.grad, alpha=factor)
         elif factor == 1.0:
             leaf.flat.views[index].copy_(parameter.grad)
@@ -258,6 +270,7 @@ class Bucket:
         if leaf.is_joining or gradient.numel() < _LARGE:
             leaf.given[index] = gradient  # to add small ones together costs half
         else:
+            leaf.flat.written.add(index)
             torch.mul(gradient, weight, out=leaf.flat.views[index])
 
     def add_given(self, leaf: Leaf, weight: float) -> None:
@@ -274,6 +287,7 @@ class Bucket:
             # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
             values = torch._foreach_mul(values, weight)
         (torch._foreach_add_ if leaf.is_joining else torch._foreach_copy_)(views, values)
+        leaf.flat.written.update(leaf.given)
         leaf.given = {}
 
     def _first_gradient(self, leaf: Leaf, index: int) -> nn.Parameter:
@@ -287,10 +301,13 @@ class Bucket:
         return parameter
 
     def fill_missing(self, leaf: Leaf) -> None:
-        """Set the gradients that a micro-batch does not have to zero: its memory still has those of an earlier step."""
-        if not leaf.is_joining:
-            for index in leaf.missing:
+        """Let the gradients that a micro-batch does not have be zero: its memory still has those of an earlier step."""
+        for index in leaf.missing:
+            if index in leaf.flat.written:
+                leaf.flat.views[index].add_(0.0)  # as the sum of two nodes would: -0 becomes 0
+            else:
                 leaf.flat.views[index].zero_()
+        leaf.flat.written |= leaf.missing
 
     def zero_gaps(self, leaf: Leaf) -> None:
         """Set the memory between the gradients and behind the tail to zero: sums carry along whatever is there."""
@@ -318,8 +335,12 @@ class Bucket:
         """
         self.fill_missing(leaf)
         leaf.is_done = True
+        if leaf in self._open:
+            self._open.remove(leaf)
         self._waiting[leaf.index] = leaf
         while self.next_leaf in self._waiting:
+            if any(each.flat is self._waiting[self.next_leaf].flat for each in self._open):
+                return  # half of its sibling's gradients are added: no node is ever half a sum
             ready = self._waiting.pop(self.next_leaf)
             first = self.next_leaf
             self.next_leaf = self.later_leaves.pop(0) if self.later_leaves else first + 1

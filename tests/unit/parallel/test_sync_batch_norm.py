@@ -46,7 +46,8 @@ def both(layer: nn.Module, inputs: Tensor, micro_batch: int, num_steps: int = 2,
             size = float(two.grad.abs().max())
             torch.testing.assert_close(one.grad, two.grad, rtol=tolerance, atol=tolerance * size, msg=name)
         for (name, one), (_, two) in zip(model.named_buffers(), expected.named_buffers(), strict=True):
-            torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6, msg=name)
+            # A mean near 0 has the rounding of the values that cancel.
+            torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6 * max(1.0, float(inputs.abs().max())), msg=name)
     assert model.state_dict().keys() == expected.state_dict().keys()
     return model
 

@@ -1,0 +1,144 @@
+"""Gradient buckets, whose leaves are filled one after another or by turns."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lockstep.parallel.bucket import Bucket, Leaf
+from lockstep.parallel.tree import partials
+
+SHAPES = ((3,), (2, 5), (20000,))
+Gradients = list[dict[int, Tensor]]  # of each leaf, by index of the parameter
+
+
+def gradients_of(num_leaves: int, seed: int) -> Gradients:
+    """Of some of the parameters in each leaf; a third of the values is 0 or -0."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def gradient(shape: tuple[int, ...]) -> Tensor:
+        values = torch.randn(shape, generator=generator)
+        return torch.where(torch.rand(shape, generator=generator) < 0.3, values * 0.0, values)
+
+    made = [dict(enumerate(map(gradient, SHAPES))) for _ in range(num_leaves)]
+    return [{at: each for at, each in leaf.items() if torch.rand((), generator=generator) < 0.8} for leaf in made]
+
+
+def bucket_of(exact: bool = True, dtype: torch.dtype = torch.float32) -> Bucket:
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+    bucket = Bucket(parameters, 2 if dtype == torch.float32 else 0, 1, exact, torch.device("cpu"), dtype)
+    bucket.start_step(0)
+    return bucket
+
+
+def take(bucket: Bucket, leaf: Leaf, index: int, gradient: Tensor) -> None:
+    bucket.parameters[index].grad = gradient.clone()
+    bucket.take(leaf, index, 0.5)
+
+
+def end(bucket: Bucket, leaf: Leaf, num_leaves: int) -> None:
+    if bucket.tail_length:
+        leaf.put_tail(torch.tensor([1.0, leaf.index]))
+    bucket.end_leaf(leaf, num_leaves)
+
+
+def fill(bucket: Bucket, gradients: Gradients, *, is_alone: bool = False) -> Bucket:
+    """One leaf after another."""
+    for number, own in enumerate(gradients):
+        leaf = bucket.start_leaf(number, len(gradients), is_alone=is_alone)
+        for index, gradient in own.items():
+            take(bucket, leaf, index, gradient)
+        end(bucket, leaf, len(gradients))
+    return bucket
+
+
+def fill_as_own_loops_do(bucket: Bucket, gradients: Gradients, *, is_alone: bool = False) -> Bucket:
+    for number, own in enumerate(gradients):
+        leaf = bucket.start_leaf(number, len(gradients), is_alone=is_alone)
+        for index, gradient in own.items():
+            bucket.parameters[index].grad = gradient
+            bucket.give(leaf, index, 0.3)
+        bucket.add_given(leaf, 0.3)
+        end(bucket, leaf, len(gradients))
+    return bucket
+
+
+def fill_by_turns(bucket: Bucket, gradients: Gradients, chance: random.Random) -> Bucket:
+    """All leaves at the same time, in any order."""
+    leaves = [bucket.start_leaf(number, len(gradients)) for number in range(len(gradients))]
+    places = [(number, index) for number, own in enumerate(gradients) for index in [*own, None]]
+    chance.shuffle(places)
+    left = [len(own) + 1 for own in gradients]
+    for number, index in places:
+        if index is not None:
+            take(bucket, leaves[number], index, gradients[number][index])
+        left[number] -= 1
+        if left[number] == 0:
+            end(bucket, leaves[number], len(gradients))
+        # Memory that an open leaf still adds to is no node: a run that goes on without a lost rank keeps the nodes.
+        written = {id(leaf.flat) for leaf in leaves if not leaf.is_done}
+        assert not any(id(flat) in written for _, flat in bucket.nodes)
+    return bucket
+
+
+def bits(bucket: Bucket) -> list[bytes]:
+    (_, flat), = bucket.nodes  # fmt: skip
+    return [view.contiguous().view(torch.uint8).numpy().tobytes() for view in [*flat.views, flat.tail] if len(view)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@given(num_leaves=st.integers(1, 9), seed=st.integers(0, 1 << 30))
+def test_the_sum_has_the_bits_of_the_tree_in_any_order_of_gradients(
+    dtype: torch.dtype, num_leaves: int, seed: int
+) -> None:
+    gradients = gradients_of(num_leaves, seed)
+    # As on ranks with one micro-batch each: every leaf in memory of its own, then added up.
+    expected = bits(fill(bucket_of(dtype=dtype), gradients, is_alone=True))
+    assert bits(fill(bucket_of(dtype=dtype), gradients)) == expected
+    assert bits(fill_by_turns(bucket_of(dtype=dtype), gradients, random.Random(seed))) == expected
+
+
+@given(num_leaves=st.integers(1, 9), seed=st.integers(0, 1 << 30))
+def test_the_sum_of_an_own_loop_has_the_bits_of_the_tree(num_leaves: int, seed: int) -> None:
+    gradients = gradients_of(num_leaves, seed)
+    expected = bits(fill_as_own_loops_do(bucket_of(), gradients, is_alone=True))
+    assert bits(fill_as_own_loops_do(bucket_of(), gradients)) == expected
+
+
+@given(num_leaves=st.integers(1, 9), seed=st.integers(0, 1 << 30))
+def test_fast_mode_adds_up_the_same_gradients(num_leaves: int, seed: int) -> None:
+    gradients = gradients_of(num_leaves, seed)
+    (_, expected), = fill(bucket_of(), gradients).nodes  # fmt: skip
+    for bucket in (
+        fill(bucket_of(exact=False), gradients),
+        fill_by_turns(bucket_of(exact=False), gradients, random.Random(seed)),
+    ):
+        ((node, flat),) = bucket.nodes
+        assert node == (0, num_leaves)
+        for view, same in zip([*flat.views, flat.tail], [*expected.views, expected.tail], strict=True):
+            torch.testing.assert_close(view, same)
+
+
+@pytest.mark.parametrize("num_leaves", [2, 4, 8])
+def test_two_siblings_by_turns_share_memory(num_leaves: int) -> None:
+    bucket = bucket_of()
+    leaves = [bucket.start_leaf(number, num_leaves) for number in range(num_leaves)]
+    assert len({id(leaf.flat) for leaf in leaves}) == num_leaves // 2
+
+
+def test_nodes_in_the_middle_of_a_step_are_those_of_the_tree() -> None:
+    gradients = gradients_of(5, 1)
+    bucket = bucket_of()
+    leaves = [bucket.start_leaf(number, 5) for number in range(5)]
+    seen = []
+    for number in (1, 0, 2, 3, 4):
+        for index, gradient in gradients[number].items():
+            take(bucket, leaves[number], index, gradient)
+        end(bucket, leaves[number], 5)
+        seen.append([node for node, _ in bucket.nodes])
+    assert seen == [[], partials(0, 2, 5), partials(0, 2, 5), partials(0, 4, 5), [(0, 5)]]
