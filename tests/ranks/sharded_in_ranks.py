@@ -105,6 +105,8 @@ class Wide(nn.Module):
 def carry_out_within(world: World, path: Path, config: RunConfig, room_bytes: int) -> Any:
     """As `carry_out` for the wide network, in a process that gets so much memory more than it has, and no more.
 
+    The process must be a new one: what earlier jobs have left free would be room, too. On an error it leaves its group.
+
     Returns:
         The steps done when it is asked to stop after two, or why it could not.
     """
@@ -117,7 +119,8 @@ def carry_out_within(world: World, path: Path, config: RunConfig, room_bytes: in
         return result if isinstance(result, str) else result[1]["step"]
     except RuntimeError as error:
         text = str(error)
-        dist.destroy_process_group()  # the other one may wait for this one
+        if world.size > 1:
+            dist.destroy_process_group()  # the other one may wait for this one
         return text
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -135,7 +135,6 @@ def test_a_model_whose_training_state_one_process_may_not_hold_trains_on_two(tmp
     num_parameters = 16 * 1000 * 1000 + 193 * 1000 + 5005
     room = int(0.9 * 4 * 4 * num_parameters)  # weights, gradients, adam's two averages: all but a tenth
     more = {"optim": {"name": "adam"}, "every": "99 steps", "micro_batch": 8}
-    # Memory that earlier tests have left free in one process of a pool is room that the other one has not.
     with new_pool(2) as pool:
         texts = pool.run(2, carry_out_within, tmp_path / "ddp", ddp(**more), room)
     assert all(isinstance(text, str) for text in texts)

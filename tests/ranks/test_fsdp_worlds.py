@@ -15,7 +15,7 @@ from lockstep.storage.checkpoint import load_checkpoint, steps
 from tests.ranks.networks import Sometimes, WithGaps
 from tests.ranks.pose_in_ranks import carry_out as train_pose
 from tests.ranks.pose_in_ranks import settings as pose_settings
-from tests.ranks.rank_pool import RankPool
+from tests.ranks.rank_pool import RankPool, new_pool
 from tests.ranks.runs_in_ranks import settings
 from tests.ranks.sharded_in_ranks import carry_out, carry_out_within, hash_of, started
 from tests.ranks.test_run_worlds import poisoned
@@ -186,14 +186,16 @@ def test_parameters_that_two_layers_share_are_refused(pool: RankPool, tmp_path: 
 
 
 @pytest.mark.full
-def test_a_model_whose_training_state_one_process_may_not_hold_trains_on_two(pool: RankPool, tmp_path: Path) -> None:
+def test_a_model_whose_training_state_one_process_may_not_hold_trains_on_two(tmp_path: Path) -> None:
     num_parameters = 16 * 1000 * 1000 + 193 * 1000 + 5005
     state_bytes = 4 * 4 * num_parameters  # weights, gradients, adam's two averages
     room = int(0.9 * state_bytes)
     more = {"optim": {"name": "adam"}, "every": "99 steps", "micro_batch": 8}
-    (alone,) = pool.run(1, carry_out_within, tmp_path / "ddp", ddp(**more), room)
+    with new_pool(1) as pool:
+        (alone,) = pool.run(1, carry_out_within, tmp_path / "ddp", ddp(**more), room)
     assert "can't allocate memory" in alone
-    assert pool.run(2, carry_out_within, tmp_path / "fsdp", fsdp(**more), room) == [3, 3]
+    with new_pool(2) as pool:
+        assert pool.run(2, carry_out_within, tmp_path / "fsdp", fsdp(**more), room) == [3, 3]
     saved = load_checkpoint(tmp_path / "fsdp" / "checkpoints" / "step-000003")
     assert sum(tensor.numel() for tensor in saved.weights.values()) == num_parameters
 
