@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import random
 import socket
 import subprocess
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,16 @@ def poison(store: TCPStore, keys: list[str], canary: Path, only: int | None = No
 def idle(port: int, count: int) -> list[socket.socket]:
     """Connections that say nothing."""
     return [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(count)]
+
+
+def crowd(port: int, count: int, run: subprocess.Popen[str]) -> list[socket.socket]:
+    """So many idle connections, and more until the run ends: a file that the run closes leaves room for one."""
+    idlers = idle(port, count)
+    while run.poll() is None and len(idlers) < 2 * count:
+        with contextlib.suppress(OSError):
+            idlers += idle(port, 1)
+        time.sleep(0.05)
+    return idlers
 
 
 def listening(pid: int) -> dict[int, list[tuple[str, int]]]:

@@ -9,14 +9,12 @@ import resource
 import signal
 import stat
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import hostile
-import psutil
 import pytest
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
@@ -266,16 +264,7 @@ def test_idle_connections_up_to_the_hard_limit_are_named_as_the_cause(tmp_path: 
     )  # fmt: skip
     try:
         wait_until(lambda: hostile.trains(tmp_path, run), LONG_S)
-        places = hostile.listening(run.pid)
-        (server,) = (pid for pid, found in places.items() if len(found) > 1)
-        port = hostile.store_port(places)
-        idlers = hostile.idle(port, most)
-        wait_until(lambda: run.poll() is not None or psutil.Process(server).num_fds() > most - 3, LONG_S)
-        while run.poll() is None and len(idlers) < 2 * most:
-            # A file that was open meanwhile has left room for one more.
-            with contextlib.suppress(OSError):
-                idlers += hostile.idle(port, 1)
-            time.sleep(0.05)
+        idlers = hostile.crowd(hostile.store_port(hostile.listening(run.pid)), most, run)
         (tmp_path / "slow").unlink()
         output, errors = run.communicate(timeout=LONG_S)
         for idler in idlers:
