@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # from glibc's malloc.h
 KEEP_BYTES, KEEP_BLOCK_BYTES = 512 * 1024 * 1024, 256 * 1024 * 1024
 OLD_BLOCK_BYTES = 32 * 1024 * 1024  # HEAP_MAX_SIZE / 2 of 64-bit systems
 RETURN_BYTES = RETURN_BLOCK_BYTES = 256 * 1024
@@ -19,11 +19,15 @@ RETURN_BYTES = RETURN_BLOCK_BYTES = 256 * 1024
 def keep_freed_memory() -> None:
     """Keep up to 512 MB of freed memory, and blocks of up to 256 MB, for the next step.
 
+    Threads that start later share it. By default each has an arena of its own, so the memory that one frees, as a
+    micro-batch of `batch_norm=sync`, is not for the others.
+
     Settings of the user (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`) stay.
     """
     is_set = any(name.startswith("MALLOC_") for name in os.environ)
     if not is_set and "malloc" not in os.environ.get("GLIBC_TUNABLES", ""):
         _set(KEEP_BYTES, KEEP_BLOCK_BYTES)
+        _mallopt(M_ARENA_MAX, 1)
 
 
 def return_freed_memory() -> None:
@@ -35,8 +39,12 @@ def return_freed_memory() -> None:
 
 
 def _set(trim_bytes: int, block_bytes: int) -> None:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     # Old versions of glibc refuse more than 32 MB. Setting one threshold ends the adapting of both. With the
     # second one alone, every block above 128 KB would be returned at once.
-    if mallopt and (mallopt(M_MMAP_THRESHOLD, block_bytes) or mallopt(M_MMAP_THRESHOLD, OLD_BLOCK_BYTES)):
-        mallopt(M_TRIM_THRESHOLD, trim_bytes)
+    if _mallopt(M_MMAP_THRESHOLD, block_bytes) or _mallopt(M_MMAP_THRESHOLD, OLD_BLOCK_BYTES):
+        _mallopt(M_TRIM_THRESHOLD, trim_bytes)
+
+
+def _mallopt(parameter: int, value: int) -> bool:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(mallopt(parameter, value))

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(not has_mallopt, reason="the C library has no ma
 PROGRAM = """
 import resource
 import sys
+import threading
 from pathlib import Path
 import torch
 from lockstep import malloc
@@ -29,12 +30,18 @@ def resident():
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
+def in_thread():
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    thread.join()
+
 def allocate():
     tensors = [torch.ones(5_000_000) for _ in range(6)]
     while tensors:
         tensors.pop()
 
-for name in sys.argv[1:]:
+where, *names = sys.argv[1:]
+for name in names:
     getattr(malloc, name)()
 torch.set_num_threads(1)
 torch.ones(5_000_000)
@@ -42,15 +49,15 @@ before = resident()
 allocate()
 allocate()
 count = faults()
-allocate()
+in_thread() if where == "thread" else allocate()
 print(faults() - count, resident() - before)
 """
 
 
-def allocate(*calls: str, **environment: str) -> tuple[int, float]:
-    """Run the program after these functions of `malloc`."""
+def allocate(*calls: str, where: str = "main", **environment: str) -> tuple[int, float]:
+    """Run the program after these functions of `malloc`, the last time in the main thread or in a new one."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUN"))}
-    command = [sys.executable, "-c", PROGRAM, *calls]
+    command = [sys.executable, "-c", PROGRAM, where, *calls]
     done = subprocess.run(command, env=plain | environment, capture_output=True, text=True, check=True, timeout=120)
     num_faults, left = done.stdout.split()
     return int(num_faults), float(left)
@@ -62,6 +69,13 @@ def test_the_next_step_finds_the_memory_that_the_last_one_freed() -> None:
     kept, left = allocate("keep_freed_memory")
     assert kept < returned / 2
     assert rest < 40
+    assert left > 80
+
+
+def test_another_thread_finds_it_too() -> None:
+    returned, _ = allocate("keep_freed_memory", "return_freed_memory", where="thread")
+    kept, left = allocate("keep_freed_memory", where="thread")
+    assert kept < returned / 2
     assert left > 80
 
 
@@ -78,7 +92,7 @@ def test_an_old_glibc_keeps_blocks_of_32_mb(monkeypatch: pytest.MonkeyPatch) -> 
             monkeypatch.delenv(name)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: OldLibrary())
     malloc.keep_freed_memory()
-    assert calls[1:] == [(malloc.M_MMAP_THRESHOLD, 2**25), (malloc.M_TRIM_THRESHOLD, malloc.KEEP_BYTES)]
+    assert calls[1:3] == [(malloc.M_MMAP_THRESHOLD, 2**25), (malloc.M_TRIM_THRESHOLD, malloc.KEEP_BYTES)]
 
 
 def test_nothing_happens_with_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +105,7 @@ def test_nothing_happens_with_another_c_library(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: OtherLibrary())
     malloc.return_freed_memory()
-    assert looked_for == ["mallopt"]
+    assert {*looked_for} == {"mallopt"}
 
 
 @pytest.mark.parametrize(
