@@ -206,7 +206,8 @@ def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
         if not in_tree:
             stack[:] = [((0, leaf + 1), None)]
     if config.batch_norm == "sync":
-        most = max(most, num_held(config, num_procs))
+        # All micro-batches are open at once. Siblings share a copy; in fast mode all do.
+        most = max(most, -(-num_held(config, num_procs) // 2) if in_tree else 1)
     return most, sum(_num_nodes(config, share, num_leaves) for share in shares[1:])
 
 

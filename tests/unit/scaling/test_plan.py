@@ -133,7 +133,7 @@ def test_a_model_that_asks_for_values_is_refused_in_one_line() -> None:
 
 
 HELD = [{}, {"mode": "fast"}, {"compress": "bf16"}, {"compress": "bf16", "mode": "fast"}, {"batch_norm": "sync"},
-        {"compress": "powersgd", "mode": "fast"}]  # fmt: skip
+        {"batch_norm": "sync", "mode": "fast"}, {"compress": "powersgd", "mode": "fast"}]  # fmt: skip
 
 
 def flats() -> list[Flat]:
