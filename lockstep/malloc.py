@@ -26,8 +26,7 @@ def keep_freed_memory() -> None:
     """
     is_set = any(name.startswith("MALLOC_") for name in os.environ)
     if not is_set and "malloc" not in os.environ.get("GLIBC_TUNABLES", ""):
-        _set(KEEP_BYTES, KEEP_BLOCK_BYTES)
-        _mallopt(M_ARENA_MAX, 1)
+        _set(KEEP_BYTES, KEEP_BLOCK_BYTES, is_shared=True)
 
 
 def return_freed_memory() -> None:
@@ -38,13 +37,11 @@ def return_freed_memory() -> None:
     _set(RETURN_BYTES, RETURN_BLOCK_BYTES)
 
 
-def _set(trim_bytes: int, block_bytes: int) -> None:
+def _set(trim_bytes: int, block_bytes: int, *, is_shared: bool = False) -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     # Old versions of glibc refuse more than 32 MB. Setting one threshold ends the adapting of both. With the
     # second one alone, every block above 128 KB would be returned at once.
-    if _mallopt(M_MMAP_THRESHOLD, block_bytes) or _mallopt(M_MMAP_THRESHOLD, OLD_BLOCK_BYTES):
-        _mallopt(M_TRIM_THRESHOLD, trim_bytes)
-
-
-def _mallopt(parameter: int, value: int) -> bool:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and bool(mallopt(parameter, value))
+    if mallopt and (mallopt(M_MMAP_THRESHOLD, block_bytes) or mallopt(M_MMAP_THRESHOLD, OLD_BLOCK_BYTES)):
+        mallopt(M_TRIM_THRESHOLD, trim_bytes)
+        if is_shared:
+            mallopt(M_ARENA_MAX, 1)

@@ -205,9 +205,8 @@ def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
         push(stack, (leaf, leaf + 1), None, num_leaves, lambda left, right: None)
         if not in_tree:
             stack[:] = [((0, leaf + 1), None)]
-    if config.batch_norm == "sync":
-        # All micro-batches are open at once. Siblings share a copy; in fast mode all do.
-        most = max(most, -(-num_held(config, num_procs) // 2) if in_tree else 1)
+    if config.batch_norm == "sync" and in_tree:
+        most = max(most, -(-num_held(config, num_procs) // 2))  # all are open at once, and two siblings share a copy
     return most, sum(_num_nodes(config, share, num_leaves) for share in shares[1:])
 
 
