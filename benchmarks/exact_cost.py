@@ -2,11 +2,11 @@
 
     python -m benchmarks.exact_cost                 # CNN, ResNet-18 at 64 and 128 px, 2 and 4 processes
     python -m benchmarks.exact_cost --procs 2 --models resnet18-64 --rounds 15
-    python -m benchmarks.exact_cost --procs 2 --models cnn --two-groups   # one gloo group for each direction as well
+    python -m benchmarks.exact_cost --procs 2 --models cnn --one-group   # all messages in the default group as well
 
 Both train the same network on the same random images, micro-batch 16 and one thread per process, CPU and gloo. They
-take turns of a few steps in the same processes, so that a slower machine slows both. Gloo's threads are placed as
-Lockstep places them in its rounds, and as torch leaves them in DDP's (--unplaced: in both). Prints the median over the
+take turns of a few steps in the same processes, so that a slower machine slows both. Gloo's threads and time slices are
+as Lockstep sets them in its rounds, and as torch leaves them in DDP's (--unplaced: in both). Prints the median over the
 rounds, and the median of the rounds' ratios to DDP.
 """
 
@@ -17,8 +17,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
 
 import torch
 import torch.distributed as dist
@@ -27,7 +26,7 @@ from torch import nn
 
 from benchmarks.small_networks import MICRO_BATCH, images_for, network, plain_world, spawn
 from lockstep.cluster.world import World
-from lockstep.cores import core_ids, place_gloo_threads
+from lockstep.cores import TIME_SLICE_MS, core_ids, place_gloo_threads, set_time_slice
 from lockstep.data.order import Order
 from lockstep.parallel.exchange import tree_all_reduce
 from lockstep.parallel.exchange.tree_all_reduce import Message, Work
@@ -83,53 +82,42 @@ def timed(step: Callable[[], None], num_steps: int) -> float:
     return (time.perf_counter() - start) / num_steps
 
 
-def place(rank: int, *, as_lockstep: bool) -> None:
-    """Place gloo's threads as Lockstep does, or reset them."""
+def place(rank: int, *, as_lockstep: bool, time_slice_ms: float) -> None:
+    """Place gloo's threads and set the time slice as Lockstep does, or reset them."""
+    set_time_slice(time_slice_ms if as_lockstep else 0)
     for thread in place_gloo_threads(rank):
         if not as_lockstep:
             os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
             os.sched_setaffinity(thread, core_ids())
 
 
-@dataclass(frozen=True)
-class TwoGroupWorld(World):
-    """A world that sends messages to lower and to higher ranks over a gloo group each.
-
-    A group's thread then does not meet the main thread's sends on the connection that it receives from.
-
-    Attributes:
-        groups: The two groups.
-    """
-
-    groups: Sequence[Any] = ()
+class OneGroupWorld(World):
+    """A world that sends all its messages in the default group."""
 
 
 @tree_all_reduce.post.register
-def _(world: TwoGroupWorld, messages: Sequence[Message]) -> Sequence[Work]:
-    chosen = [world.groups[(it.peer < world.rank) == it.is_receive] for it in messages]
-    return [
-        (group.recv if it.is_receive else group.send)([it.values], it.peer, it.tag)
-        for group, it in zip(chosen, messages, strict=True)
-    ]
+def _(world: OneGroupWorld, messages: Sequence[Message]) -> Sequence[Work]:
+    group = dist.distributed_c10d._get_default_group()
+    return [(group.recv if it.is_receive else group.send)([it.values], it.peer, it.tag) for it in messages]
 
 
-def with_two_groups(here: World) -> TwoGroupWorld:
-    values = {each.name: getattr(here, each.name) for each in fields(here)}
-    return TwoGroupWorld(**values, groups=(dist.distributed_c10d._get_default_group(), dist.new_group()))
+def with_one_group(here: World) -> OneGroupWorld:
+    return OneGroupWorld(**{each.name: getattr(here, each.name) for each in fields(here)})
 
 
-def work(rank: int, num_procs: int, models: list[str], rounds: int, is_unplaced: bool, has_two_groups: bool) -> None:
+def work(rank: int, num_procs: int, arguments: argparse.Namespace) -> None:
     with plain_world(rank, num_procs) as here:
-        for name in models:
+        for name in arguments.models:
             steps = [ddp_steps(name), exact_steps(name, here)]
-            if has_two_groups:
-                steps.append(exact_steps(name, with_two_groups(here)))
+            if arguments.one_group:
+                steps.append(exact_steps(name, with_one_group(here)))
             num_steps = 50 if name == "cnn" else 3
             times: list[list[float]] = []
-            for number in range(rounds + 1):
+            for number in range(arguments.rounds + 1):
                 row = []
                 for step in steps:
-                    place(rank, as_lockstep=step is not steps[0] and not is_unplaced)
+                    is_ours = step is not steps[0] and not arguments.unplaced
+                    place(rank, as_lockstep=is_ours, time_slice_ms=arguments.time_slice)
                     row.append(timed(step, num_steps))
                 if number:  # the first round warms up
                     times.append(row)
@@ -146,14 +134,15 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--unplaced", action="store_true", help="leave gloo's threads as torch starts them")
-    parser.add_argument("--two-groups", action="store_true", help="also measure one gloo group for each direction")
+    parser.add_argument("--one-group", action="store_true", help="also measure with all messages in one group")
+    parser.add_argument("--time-slice", type=float, default=TIME_SLICE_MS, help="milliseconds; 0: the system's own")
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {MICRO_BATCH} samples per process and step, 1 thread each")
-    more = arguments.two_groups
-    ms, ratio = ("  2 groups", "  2 groups") if more else ("", "")
+    more = arguments.one_group
+    ms, ratio = ("   1 group", "   1 group") if more else ("", "")
     print(f"procs  model            DDP ms  exact ms{ms}   ratio{ratio}")
     for num_procs in arguments.procs:
-        spawn(work, num_procs, num_procs, arguments.models, arguments.rounds, arguments.unplaced, more)
+        spawn(work, num_procs, num_procs, arguments)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from benchmarks.exact_cost import MODELS, exact_steps
 from benchmarks.small_networks import plain_world, spawn
-from lockstep.cores import place_gloo_threads
+from lockstep.cores import schedule_threads
 from lockstep.malloc import keep_freed_memory
 
 NUM_STEPS = {"cnn": 100, "resnet18-64": 8, "resnet18-128": 4}
@@ -41,7 +41,7 @@ class Measured(NamedTuple):
 def work(rank: int, num_procs: int, name: str, keeps: bool, file: Path) -> None:
     """Train, and write what rank 0 measures to the file."""
     with plain_world(rank, num_procs) as here:
-        place_gloo_threads(rank)
+        schedule_threads(rank)
         if keeps:
             keep_freed_memory()
         step = exact_steps(name, here)

@@ -14,6 +14,7 @@ import torch.multiprocessing as mp
 import torchvision
 from torch import Tensor, nn
 
+from lockstep.cluster.backends import add_group
 from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
 from lockstep.cluster.world import World
 from lockstep.config.schema import RunConfig
@@ -114,6 +115,7 @@ def _entered(rank: int, work: Callable[..., None], arguments: tuple[Any, ...]) -
 def plain_world(rank: int, num_procs: int) -> Iterator[World]:
     """Join a world without a store of Lockstep, for parts of it beside torch's DDP."""
     dist.init_process_group("gloo", rank=rank, world_size=num_procs)
+    add_group()
     yield World(rank, num_procs, rank, torch.device("cpu"), "gloo", "here", None, ALONE)
     dist.barrier()
     dist.destroy_process_group()

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from benchmarks.small_networks import plain_world, spawn
 from lockstep.cluster.world import World
-from lockstep.cores import place_gloo_threads
+from lockstep.cores import let_gloo_threads_preempt, num_cores, schedule_threads
 from lockstep.data.order import MicroBatch, Order
+from lockstep.malloc import keep_freed_memory
 from lockstep.parallel.reduce import Reducer
 
 SAMPLES = 16  # of a micro-batch
@@ -87,8 +88,11 @@ def lockstep_steps(name: str, here: World, num_micro: int, synchronised: bool) -
     return step
 
 
-def timed(step: Callable[[], None], num_steps: int) -> tuple[float, float]:
+def timed(step: Callable[[], None], num_steps: int, rank: int, *, sync: bool) -> tuple[float, float]:
     """Return milliseconds of a step: elapsed, and CPU time of this process."""
+    schedule_threads(rank)  # as Lockstep does; DDP gains by it, too
+    if sync and dist.get_world_size() <= num_cores():
+        let_gloo_threads_preempt()
     dist.barrier()
     start, cpu = time.perf_counter(), time.process_time()
     for _ in range(num_steps):
@@ -98,7 +102,7 @@ def timed(step: Callable[[], None], num_steps: int) -> tuple[float, float]:
 
 def work(rank: int, num_procs: int, arguments: argparse.Namespace) -> None:
     with plain_world(rank, num_procs) as here:
-        place_gloo_threads(rank)  # as Lockstep does; DDP gains by it, too
+        keep_freed_memory()  # as a run of Lockstep does; torch itself leaves it to the user
         for name in arguments.models:
             for num_micro in arguments.micro_batches:
                 kinds = (
@@ -107,7 +111,10 @@ def work(rank: int, num_procs: int, arguments: argparse.Namespace) -> None:
                     lockstep_steps(name, here, num_micro, True),
                 )
                 num_steps = 10 if name == "cnn" else 1
-                rounds = [[timed(step, num_steps) for step in kinds] for _ in range(arguments.rounds + 1)][1:]
+                rounds = [
+                    [timed(step, num_steps, rank, sync=step is kinds[2]) for step in kinds]
+                    for _ in range(arguments.rounds + 1)
+                ][1:]
                 if rank == 0:
                     clock = [[wall for wall, _ in times] for times in rounds]
                     ddp, micro, sync = (statistics.median(column) for column in zip(*clock, strict=True))

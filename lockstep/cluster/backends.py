@@ -1,14 +1,27 @@
-"""Select the communication backend of a world: gloo, NCCL or MPI."""
+"""The communication backend of a world: gloo, NCCL or MPI. gloo has two process groups, one for each direction.
+
+Two ranks that exchange values send to each other at the same time. On one connection, a rank's gloo thread then
+receives in the middle of the main thread's send, and needs the lock that the send holds. It tries again and again,
+often on the main thread's core, until the system takes the core away, milliseconds later. With a group for messages to
+higher ranks and another one for those to lower ranks, values arrive on another connection than they are sent.
+`python -m benchmarks.exact_cost --one-group` measures both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from lockstep.cluster.rendezvous import RankInfo, ranks_text
 from lockstep.errors import LaunchError
+
+# Each group connects each rank to all others. Larger worlds have the default group's connections only.
+MAX_RANKS = 64
+# Of each default group, the group of messages to higher ranks.
+_UPWARDS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 
 
 def choose_backend(infos: Sequence[RankInfo]) -> tuple[str, str]:
@@ -59,3 +72,28 @@ def choose_backend(infos: Sequence[RankInfo]) -> tuple[str, str]:
     if asked != "auto":
         return asked, ""
     return ("nccl" if device == "cuda" else "gloo"), ""
+
+
+def add_group() -> None:
+    """Start the second group of the default group, if that is gloo's. All ranks call this.
+
+    It has the timeout of the default group, and ends with it, in torch's `destroy_process_group()`.
+    """
+    if dist.get_backend() == "gloo" and 1 < dist.get_world_size() <= MAX_RANKS:
+        default = dist.distributed_c10d._get_default_group()
+        timeout = default._get_backend(torch.device("cpu")).options._timeout
+        group = dist.new_group(backend="gloo", timeout=timeout)
+        assert isinstance(group, dist.ProcessGroup)  # all ranks are in it
+        _UPWARDS[default] = group
+
+
+def group_for(peer: int, *, is_receive: bool) -> dist.ProcessGroup:
+    """Return the group of a message between this rank and another one.
+
+    Args:
+        peer: The other one's rank in the default group.
+        is_receive: Whether this rank receives it.
+    """
+    default = dist.distributed_c10d._get_default_group()
+    is_upwards = (peer < default.rank()) == is_receive
+    return _UPWARDS.get(default, default) if is_upwards else default

@@ -19,14 +19,14 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from lockstep.cluster import abort, connecting, rendezvous, stacks
 from lockstep.cluster.activity import Activity
 from lockstep.cluster.address import interface_towards
-from lockstep.cluster.backends import choose_backend
+from lockstep.cluster.backends import add_group, choose_backend
 from lockstep.cluster.env import ALONE, RankAssignment
 from lockstep.cluster.epochs.membership import Membership
 from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.cluster.rendezvous import RankInfo
 from lockstep.cluster.signed import SignedStore
 from lockstep.cluster.timeout import call_with_timeout
-from lockstep.cores import place_gloo_threads
+from lockstep.cores import schedule_threads
 from lockstep.errors import LaunchError
 from lockstep.open_files import out_of_files, raise_open_files
 
@@ -251,8 +251,7 @@ def _device(kind: str, local_rank: int) -> torch.device:
 def _start_group(
     world: World, infos: Sequence[RankInfo], timeout_s: float, limit_s: float, report: Callable[[str], None]
 ) -> None:
-    assignment, store = world.assignment, world.store
-    assert store is not None
+    assignment = world.assignment
     assert world.signed is not None
     # By default gloo resolves its own host name, which may have no address, or one that peers cannot reach.
     if world.backend == "gloo" and (name := interface_towards(assignment.init)):
@@ -263,20 +262,21 @@ def _start_group(
             torch.cuda.set_device(world.device)
         dist.init_process_group(
             world.backend,
-            store=None if world.backend == "mpi" else store,
+            store=None if world.backend == "mpi" else world.store,
             rank=world.rank,
             world_size=world.size,
             timeout=timedelta(seconds=timeout_s),
             # Binds NCCL's communicator at once, so that a fault shows here and not in the first collective.
             device_id=world.device if world.backend == "nccl" else None,
         )
+        add_group()
 
     if world.backend == "mpi":  # MPI connects without a store, and the same thread must start and end it
         start()
     else:
-        agent_store = assignment.agent_store
-        connecting.connect(start, world.rank, infos, world.signed, limit_s, report, has_agent_store=agent_store)
-    place_gloo_threads(world.local_rank, torch.get_num_threads())
+        has_store = assignment.agent_store
+        connecting.connect(start, world.rank, infos, world.signed, limit_s, report, has_agent_store=has_store)
+    schedule_threads(world.local_rank, torch.get_num_threads())
 
 
 def _end_group(world: World) -> None:

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from lockstep.cluster import collectives
+from lockstep.cluster.backends import add_group
 from lockstep.cluster.env import ALONE, read_assignment
 from lockstep.cluster.signed import Seal, SignedStore
 from lockstep.cluster.world import World, alone, join
-from lockstep.cores import place_gloo_threads
+from lockstep.cores import schedule_threads
 
 JOIN_TIMEOUT_S = 300.0
 _JOINED: list[World] = []
@@ -63,6 +64,7 @@ def _of_default_group(device: torch.device) -> World:
     collectives.barrier(world, JOIN_TIMEOUT_S)  # names the ranks that do not come here
     hosts = collectives.all_gather_object(world, name)
     world = replace(world, local_rank=hosts[:rank].count(name), num_hosts=len(set(hosts)))
-    place_gloo_threads(world.local_rank, torch.get_num_threads())
+    add_group()
+    schedule_threads(world.local_rank, torch.get_num_threads())
     _OF_GROUP[:] = [(weakref.ref(group), world)]
     return world

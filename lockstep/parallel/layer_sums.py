@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
 from lockstep.cluster.world import World
+from lockstep.cores import LAYER_TIME_SLICE_MS, let_gloo_threads_preempt, num_cores, time_slice
 from lockstep.data.keyed import key, seed_host
 from lockstep.data.order import MicroBatch
 from lockstep.errors import TrainError
@@ -81,11 +83,13 @@ class LayerSums:
         self._suspects: Suspects | None = None
         self._num_sums = 0
         self._thread = threading.local()
+        self._schedule()
         self.is_open = False
 
     def move_to(self, world: World) -> None:
         """Continue in another world."""
         self._world, self._nodes = world, []
+        self._schedule()
 
     def __deepcopy__(self, memo: object) -> LayerSums:
         """Return this object itself: a copy of a model (its EMA) shares the sums of the model."""
@@ -233,6 +237,11 @@ class LayerSums:
             push(stack, node, values, self._num_leaves, torch.add)
         return stack
 
+    def _schedule(self) -> None:
+        # With more ranks than cores, a rank's gloo thread would take a core from the other ranks.
+        if self._is_via_host and self._world.num_ranks_here * torch.get_num_threads() <= num_cores():
+            let_gloo_threads_preempt()
+
     def _plan(self, nodes: list[list[Node]]) -> None:
         self._nodes, self._num_leaves = nodes, max(last for held in nodes for _, last in held)
         self._rounds = plan_rounds(self._world.rank, nodes, self._num_leaves, 8 * (1 + self._max_values))
@@ -271,7 +280,8 @@ class LayerSums:
             # for a GPU would be blocked by the first backward pass that waits.
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
-            with torch.autograd.set_multithreading_enabled(False):
+            long = time_slice(LAYER_TIME_SLICE_MS) if self._rounds and self._is_via_host else nullcontext()
+            with long, torch.autograd.set_multithreading_enabled(False):
                 return body(micro_batch)
 
         return call

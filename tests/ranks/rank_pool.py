@@ -220,6 +220,7 @@ def _form(meeting: str, rank: int, size: int) -> World:
     import torch
     import torch.distributed as dist
 
+    from lockstep.cluster.backends import add_group
     from lockstep.cluster.env import RankAssignment
     from lockstep.cluster.signed import Seal, SignedStore
     from lockstep.cluster.world import World
@@ -230,6 +231,7 @@ def _form(meeting: str, rank: int, size: int) -> World:
     store = dist.FileStore(meeting, size) if size > 1 else None
     if store is not None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100))
+        add_group()
     signed = SignedStore(dist.PrefixStore("signed", store), Seal()) if store is not None else None
     return World(rank, size, rank, torch.device("cpu"), "gloo", "here", store, assignment, signed=signed)
 

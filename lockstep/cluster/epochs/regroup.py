@@ -28,13 +28,14 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from lockstep.cluster import abort
 from lockstep.cluster.address import interface_towards
+from lockstep.cluster.backends import add_group
 from lockstep.cluster.env import RankAssignment
 from lockstep.cluster.epochs.membership import Epoch, EpochEnded, Membership
 from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.cluster.signed import Seal, SignedStore
 from lockstep.cluster.timeout import call_with_timeout
 from lockstep.cluster.world import World, join
-from lockstep.cores import place_gloo_threads
+from lockstep.cores import schedule_threads
 from lockstep.errors import LaunchError
 from lockstep.open_files import raise_open_files
 
@@ -147,9 +148,10 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
         # A start that failed has counted too, and only on some ranks; the count is part of the keys in the store.
         dist.distributed_c10d._world.group_count = 0
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
+        add_group()
 
     _call(start, membership, epoch)
-    place_gloo_threads(rank, torch.get_num_threads())
+    schedule_threads(rank, torch.get_num_threads())
     return replace(
         world, rank=rank, size=size, local_rank=rank, backend="gloo", store=PrefixStore("world", store), signed=signed,
         restart=world.assignment.restart,
