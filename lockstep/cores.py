@@ -123,7 +123,7 @@ def place_gloo_threads(local_rank: int, threads_per_rank: int = 1) -> list[int]:
     if not cores or not hasattr(os, "SCHED_BATCH"):
         return placed
     core = cores[local_rank * threads_per_rank % len(cores)]
-    for thread in _gloo_threads():
+    for thread in gloo_threads():
         with suppress(OSError):  # it has ended, or a container forbids the calls
             os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
             os.sched_setaffinity(thread, {core})
@@ -137,12 +137,13 @@ def let_gloo_threads_preempt() -> None:
     As batch threads they would wait until the main thread waits or its time slice ends, the longer one of
     `LAYER_TIME_SLICE_MS`. They would then often start in the middle of its next send.
     """
-    for thread in _gloo_threads():
+    for thread in gloo_threads():
         with suppress(OSError):
             os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
 
-def _gloo_threads() -> list[int]:
+def gloo_threads() -> list[int]:
+    """Return the ids of this process's gloo threads, one for each of its gloo groups."""
     found: list[int] = []
     with suppress(OSError):  # no /proc (macOS)
         for thread in Path("/proc/self/task").iterdir():
