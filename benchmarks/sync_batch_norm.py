@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from benchmarks.small_networks import plain_world, spawn
 from lockstep.cluster.world import World
-from lockstep.cores import let_gloo_threads_preempt, num_cores, schedule_threads
+from lockstep.cores import let_gloo_threads_preempt, schedule_threads
 from lockstep.data.order import MicroBatch, Order
 from lockstep.malloc import keep_freed_memory
 from lockstep.parallel.reduce import Reducer
@@ -91,8 +91,8 @@ def lockstep_steps(name: str, here: World, num_micro: int, synchronised: bool) -
 def timed(step: Callable[[], None], num_steps: int, rank: int, *, sync: bool) -> tuple[float, float]:
     """Return milliseconds of a step: elapsed, and CPU time of this process."""
     schedule_threads(rank)  # as Lockstep does; DDP gains by it, too
-    if sync and dist.get_world_size() <= num_cores():
-        let_gloo_threads_preempt()
+    if sync:
+        let_gloo_threads_preempt(dist.get_world_size())
     dist.barrier()
     start, cpu = time.perf_counter(), time.process_time()
     for _ in range(num_steps):

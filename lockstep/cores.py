@@ -53,18 +53,15 @@ def on_one_core() -> Iterator[None]:
             os.sched_setaffinity(0, before)
 
 
-def schedule_threads(local_rank: int, threads_per_rank: int = 1) -> list[int]:
+def schedule_threads(local_rank: int, threads_per_rank: int = 1) -> None:
     """Place this process's gloo threads, and give this thread and those that it starts longer time slices.
 
     Args:
         local_rank: See `place_gloo_threads`.
         threads_per_rank: See `place_gloo_threads`.
-
-    Returns:
-        The ids of gloo's threads.
     """
     set_time_slice(TIME_SLICE_MS)
-    return place_gloo_threads(local_rank, threads_per_rank)
+    place_gloo_threads(local_rank, threads_per_rank)
 
 
 def set_time_slice(milliseconds: float) -> None:
@@ -131,12 +128,19 @@ def place_gloo_threads(local_rank: int, threads_per_rank: int = 1) -> list[int]:
     return placed
 
 
-def let_gloo_threads_preempt() -> None:
+def let_gloo_threads_preempt(num_threads: int) -> None:
     """Let gloo's threads take a core from the main thread, for a model that waits for messages at each of its layers.
+
+    With fewer cores than threads nothing changes: a rank's gloo thread would take a core from the other ranks.
 
     As batch threads they would wait until the main thread waits or its time slice ends, the longer one of
     `LAYER_TIME_SLICE_MS`. They would then often start in the middle of its next send.
+
+    Args:
+        num_threads: Threads with which the ranks of this machine compute, in all.
     """
+    if num_threads > num_cores():
+        return
     for thread in gloo_threads():
         with suppress(OSError):
             os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))

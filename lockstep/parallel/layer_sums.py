@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lockstep.cluster.world import World
-from lockstep.cores import LAYER_TIME_SLICE_MS, let_gloo_threads_preempt, num_cores, time_slice
+from lockstep.cores import LAYER_TIME_SLICE_MS, let_gloo_threads_preempt, time_slice
 from lockstep.data.keyed import key, seed_host
 from lockstep.data.order import MicroBatch
 from lockstep.errors import TrainError
@@ -238,9 +238,8 @@ class LayerSums:
         return stack
 
     def _schedule(self) -> None:
-        # With more ranks than cores, a rank's gloo thread would take a core from the other ranks.
-        if self._is_via_host and self._world.num_ranks_here * torch.get_num_threads() <= num_cores():
-            let_gloo_threads_preempt()
+        if self._is_via_host:
+            let_gloo_threads_preempt(self._world.num_ranks_here * torch.get_num_threads())
 
     def _plan(self, nodes: list[list[Node]]) -> None:
         self._nodes, self._num_leaves = nodes, max(last for held in nodes for _, last in held)
