@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from lockstep.check.compare import merge_ranks
 from lockstep.check.finding import Finding
 from lockstep.check.judge import Outcome, first_stage, judge, passed
 from lockstep.check.probe import probe
-from lockstep.check.sizes import NUM_EVAL, TIMEOUT_S
+from lockstep.check.sizes import NUM_EVAL, TIMEOUT_S, TIMEOUTS
 from lockstep.check.steps import Trial
 from lockstep.check.trial import run_trial
 from lockstep.cluster import codec
@@ -87,7 +87,7 @@ def check(source: str, overrides: list[str], config: RunConfig, progress: Callab
         notes = _answers(folder / "probe", 1, config, probe, (source, overrides))[0]
         outcomes: list[Outcome] = []
         if "error" not in notes:
-            given = [*overrides, *notes["settings"]]
+            given = [*TIMEOUTS, *overrides, *notes["settings"]]
             with _other_hash(source, given, folder / "hash") as wait:
                 for done, trial in enumerate(trials, start=1):
                     progress(trial.name, done, total)
@@ -156,10 +156,12 @@ def _other_hash(source: str, overrides: list[str], folder: Path) -> Iterator[Cal
     )
 
     def wait() -> Any:
-        process.wait(TIMEOUT_S)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(TIMEOUT_S)
         if not (folder / "rank-0").is_file():
             raise LaunchError(
-                f"the trial with PYTHONHASHSEED={seed} ended with exit code {process.returncode}",
+                f"the trial with PYTHONHASHSEED={seed} "
+                + (f"ended with exit code {process.poll()}" if process.poll() else f"did not end for {TIMEOUT_S} s"),
                 fix="Train the recipe for an epoch on one process, whose output names the cause.",
             )
         return _read(folder / "rank-0")

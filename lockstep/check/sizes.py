@@ -9,6 +9,12 @@ MICRO_BATCH, EVAL_BATCH = 4, 4
 NUM_MICRO_BATCHES = (5, 4, 3, *range(6, 100))
 NUM_EVAL = 6 * EVAL_BATCH  # validation samples
 TIMEOUT_S = 120
+# Come before the user's settings. A hang is found before the others' collectives time out, and named by its rank.
+TIMEOUTS = (
+    f"cluster.timeout_s={TIMEOUT_S}",
+    f"cluster.join_timeout_s={TIMEOUT_S}",
+    f"watch.hang_timeout_s={3 * TIMEOUT_S // 4}",
+)
 
 
 def small_sizes(config: RunConfig, num_samples: int) -> list[str]:
@@ -30,6 +36,4 @@ def small_sizes(config: RunConfig, num_samples: int) -> list[str]:
         f"epochs={max(config.epochs, 6)}",
         "compile=false",
         "activation_checkpointing=false",
-        f"cluster.timeout_s={TIMEOUT_S}",
-        f"cluster.join_timeout_s={TIMEOUT_S}",
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from lockstep.engine.job import Job
 from lockstep.launch.start import join_world
 from lockstep.recipes.catalog import find
 from lockstep.storage.run_folder import RunFolder
+from lockstep.watchdog.detector import HangDetector
 
 
 class Slice(Samples):
@@ -73,14 +75,16 @@ def run_trial(
         here: Which process this is; None: read from the environment.
     """
     here = here or read_assignment(os.environ) or ALONE
+    # The stacks of a hang stay when the scratch folder of the answers is removed.
+    stacks = Path(tempfile.gettempdir()) / f"lockstep-stacks{answers.parent.name}"
     shuffle_generators()
     with quiet():
-        answer = guarded(lambda: _run(source, overrides, trial, num_eval, here))
+        answer = guarded(lambda: _run(source, overrides, trial, num_eval, here, stacks))
     (answers / f"rank-{here.rank}").write_bytes(codec.encode(answer))
     return 0
 
 
-def _run(source: str, overrides: list[str], trial: Trial, num_eval: int, here: RankAssignment) -> Record:
+def _run(source: str, overrides: list[str], trial: Trial, num_eval: int, here: RankAssignment, stacks: Path) -> Record:
     found = find(source)
     config = load(found.config_class, found.layers, [*overrides, f"loader.num_workers={trial.workers}"]).config
     with join_world(here, config) as world:
@@ -100,8 +104,9 @@ def _run(source: str, overrides: list[str], trial: Trial, num_eval: int, here: R
         else:
             init_weights(job, build)
             start = {"dataset info": {"": json.dumps(dataset_info)}, "initial weights": digests(job.model.state_dict())}
-        steps = run_steps(job, trial, manager, world)
-        return {"start": start, "steps": steps, "evaluation": _evaluation(job, trial, num_eval)}
+        with HangDetector(world, config.watch.hang_timeout_s, stacks):
+            steps = run_steps(job, trial, manager, world)
+            return {"start": start, "steps": steps, "evaluation": _evaluation(job, trial, num_eval)}
 
 
 def _evaluation(job: Job, trial: Trial, num_eval: int) -> Record:

@@ -143,6 +143,7 @@ class Loader:
         prefetch: Batches that each worker reads ahead.
         channels_last: Convert (N, C, H, W) inputs to the memory format channels_last, in dicts and lists too.
         num_ranks_here: Ranks on this machine, for "auto".
+        timeout_s: Longest wait for a worker's batch, seconds; None: forever.
 
     Attributes:
         num_workers: DataLoader workers.
@@ -162,10 +163,11 @@ class Loader:
         prefetch: int = 2,
         channels_last: bool = False,
         num_ranks_here: int = 1,
+        timeout_s: float | None = None,
     ) -> None:
         self._samples, self._device, self._channels_last = as_samples(samples), device, channels_last
         self.num_workers = choose_num_workers(num_workers, samples, device, num_ranks_here=num_ranks_here)
-        self.waited_s = 0.0
+        self._timeout_s, self.waited_s = timeout_s, 0.0
         self.num_to_keep, self.kept = 0, list[Batch]()
         self.digests: list[bytes] | None = None
         self._stream: Iterator[Batch | LockstepError] | None = None
@@ -176,6 +178,7 @@ class Loader:
                 sampler=_Requests(requests),
                 num_workers=self.num_workers,
                 prefetch_factor=prefetch,
+                timeout=timeout_s or 0,
                 pin_memory=device.type == "cuda",
                 worker_init_fn=_start_worker,
                 # The default of a rank is the way it was started itself (forkserver): each worker would import torch
@@ -227,7 +230,7 @@ class Loader:
             ConfigError: The dataset returned other samples, or no Batch.
         """
         started = time.perf_counter()
-        batch = read(self._samples, indices, keys) if again or self._stream is None else next(self._stream)
+        batch = read(self._samples, indices, keys) if again or self._stream is None else self._next()
         self.waited_s += time.perf_counter() - started
         if isinstance(batch, LockstepError):
             raise batch
@@ -252,11 +255,30 @@ class Loader:
             self.num_to_keep -= len(self.kept[-1])
         return batch
 
+    def _next(self) -> Batch | LockstepError:
+        assert self._stream is not None
+        try:
+            return next(self._stream)
+        except RuntimeError as error:
+            if self._timeout_s is None or "DataLoader timed out" not in str(error):
+                raise
+            raise DataError(
+                f"a DataLoader worker returned no batch for {self._timeout_s:g} s",
+                cause="a read that never returns: a network disk, a lock, a download",
+                fix=f"If reading is only slow, set watch.hang_timeout_s={3 * self._timeout_s:g}. loader.num_workers=0 "
+                "reads in the training process, where Ctrl-C with LOCKSTEP_DEBUG=1 shows the line.",
+            ) from None
+
     def close(self) -> None:
         """Stop the workers."""
-        workers = list(getattr(self._stream, "_workers", ()))
-        self._stream = None  # its destructor sends the workers a request to exit, and waits a few seconds
-        for worker in workers:
+        stream: Any = self._stream
+        self._stream = None
+        if stream is None:
+            return
+        # Sends the workers a request to exit, and waits a few seconds. Its destructor does the same, but the traceback
+        # of an error can keep it alive, and torch then takes the kill below for a failure.
+        stream._shutdown_workers()
+        for worker in stream._workers:
             if worker.is_alive():
                 worker.kill()
 

@@ -213,7 +213,13 @@ def _reader(
     """
     workers = choose_num_workers(config.loader.num_workers, samples, device, num_ranks_here=num_ranks_here)
     loader = Loader(
-        samples, lambda: iter(requests), device, num_workers=min(1, workers), channels_last=config.channels_last
+        samples,
+        lambda: iter(requests),
+        device,
+        num_workers=min(1, workers),
+        channels_last=config.channels_last,
+        # The hang detector starts after the model is built.
+        timeout_s=config.watch.hang_timeout_s,
     )
     try:
         yield loader

@@ -88,6 +88,27 @@ def test_a_recipe_that_fails_is_answered_with_its_line(tmp_path: Path) -> None:
     assert f"where  recipe.py:{_marked(source)}" in done.stderr
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("num_reads", "code", "answer"),
+    [
+        (0, 1, "a DataLoader worker returned no batch for 4 s"),  # in the fingerprint
+        (16, 4, "the run has made no progress for 4 s: reading samples"),
+    ],
+)
+def test_a_worker_that_hangs_is_found(tmp_path: Path, num_reads: int, code: int, answer: str) -> None:
+    source = {
+        "DATA": "self.reads = 0",
+        "SAMPLE": f"""self.reads += 1
+        if torch.utils.data.get_worker_info() and self.reads > {num_reads}:
+            threading.Event().wait()""",
+        "MODULE": "import threading",
+    }
+    (tmp_path / "recipe.py").write_text(source_of(Fault("a hang", (), source)))
+    done = lockstep("check", "recipe.py", "watch.hang_timeout_s=4", cwd=tmp_path, code=code, TMPDIR=str(tmp_path))
+    assert answer in " ".join((done.stdout + done.stderr).split())
+
+
 def test_a_wrong_setting_is_answered_before_anything_runs(tmp_path: Path) -> None:
     done = lockstep("check", "digits", "epoch=3", cwd=tmp_path, code=2)
     assert "epoch is not a setting" in done.stderr
