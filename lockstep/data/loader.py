@@ -20,6 +20,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -277,7 +278,8 @@ class Loader:
             return
         # Sends the workers a request to exit, and waits a few seconds. Its destructor does the same, but the traceback
         # of an error can keep it alive, and torch then takes the kill below for a failure.
-        stream._shutdown_workers()
+        with suppress(RuntimeError):  # torch's report of a killed worker, from a signal handler
+            stream._shutdown_workers()
         for worker in stream._workers:
             if worker.is_alive():
                 worker.kill()
