@@ -159,9 +159,10 @@ def _other_hash(source: str, overrides: list[str], folder: Path) -> Iterator[Cal
         with suppress(subprocess.TimeoutExpired):
             process.wait(TIMEOUT_S)
         if not (folder / "rank-0").is_file():
+            code = process.returncode
+            end = f"did not end for {TIMEOUT_S} s" if code is None else f"ended with exit code {code}"
             raise LaunchError(
-                f"the trial with PYTHONHASHSEED={seed} "
-                + (f"ended with exit code {process.poll()}" if process.poll() else f"did not end for {TIMEOUT_S} s"),
+                f"the trial with PYTHONHASHSEED={seed} {end}",
                 fix="Train the recipe for an epoch on one process, whose output names the cause.",
             )
         return _read(folder / "rank-0")
