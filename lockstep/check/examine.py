@@ -115,7 +115,8 @@ def _answers(
         raise LaunchError(
             f"a trial on {procs} process{'es' if procs > 1 else ''} ended with exit code {code}",
             cause=f"no result of {', '.join(missing)}" if missing else None,
-            fix="Train the recipe for a few steps first: lockstep train RECIPE epochs=1",
+            # The launcher has reported a process that failed, but not one that wrote no answer.
+            fix="See the error above." if code else "Train the recipe first: lockstep train RECIPE epochs=1",
         )
     return [_read(file) for file in files]
 
