@@ -5,8 +5,9 @@
 
 All train the same network on the same random images, one thread per process, CPU and gloo. DDP uses torch's ordinary
 batch norm, because its synchronized one refuses CPU tensors. They take turns of a few steps in the same processes.
-Prints the median step time over the rounds, and the medians of the rounds' ratios. The last ratio is of rank 0's CPU
-time, which other work on the machine affects less, and which excludes waiting for other ranks.
+Prints the median step time over the rounds, and the medians of the rounds' ratios. "CPU" is sync / micro of rank 0's
+CPU time, which other work on the machine affects less, and which excludes waiting for other ranks. For "no messages"
+each rank takes its own sums for those of all: these are the operations, the rest of sync / micro is the exchange.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def ddp_steps(name: str, num_micro: int) -> Callable[[], None]:
     return step
 
 
-def lockstep_steps(name: str, here: World, num_micro: int, synchronised: bool) -> Callable[[], None]:
+def lockstep_steps(
+    name: str, here: World, num_micro: int, synchronised: bool, *, has_messages: bool = True
+) -> Callable[[], None]:
     model, inputs = build(name)
     targets = torch.arange(SAMPLES) % 10
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
@@ -85,6 +88,10 @@ def lockstep_steps(name: str, here: World, num_micro: int, synchronised: bool) -
         reducer.reduce()
         optimizer.step()
 
+    if not has_messages:
+        step()
+        assert reducer._layer_sums is not None
+        reducer._layer_sums._rounds = []  # planned in the first step
     return step
 
 
@@ -109,21 +116,24 @@ def work(rank: int, num_procs: int, arguments: argparse.Namespace) -> None:
                     ddp_steps(name, num_micro),
                     lockstep_steps(name, here, num_micro, False),
                     lockstep_steps(name, here, num_micro, True),
+                    lockstep_steps(name, here, num_micro, True, has_messages=False),
                 )
                 num_steps = 10 if name == "cnn" else 1
                 rounds = [
-                    [timed(step, num_steps, rank, sync=step is kinds[2]) for step in kinds]
+                    [timed(step, num_steps, rank, sync=step in kinds[2:]) for step in kinds]
                     for _ in range(arguments.rounds + 1)
                 ][1:]
                 if rank == 0:
                     clock = [[wall for wall, _ in times] for times in rounds]
-                    ddp, micro, sync = (statistics.median(column) for column in zip(*clock, strict=True))
-                    to_micro = statistics.median(sync / micro for _, micro, sync in clock)
-                    to_ddp = statistics.median(sync / ddp for ddp, _, sync in clock)
-                    in_cpu = statistics.median(sync / micro for _, (_, micro), (_, sync) in rounds)
+                    ddp, micro, sync, _ = (statistics.median(column) for column in zip(*clock, strict=True))
+                    to_micro, no_messages = (
+                        statistics.median(times[kind] / times[1] for times in clock) for kind in (2, 3)
+                    )
+                    to_ddp = statistics.median(times[2] / times[0] for times in clock)
+                    in_cpu = statistics.median(times[2][1] / times[1][1] for times in rounds)
                     print(
                         f"| {num_procs} | {num_micro} | {name} | {ddp:.1f} | {micro:.1f} | {sync:.1f} "
-                        f"| {to_micro:.2f} | {to_ddp:.2f} | {in_cpu:.2f} |",
+                        f"| {to_micro:.2f} | {no_messages:.2f} | {to_ddp:.2f} | {in_cpu:.2f} |",
                         flush=True,
                     )
 
@@ -138,8 +148,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, micro-batches of {SAMPLES} samples, 1 thread per process; step times in ms")
-    print("| processes | micro-batches each | network | DDP | micro | sync | sync/micro | sync/DDP | CPU sync/micro |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| processes | micro-batches each | network | DDP | micro | sync | sync/micro | no messages | sync/DDP | CPU |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for num_procs in arguments.procs:
         spawn(work, num_procs, num_procs, arguments)
 
