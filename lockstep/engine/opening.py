@@ -53,7 +53,10 @@ class OpenRun:
 
     def take_over(self) -> None:
         """Continue the work of a rank 0 that was lost: the run folder, its records, its checkpoints and the console."""
-        self.folder.open()
+        # It may still run: a machine that is only slow counts as lost, and learns later that it has to end its
+        # processes. The lock of one that lost its power stays until the file server notices. The other ranks wait as
+        # long for their next message.
+        self.folder.open(wait_s=self.job.config.cluster.timeout_s)
         job, before = self.job, self.reports
         job.progress.chain = recover_chain(job, self.folder.path)
         self.manager = CheckpointManager(self.folder, job.config.checkpoint, job.world)

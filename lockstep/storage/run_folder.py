@@ -142,8 +142,11 @@ class RunFolder:
         """The folder of charts and image sheets."""
         return self.path / "pictures"
 
-    def open(self) -> None:
+    def open(self, wait_s: float = 0.0) -> None:
         """Create the folder and lock it for this process, until `close` or the end of the process.
+
+        Args:
+            wait_s: How long to wait for another process that holds the lock, seconds.
 
         Raises:
             CheckpointError: It cannot be created, or another process holds the lock.
@@ -151,7 +154,7 @@ class RunFolder:
         lock = RunLock(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock.take()  # before any other file: the lock marks the folder as a run folder
+            lock.take(wait_s)  # before any other file: the lock marks the folder as a run folder
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             lock.release()

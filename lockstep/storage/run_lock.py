@@ -36,8 +36,11 @@ class RunLock:
         self._file: IO[str] | None = None
         self._has_owner_file = False
 
-    def take(self) -> None:
+    def take(self, wait_s: float = 0.0) -> None:
         """Lock the folder for this process.
+
+        Args:
+            wait_s: How long to wait for a process that holds the lock and has not ended, seconds.
 
         Raises:
             CheckpointError: Another process holds the lock, or the lock file cannot be written.
@@ -49,7 +52,7 @@ class RunLock:
         except OSError as error:
             raise cannot_write(self.path, error) from None
         try:
-            self._lock(file)
+            self._lock(file, wait_s)
             file.truncate(0)
             file.write(f"{_me()}\n")
             file.flush()
@@ -72,8 +75,8 @@ class RunLock:
             self.owner.unlink(missing_ok=True)
             self._has_owner_file = False
 
-    def _lock(self, file: IO[str]) -> None:
-        end = time.monotonic() + _ORPHANS_END_S
+    def _lock(self, file: IO[str], wait_s: float) -> None:
+        start = time.monotonic()
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,7 +85,8 @@ class RunLock:
                 if error.errno not in _IN_USE:
                     self._take_owner_file()
                     return
-            if _lives(_read(self.path)) or time.monotonic() > end:
+            limit_s = wait_s if _lives(_read(self.path)) else max(wait_s, _ORPHANS_END_S)
+            if time.monotonic() - start >= limit_s:
                 raise CheckpointError(
                     f"run folder {self.path.parent} is in use",
                     given=_read(self.path),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -67,6 +69,35 @@ def test_the_other_nodes_finish_the_step_of_a_lost_node(
         assert pids(jobs) == survivors
         check(tmp_path, undisturbed, jobs, NAMES[:size])
     assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [size, size - 1]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_node_that_only_seemed_lost_gives_the_run_folder_up(undisturbed: str, tmp_path: Path) -> None:
+    with nodes(
+        tmp_path, *in_step(tmp_path), "cluster.node_timeout_s=120", "--nodes", "1:3", "--max-restarts", "2"
+    ) as begin:
+        jobs = [begin(name) for name in "abc"]
+        jobs[0].wait_for_step(2)
+        (successor,) = pids([jobs[1]])
+        jobs[0].process.send_signal(signal.SIGSTOP)  # the launcher: its process continues, and holds the folder's lock
+        try:
+            kill_node(jobs.pop())  # broken connections: a launcher that writes no status now counts as lost
+            wait_until(lambda: holds(successor, tmp_path / "run" / "run.lock"), WAIT_S)
+            assert pids([jobs[0]])
+        finally:
+            jobs[0].process.send_signal(signal.SIGCONT)
+        wait_until(lambda: any("continuing with 2 processes" in said(tmp_path, name) for name in "ab"), WAIT_S)
+        assert pids([jobs[1]]) == [successor]
+        check(tmp_path, undisturbed, jobs, "abc")
+    assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [3, 1, 2]
+
+
+def holds(pid: int, file: Path) -> bool:
+    """Return whether a process has a file open."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return any(os.readlink(handle) == str(file) for handle in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 @pytest.mark.full

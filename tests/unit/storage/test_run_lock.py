@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,15 @@ def test_partial_files_of_a_killed_process_are_gone_after_the_next_start(tmp_pat
     folder.open()
     folder.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "run.lock"]
+
+
+def test_a_process_that_takes_over_waits_for_the_lock_of_one_that_has_not_ended_yet(tmp_path: Path) -> None:
+    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
+    first.open()
+    with pytest.raises(CheckpointError, match="is in use"):
+        second.open(wait_s=0.1)
+    ending = threading.Timer(0.2, first.close)
+    ending.start()
+    second.open(wait_s=60.0)
+    ending.join()
+    second.close()
