@@ -85,11 +85,12 @@ class RunLock:
                 if error.errno not in _IN_USE:
                     self._take_owner_file()
                     return
-            limit_s = wait_s if _lives(_read(self.path)) else max(wait_s, _ORPHANS_END_S)
+            owner = _read(self.path)
+            limit_s = wait_s if _lives(owner) else max(wait_s, _ORPHANS_END_S)
             if time.monotonic() - start >= limit_s:
                 raise CheckpointError(
                     f"run folder {self.path.parent} is in use",
-                    given=_read(self.path),
+                    given=owner,
                     fix="Wait for that process, stop it, or give another --run-dir.",
                 )
             time.sleep(0.02)

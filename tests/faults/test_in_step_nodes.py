@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -83,7 +81,8 @@ def test_a_node_that_only_seemed_lost_gives_the_run_folder_up(undisturbed: str, 
         jobs[0].process.send_signal(signal.SIGSTOP)  # the launcher: its process continues, and holds the folder's lock
         try:
             kill_node(jobs.pop())  # broken connections: a launcher that writes no status now counts as lost
-            wait_until(lambda: holds(successor, tmp_path / "run" / "run.lock"), WAIT_S)
+            lock = str(tmp_path / "run" / "run.lock")
+            wait_until(lambda: any(file.path == lock for file in psutil.Process(successor).open_files()), WAIT_S)
             assert pids([jobs[0]])
         finally:
             jobs[0].process.send_signal(signal.SIGCONT)
@@ -91,13 +90,6 @@ def test_a_node_that_only_seemed_lost_gives_the_run_folder_up(undisturbed: str, 
         assert pids([jobs[1]]) == [successor]
         check(tmp_path, undisturbed, jobs, "abc")
     assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [3, 1, 2]
-
-
-def holds(pid: int, file: Path) -> bool:
-    """Return whether a process has a file open."""
-    with contextlib.suppress(psutil.Error, OSError):
-        return any(os.readlink(handle) == str(file) for handle in Path(f"/proc/{pid}/fd").iterdir())
-    return False
 
 
 @pytest.mark.full

@@ -42,7 +42,9 @@ def test_a_lost_and_returned_machine_leaves_the_weights_and_repeats_no_step(tmp_
     sizes = [world["size"] for world in result(tmp_path / "job" / "run")["worlds"]]
     # On a busy machine the run may begin with two launchers, and the third one joins before the loss. There, one that
     # does not answer in time counts as lost, too, and returns.
-    assert sizes[sizes.index(3) + 1] == 2
+    first = sizes.index(3)
+    assert sizes[:first] in ([], [2])
+    assert sizes[first + 1] == 2
     assert sizes[-1] == 3
     # The time that the samples sleep bounds the rate, however busy the machine is.
     assert 0.0 < goodput(done.samples, trace, seconds, lambda up: up / SAMPLE_S) <= 1.0
