@@ -158,13 +158,21 @@ class SharedFolder:
         return known
 
     def begin(self, epoch: Epoch) -> Epoch:
-        """Publish an epoch, and return the one that has its number now: another launcher may have been first."""
+        """Publish an epoch, and return the one that has its number now: another launcher may have been first.
+
+        The status of each node that is lost to this launcher goes, so that it is lost to all, and to those that join
+        later. One that only seemed lost writes it again.
+        """
         part, path = self._path / f"epoch.{self.node}.part", self._path / f"epoch-{epoch.number}.json"
         part.write_text(json.dumps(asdict(epoch)), encoding="utf-8")
         with suppress(FileExistsError):
             os.link(part, path)
         part.unlink()
         found = read_epoch(path)
+        if found == epoch:
+            for node, beat in self._lost.items():
+                if self._seen[node][0] == beat:
+                    (self._path / f"node-{node}.json").unlink(missing_ok=True)
         if self.newest(found) is found:
             self._write(NEWEST, asdict(found))
         return found

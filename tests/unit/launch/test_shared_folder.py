@@ -104,6 +104,39 @@ def test_a_second_node_that_is_lost_during_the_recovery_is_lost_soon(path: Path,
     assert lost == [1, 2]
 
 
+def test_a_node_that_is_lost_to_the_leader_is_lost_to_all_launchers(path: Path) -> None:
+    first, second, third = (SharedFolder(path, timeout_s) for timeout_s in (900.0, 0.2, 900.0))
+    for shared in (first, second, third):
+        shared.publish(NodeStatus(shared.node))
+    second.statuses()
+    time.sleep(0.25)
+    for shared in (first, second):
+        shared.publish(NodeStatus(shared.node))
+    assert second.statuses().keys() == {0, 1}
+    assert first.statuses().keys() == {0, 1, 2}
+    second.begin(Epoch(1, 1, (0, 1)))
+    assert first.statuses().keys() == {0, 1}
+    third.publish(NodeStatus(third.node))  # it only seemed lost
+    assert first.statuses().keys() == second.statuses().keys() == {0, 1, 2}
+    second.begin(Epoch(2, 2, (0, 1)))
+    assert first.statuses().keys() == second.statuses().keys() == {0, 1, 2}
+
+
+def test_the_last_node_removes_the_folder_though_another_one_found_the_loss(path: Path) -> None:
+    first, second, third = (SharedFolder(path, timeout_s) for timeout_s in (900.0, 0.2, 900.0))
+    for shared in (first, second, third):
+        shared.publish(NodeStatus(shared.node))
+    second.statuses()
+    time.sleep(0.25)
+    for shared in (first, second):
+        shared.publish(NodeStatus(shared.node))
+    assert second.statuses().keys() == {0, 1}
+    second.begin(Epoch(1, 1, (0, 1)))
+    second.leave(NodeStatus(second.node), is_end=True)
+    first.leave(NodeStatus(first.node), is_end=True)
+    assert not path.parent.exists()
+
+
 def test_a_launcher_that_looks_seldom_does_not_take_others_for_silent(path: Path) -> None:
     first, second = SharedFolder(path, 900.0), SharedFolder(path, 900.0)
     first.publish(NodeStatus(first.node, broken=4))
