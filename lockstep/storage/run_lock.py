@@ -83,7 +83,7 @@ class RunLock:
                 return
             except OSError as error:
                 if error.errno not in _IN_USE:
-                    self._take_owner_file()
+                    self._take_owner_file(start + wait_s)
                     return
             owner = _read(self.path)
             limit_s = wait_s if _lives(owner) else max(wait_s, _ORPHANS_END_S)
@@ -95,8 +95,8 @@ class RunLock:
                 )
             time.sleep(0.02)
 
-    def _take_owner_file(self) -> None:
-        """Create the owner file with O_EXCL, in place of a lock."""
+    def _take_owner_file(self, end: float) -> None:
+        """Create the owner file with O_EXCL, in place of a lock; wait for it until `end`, by the monotonic clock."""
         while True:
             try:
                 handle = os.open(self.owner, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
@@ -104,6 +104,9 @@ class RunLock:
                 owner = _read(self.owner)
                 if owner and not _lives(owner):
                     self.owner.unlink(missing_ok=True)
+                    continue
+                if time.monotonic() < end:
+                    time.sleep(0.02)
                     continue
                 raise CheckpointError(
                     f"run folder {self.owner.parent} is in use",

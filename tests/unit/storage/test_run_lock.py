@@ -50,6 +50,19 @@ def test_without_locks_a_second_run_in_the_folder_is_refused_at_once(tmp_path: P
 
 
 @pytest.mark.usefixtures("no_locks")
+def test_without_locks_a_process_waits_for_the_folder_of_another_one(tmp_path: Path) -> None:
+    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
+    first.open()
+    with pytest.raises(CheckpointError, match="is in use"):
+        second.open(wait_s=0.1)
+    release = threading.Timer(0.2, first.close)
+    release.start()
+    second.open(wait_s=60.0)
+    assert release.finished.is_set()
+    second.close()
+
+
+@pytest.mark.usefixtures("no_locks")
 def test_without_locks_a_folder_of_a_dead_process_is_free_and_one_of_another_host_is_not(tmp_path: Path) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
