@@ -21,8 +21,7 @@ def in_step(folder: Path) -> tuple[str, ...]:
     """Settings of a run that gets on only slowly, until `hurry`, and whose first world has all nodes."""
     (folder / "slow").touch()
     return (
-        "cluster.recovery=in_step", "data.slow_s=0.2", f"data.slow_while={folder}/slow", "cluster.node_timeout_s=2",
-        "cluster.last_call_s=60",
+        "cluster.recovery=in_step", "data.slow_s=0.2", f"data.slow_while={folder}/slow", "cluster.last_call_s=60",
     )  # fmt: skip
 
 

@@ -24,15 +24,15 @@ class Job(Lockstep):
 
     def change(self, up: set[int], changes: Sequence[Change]) -> None:
         if not all(change.is_up for change in changes):
-            wait_until(lambda: any("3 processes" in text for text in self.said()), LIMIT_S)
+            wait_until(lambda: any("3 processes" in text for text in self.outputs()), LIMIT_S)
         super().change(up, changes)
 
     def finish(self) -> str:
         lost, whole = "continuing with 2 processes", "continuing with 3 processes"
-        wait_until(lambda: any(lost in text and whole in text.split(lost)[-1] for text in self.said()), LIMIT_S)
+        wait_until(lambda: any(lost in text and whole in text.split(lost)[-1] for text in self.outputs()), LIMIT_S)
         return super().finish()
 
-    def said(self) -> list[str]:
+    def outputs(self) -> list[str]:
         return [path.read_text() for path in self.folder.glob("said-*")]
 
 
