@@ -4,9 +4,10 @@
     the leader      statuses ── a member is missing: next epoch, urgent ──> shared folder
                              ── a replacement is ready: next epoch
 
-The launcher that serves the rendezvous names the first epoch. When the leader's node is lost, the launcher of the
-lowest remaining node takes its place. Each epoch is created once, from the members of the one before, so there is one
-order of epochs. A group that is not in the newest one misses a member, and cannot complete another step.
+The launcher of the lowest node names the first epoch: node 0, which serves the rendezvous, unless it is lost. When the
+leader's node is lost, the launcher of the lowest remaining node takes its place. Each epoch is created once, from the
+members of the one before, so there is one order of epochs. A group that is not in the newest one misses a member, and
+cannot complete another step.
 
 SIGTERM is the notice that a machine goes. It leaves if enough others stay; otherwise, and after Ctrl-C, the run stops
 and saves.
@@ -25,7 +26,9 @@ from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
 from lockstep.launch.crew.crew import Crew, CrewSupervisor
 from lockstep.launch.crew.crew_process import EPOCHS_FILE, Entry, Worker, start_worker
-from lockstep.launch.crew.shared_folder import NodeStatus, SharedFolder, WorkerState
+from lockstep.launch.crew.node_errors import FIX, gave_up_waiting, too_few_nodes
+from lockstep.launch.crew.shared_files import NodeStatus, WorkerState
+from lockstep.launch.crew.shared_folder import SharedFolder
 from lockstep.launch.supervisor import send_signal
 from lockstep.launch.worker import WorkerResult
 
@@ -35,7 +38,6 @@ POLL_S = 0.05
 NUMBERS = 1_000_000
 # How long a machine with a notice trains on, and looks whether others have one. Disks take their time to show a file.
 NOTICE_S = 1.0
-FIX = "Resume the run with --resume auto on all machines."
 LEAVING = "this machine leaves the run if the others stay"
 
 
@@ -50,15 +52,14 @@ class NodeCrew(Crew):
         max_restarts: How many lost processes of this machine are replaced.
         nodes: Number of machines and timeouts.
         shared: The files of all launchers.
-        is_first: Whether this launcher names the first epoch.
     """
 
     def __init__(
         self, entry: Entry, supervisor: CrewSupervisor, num_procs: int, min_procs: int, max_restarts: int,
-        nodes: RendezvousConfig, shared: SharedFolder, is_first: bool,
+        nodes: RendezvousConfig, shared: SharedFolder,
     ) -> None:  # fmt: skip
         super().__init__(entry, supervisor, num_procs, min_procs, max_restarts)
-        self._nodes, self._shared, self._is_first = nodes, shared, is_first
+        self._nodes, self._shared = nodes, shared
         self._address = address_towards(*split_endpoint(nodes.endpoint))
         self._num_started = self._shared.node * NUMBERS
         self._planned = range(self._num_started, self._num_started + num_procs)
@@ -167,7 +168,8 @@ class NodeCrew(Crew):
     def _replace(self, worker: Worker) -> bool:
         del self._workers[worker.slot]
         self._publish()  # before anything that takes time, since the survivors wait for it
-        self._supervisor.report(self._why(worker))
+        if self._supervisor.stop is None or worker.is_killed:
+            self._supervisor.report(self._why(worker))
         if self._supervisor.stop is not None:
             return True
         if self._num_restarts < self._max_restarts:
@@ -222,8 +224,9 @@ class NodeCrew(Crew):
             self._planned = range(0)  # this machine joins a run that has begun: all its processes are replacements
         if epoch.node != self._shared.node:
             self._stores = []
+        # A slow launcher may have missed epochs.
+        self._members_before |= {*epoch.workers} | self._shared.members(range(self._epoch.number + 1, epoch.number))
         self._epoch = epoch
-        self._members_before |= {*epoch.workers}
         write_epoch(self._entry.folder / EPOCHS_FILE, epoch)
         if is_first and self._supervisor.stop is None:
             with self._shared.beating(self._published):
@@ -240,8 +243,8 @@ class NodeCrew(Crew):
             return
         survivors = [number for number in self._epoch.workers if number in states]
         if len(survivors) < len(self._epoch.workers):
-            self._check(survivors, states)
-            self._begin(survivors, is_urgent=True)
+            if self._may_continue(survivors, states):
+                self._begin(survivors, is_urgent=True)
             return
         ready = [n for n, state in states.items() if state == "ready" and n not in self._members_before]
         is_stopping = any(status.is_stopping for status in self._statuses.values())
@@ -254,39 +257,36 @@ class NodeCrew(Crew):
             return self._epoch.node == self._shared.node
         members = {*self._epoch.workers}
         remaining = [node for node, status in self._statuses.items() if members & status.workers.keys()]
-        if min(remaining, default=-1) != self._shared.node:
+        if min(remaining or self._statuses, default=-1) != self._shared.node:  # with no member left, it names the end
             return False
         self._supervisor.report(
             f"node {self._epoch.node} is lost: node {self._shared.node} names the members from now on"
         )
         return True
 
-    def _check(self, survivors: list[int], states: dict[int, WorkerState]) -> None:
-        found, least = {states[number] for number in survivors}, self._nodes.size.least
+    def _may_continue(self, survivors: list[int], states: dict[int, WorkerState]) -> bool:
+        """Return whether the survivors form the next epoch now, and raise an error if they cannot."""
+        num_nodes, size = len({number // NUMBERS for number in survivors}), self._nodes.size
+        lost = {number // NUMBERS for number in self._epoch.workers} - self._statuses.keys()
+        if lost and num_nodes < size.least:
+            # Nothing can be done without them, so they have as long as any silent node.
+            if not all(self._shared.has_timed_out(node) for node in lost):
+                return False
+            raise too_few_nodes(num_nodes, size, lost)
+        found = {states[number] for number in survivors}
         if "member" not in found or not found <= {"ready", "member"}:
             raise LaunchError("a process was lost before all others had built the run", fix=FIX)
-        num_nodes = len({number // NUMBERS for number in survivors})
-        if num_nodes < least and any(status.workers.keys() & {*survivors} for status in self._statuses.values()):
-            lost = {number // NUMBERS for number in self._epoch.workers} - self._statuses.keys()
-            if lost:
-                raise LaunchError(
-                    f"{num_nodes} of {self._nodes.size} nodes remain",
-                    given=f"lost: {', '.join(f'node {node}' for node in sorted(lost))}",
-                    fix=f"{FIX} With --nodes MIN:MAX, a run continues down to MIN machines.",
-                )
+        return True
 
     def _begin_first(self) -> None:
         now, num_nodes, size = time.monotonic(), len(self._statuses), self._nodes.size
         if num_nodes < size.least:
             self._enough_since = now
             if now - self._began > self._nodes.join_timeout_s:
-                raise LaunchError(
-                    f"gave up waiting for {size.least} nodes at {self._nodes.endpoint}",
-                    given=f"{num_nodes} have joined",
-                    where=f"after {self._nodes.join_timeout_s:.0f} s (cluster.join_timeout_s)",
-                    fix="Start the same command on the missing machines.",
-                )
-        elif self._is_first and (num_nodes >= size.most or now - self._enough_since > self._nodes.last_call_s):
+                raise gave_up_waiting(self._nodes, num_nodes)
+        elif min(self._statuses) == self._shared.node and (
+            num_nodes >= size.most or now - self._enough_since > self._nodes.last_call_s
+        ):
             self._begin(sorted(n for status in self._statuses.values() for n in status.workers), is_urgent=True)
 
     def _begin(self, numbers: list[int], *, is_urgent: bool) -> None:
@@ -294,7 +294,7 @@ class NodeCrew(Crew):
         store = serve_store(self._address, 0, self._address, 60.0, "the launcher")
         urgent = number if is_urgent else self._epoch.urgent
         mine = Epoch(number, store.port, tuple(numbers), urgent, False, self._address, self._shared.node)
-        found = self._shared.begin(mine)
-        if found == mine:
+        if (found := self._shared.begin(mine)) == mine:
             self._stores = [store] if is_urgent else [*self._stores[-1:], store]
-        self._adopt(found)
+        if found is not None:
+            self._adopt(found)

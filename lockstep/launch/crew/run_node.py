@@ -50,7 +50,7 @@ def run_node(
         shared, key = group
         # Without a launcher that reports them, processes are lost to the others: they end at once.
         entry = Entry(function, args, supervisor.folder, 0.0, key)
-        crew: Crew = NodeCrew(entry, supervisor, *sizes, nodes, shared, rendezvous is not None and rendezvous.serves)
+        crew: Crew = NodeCrew(entry, supervisor, *sizes, nodes, shared)
         crews.append(crew)
         code = supervisor.exit_code(*crew.run())
         text = supervisor.end_message(code)

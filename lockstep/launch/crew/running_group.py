@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,11 +19,14 @@ from lockstep.cluster.env import run_key
 from lockstep.cluster.signed import SignedStore
 from lockstep.config.process_range import RendezvousConfig
 from lockstep.errors import LaunchError
-from lockstep.launch.crew.shared_folder import PARENT, RECORD, SharedFolder, has_heartbeat, make_shared_folder
+from lockstep.launch.crew.shared_files import PARENT, RECORD, has_heartbeat, make_shared_folder
+from lockstep.launch.crew.shared_folder import SharedFolder
 from lockstep.launch.nodes import auth
 from lockstep.launch.nodes.admission import compare, describe_run, read_record
 
 MAX_RECORD_BYTES = 1024 * 1024
+# How long another machine's folder may take to appear on a network disk, seconds.
+VISIBLE_S = 5.0
 SHARE = "crew"  # key of the launchers' store with the name of the shared folder
 
 
@@ -60,9 +64,15 @@ def open_shared_folder(store: SignedStore, nodes: RendezvousConfig, key: str, no
     if nonce is not None:
         path = make_shared_folder(nodes.folder, nonce)
         describe_group(path, nodes, key)
+        shared = SharedFolder(path, nodes.node_timeout_s)  # before others can read the name: it is node 0
         store.put(SHARE, path.name)
-    else:
-        path = nodes.folder / PARENT / str(store.wait_for(SHARE))
+        return shared
+    path = nodes.folder / PARENT / str(store.wait_for(SHARE))
+    end = time.monotonic() + VISIBLE_S
+    while not path.is_dir() and time.monotonic() < end:
+        time.sleep(0.1)
+        with suppress(OSError):
+            os.listdir(nodes.folder)  # an NFS client remembers what was not there, until it reads the folder again
     if not path.is_dir():
         raise LaunchError(
             "cluster.recovery=in_step with --nodes needs a run folder on a disk that all machines share",

@@ -18,17 +18,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal
 
 from lockstep.cluster.epochs.membership import Epoch, read_epoch
 from lockstep.errors import LaunchError
+from lockstep.launch.crew.shared_files import NEWEST, NodeStatus, WorkerState, has_heartbeat, read_status, remove
 from lockstep.launch.nodes.auth import FILE_NAME
-
-PARENT = ".crew"
-NEWEST = "newest.json"
-RECORD = "record.json"
 
 # A machine whose connections break is lost with its launcher, unless that one writes a status within this time; or,
 # where the disk or this machine is slow, within so many times the longest time between two looks of this launcher.
@@ -37,35 +33,8 @@ SILENT_LOOKS = 4
 # So long after the next epoch has begun, too, at least: often several machines are lost one after the other.
 SETTLING_S = 1.0
 
-# A status is written when it changes, and this often per cluster.node_timeout_s.
+# A status is written when it changes, and this often per cluster.node_timeout_s, or three times in SILENT_S.
 BEATS = 20
-
-WorkerState = Literal["planned", "started", "ready", "member", "done"]
-
-
-@dataclass(frozen=True)
-class NodeStatus:
-    """What a launcher reports of its node.
-
-    Attributes:
-        node: Its number.
-        beat: Grows with each write.
-        workers: State of each process that is planned, runs or is done, by number. A lost one is missing.
-        is_stopping: Its launcher stops the run, after a signal.
-        is_leaving: Its launcher has received a signal that may be for this node alone.
-        has_ended: Its launcher writes no more.
-        failure: Why the run has failed, for all launchers; empty if it has not.
-        broken: The present epoch, if a process of this node has lost a connection in it; else -1.
-    """
-
-    node: int
-    beat: int = 0
-    workers: dict[int, WorkerState] = field(default_factory=dict)
-    is_stopping: bool = False
-    is_leaving: bool = False
-    has_ended: bool = False
-    failure: str = ""
-    broken: int = -1
 
 
 class SharedFolder:
@@ -84,19 +53,34 @@ class SharedFolder:
 
     def __init__(self, path: Path, node_timeout_s: float) -> None:
         self._path, self._node_timeout_s = path, node_timeout_s
+        self._known: dict[str, NodeStatus] = {}  # by file: the last status that could be read
         self._seen: dict[int, tuple[int, float]] = {}  # by node: its last beat, and when it was first read
         self._lost: dict[int, int] = {}  # by node: the last beat of one that is lost
-        self._broken_since = self._looked_at = self._longest_look_s = 0.0
+        self._broken_since = self._longest_look_s = 0.0
+        self._looked_at = self._written_at = time.monotonic()
         self._broken_at = -math.inf
         self._beat = 0
         self.is_broken = False
-        self.beat_s = node_timeout_s / BEATS
+        # Not only after a broken connection: a launcher may see that later than others.
+        self.beat_s = min(node_timeout_s / BEATS, SILENT_S / 3)
         self.node = self._claim_number()
 
     def publish(self, status: NodeStatus) -> None:
-        """Replace this node's status."""
+        """Replace this node's status.
+
+        Raises:
+            FileNotFoundError: The other nodes have ended the run.
+            LaunchError: The disk has taken none for `node_timeout_s`.
+        """
         self._beat += 1
-        self._write(f"node-{self.node}.json", asdict(replace(status, beat=self._beat)))
+        try:
+            self._write(self._status_path(self.node).name, asdict(replace(status, beat=self._beat)))
+            self._written_at = time.monotonic()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if time.monotonic() - self._written_at > self._node_timeout_s:
+                raise self._failed(error) from None
 
     @contextmanager
     def beating(self, status: NodeStatus) -> Iterator[None]:
@@ -104,8 +88,8 @@ class SharedFolder:
         is_over = threading.Event()
 
         def beat() -> None:
-            with suppress(FileNotFoundError):  # the run has ended
-                while not is_over.wait(min(self.beat_s, SILENT_S / 4)):
+            with suppress(FileNotFoundError, LaunchError):  # the next status of the main thread raises it
+                while not is_over.wait(self.beat_s):
                     self.publish(status)
 
         thread = threading.Thread(target=beat, name="heartbeat")
@@ -122,16 +106,24 @@ class SharedFolder:
         Args:
             epoch: The present epoch, if a broken connection in it is a reason to wait for `SILENT_S` only.
         """
-        found, now = {}, time.monotonic()
+        found = {}
         for path in sorted(self._path.glob("node-*.json")):
-            with suppress(OSError, ValueError, TypeError):
-                content = json.loads(path.read_text(encoding="utf-8"))
-                workers = {int(number): state for number, state in content["workers"].items()}
-                status = NodeStatus(**{**content, "workers": workers})
-                beat, since = self._seen.get(status.node, (-1, now))
-                if beat != status.beat:
-                    self._seen[status.node] = status.beat, now
-                found[status.node] = status
+            try:
+                self._known[path.name] = read_status(path)
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, TypeError, KeyError):  # a network disk may fail once: the node is silent
+                if path.name not in self._known:
+                    continue
+            status = self._known[path.name]
+            found[status.node] = status
+        now = time.monotonic()
+        # After a pause of this launcher or of the disk, how long the others were silent is not known.
+        pause_s = max(0.0, now - self._looked_at - self._node_timeout_s / 4)
+        self._seen = {node: (beat, since + pause_s) for node, (beat, since) in self._seen.items()}
+        for node, status in found.items():
+            if self._seen.get(node, (-1,))[0] != status.beat:
+                self._seen[node] = status.beat, now
         was_broken = self.is_broken
         if any(0 <= epoch == status.broken for status in found.values()):
             self._broken_at = now
@@ -149,6 +141,11 @@ class SharedFolder:
                 del found[node]
         return found
 
+    def has_timed_out(self, node: int) -> bool:
+        """Return whether a node has left, or was silent for `node_timeout_s` whatever its connections are."""
+        since = self._seen.get(node, (-1, -math.inf))[1]
+        return time.monotonic() - since >= self._node_timeout_s or not self._status_path(node).exists()
+
     def newest(self, known: Epoch) -> Epoch:
         """Return the newest epoch: the known one, or one that was published after it."""
         with suppress(OSError, ValueError, TypeError):
@@ -157,24 +154,50 @@ class SharedFolder:
                 return found
         return known
 
-    def begin(self, epoch: Epoch) -> Epoch:
+    def members(self, numbers: range) -> set[int]:
+        """Return the processes that were members in any of these epochs."""
+        found: set[int] = set()
+        for number in numbers:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                found |= {*read_epoch(self._path / f"epoch-{number}.json").workers}
+        return found
+
+    def begin(self, epoch: Epoch) -> Epoch | None:
         """Publish an epoch, and return the one that has its number now: another launcher may have been first.
 
         The status of each node that is lost to this launcher goes, so that it is lost to all, and to those that join
         later. One that only seemed lost writes it again.
+
+        Args:
+            epoch: The epoch after the newest one.
+
+        Returns:
+            None: The disk does not take it now. `publish` raises an error if that lasts.
+
+        Raises:
+            FileNotFoundError: The other nodes have ended the run.
+            LaunchError: The disk has failed after others could read the epoch.
         """
         part, path = self._path / f"epoch.{self.node}.part", self._path / f"epoch-{epoch.number}.json"
-        part.write_text(json.dumps(asdict(epoch)), encoding="utf-8")
-        with suppress(FileExistsError):
-            os.link(part, path)
-        part.unlink()
-        found = read_epoch(path)
-        if found == epoch:
-            for node, beat in self._lost.items():
-                if self._seen[node][0] == beat:
-                    (self._path / f"node-{node}.json").unlink(missing_ok=True)
-        if self.newest(found) is found:
-            self._write(NEWEST, asdict(found))
+        try:
+            part.write_text(json.dumps(asdict(epoch)), encoding="utf-8")
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return None
+        try:
+            with suppress(FileExistsError):
+                os.link(part, path)
+            part.unlink()
+            found = read_epoch(path)
+            if found == epoch:
+                self._forget_lost()
+            if self.newest(found) is found:
+                self._write(NEWEST, asdict(found))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self._failed(error) from None
         return found
 
     def leave(self, status: NodeStatus, is_end: bool) -> None:
@@ -182,18 +205,40 @@ class SharedFolder:
 
         Args:
             status: What the node's processes have come to.
-            is_end: Whether the run has ended; otherwise this node leaves the others, and is lost to them at once.
+            is_end: Whether the run has ended; otherwise this node leaves the others, and is lost to them at once. So
+                is a node without a process that is done: no other node has to know of it.
         """
-        if not is_end:
-            (self._path / f"node-{self.node}.json").unlink(missing_ok=True)
-        elif self._path.is_dir():
-            self.publish(replace(status, has_ended=True))
-        if all(other.has_ended for other in self.statuses().values()):
-            _remove(self._path)
+        done: dict[int, WorkerState] = {number: "done" for number, state in status.workers.items() if state == "done"}
+        with suppress(OSError, LaunchError):  # the run has ended, or the disk does not answer
+            if not is_end or not (done or status.failure):
+                self._status_path(self.node).unlink(missing_ok=True)
+            elif self._path.is_dir():
+                self.publish(replace(status, workers=done, has_ended=True))
+        # The others may only seem lost, as after a pause of the disk.
+        if all(other.has_ended for other in self.statuses().values()) and not has_heartbeat(self._path, SETTLING_S):
+            remove(self._path)
             with suppress(OSError):
                 self._path.parent.rmdir()
                 # The launcher that has written it may be lost.
                 (self._path.parent.parent / FILE_NAME).unlink(missing_ok=True)
+
+    def _forget_lost(self) -> None:
+        for node, beat in self._lost.items():
+            path = self._status_path(node)
+            with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+                if read_status(path).beat == beat:
+                    path.unlink()
+
+    def _status_path(self, node: int) -> Path:
+        return self._path / f"node-{node}.json"
+
+    def _failed(self, error: OSError) -> LaunchError:
+        return LaunchError(
+            f"cannot write to {self._path}",
+            given=str(error.strerror),
+            where="where the launchers of the run meet",
+            fix="Make room on that disk, or see why it does not answer; then resume the run with --resume auto.",
+        )
 
     def _claim_number(self) -> int:
         number = 0
@@ -208,62 +253,3 @@ class SharedFolder:
         part = self._path / f"{name}.{self.node}.part"
         part.write_text(json.dumps(content), encoding="utf-8")
         part.replace(self._path / name)
-
-
-def make_shared_folder(run_folder: Path, nonce: str) -> Path:
-    """Create the folder of this run's launchers, in place of one that an earlier run has left.
-
-    Args:
-        run_folder: The run folder.
-        nonce: Names this start of the run.
-
-    Raises:
-        LaunchError: Its parent is a link.
-    """
-    path = run_folder / PARENT / nonce
-    if path.parent.is_symlink():
-        raise LaunchError(
-            f"{path.parent} is a link: the launchers would write, and remove files, where it points to",
-            fix="Remove the link, or use another --run-dir.",
-        )
-    for old in path.parent.glob("*"):
-        _remove(old)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.mkdir(mode=0o700)
-    return path
-
-
-def has_heartbeat(path: Path, limit_s: float) -> bool:
-    """Return whether a launcher writes its status into a folder now.
-
-    Args:
-        path: The folder `.crew/NONCE`.
-        limit_s: How long to wait for it, seconds.
-    """
-    first, end = _beats(path), time.monotonic() + limit_s
-    while first and time.monotonic() < end:
-        time.sleep(0.02)
-        if any(first.get(name) != beat for name, beat in _beats(path).items()):
-            return True
-    return False
-
-
-def _beats(path: Path) -> dict[str, object]:
-    found = {}
-    for each in path.glob("node-*.json"):
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            content = json.loads(each.read_text(encoding="utf-8"))
-            if not content["has_ended"]:
-                found[each.name] = content["beat"]
-    return found
-
-
-def _remove(folder: Path) -> None:
-    """Remove the files that launchers write, and the folder if nothing else is in it."""
-    if folder.is_symlink():  # a run folder may come from a stranger, and links lead anywhere
-        return
-    with suppress(OSError):
-        for pattern in ("claim-*", "node-*.json", "epoch-*.json", NEWEST, RECORD, "*.part", f"{FILE_NAME}*"):
-            for path in folder.glob(pattern):
-                path.unlink(missing_ok=True)
-        folder.rmdir()

@@ -12,7 +12,8 @@ from lockstep.config.process_range import ProcessRange, RendezvousConfig
 from lockstep.launch.crew.crew import CrewSupervisor
 from lockstep.launch.crew.crew_process import Entry
 from lockstep.launch.crew.node_crew import NodeCrew
-from lockstep.launch.crew.shared_folder import SharedFolder, make_shared_folder
+from lockstep.launch.crew.shared_files import make_shared_folder
+from lockstep.launch.crew.shared_folder import SharedFolder
 
 
 def train_nothing(folder: Path, number: int) -> int:
@@ -43,7 +44,7 @@ def test_a_process_that_is_done_between_two_looks_at_it_is_not_lost(
     nodes = RendezvousConfig(ProcessRange(1, 1), "127.0.0.1:29500", "run", 60.0, 0.0, 10.0)
     crew = NodeCrew(
         entry, CrewSupervisor(tmp_path, 10.0, None, lambda: "stopping"), num_procs=1, min_procs=1, max_restarts=0,
-        nodes=nodes, shared=shared, is_first=True,
+        nodes=nodes, shared=shared,
     )  # fmt: skip
     has_failed, results = crew.run()
     assert not has_failed

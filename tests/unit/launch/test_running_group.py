@@ -7,13 +7,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from lockstep.cluster.signed import SignedStore
 from lockstep.config.process_range import ProcessRange, RendezvousConfig
 from lockstep.errors import LaunchError
-from lockstep.launch.crew.running_group import describe_group, join_group
-from lockstep.launch.crew.shared_folder import NodeStatus, SharedFolder, make_shared_folder
+from lockstep.launch.crew import running_group
+from lockstep.launch.crew.running_group import describe_group, join_group, open_shared_folder
+from lockstep.launch.crew.shared_files import NodeStatus, make_shared_folder
+from lockstep.launch.crew.shared_folder import SharedFolder
 
 
 def rendezvous(folder: Path, **shared: str) -> RendezvousConfig:
@@ -86,3 +90,21 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     with launcher(path):
         assert join_group(rendezvous(tmp_path / "a")) is None
         assert join_group(rendezvous(tmp_path / "b")) is None
+
+
+class NameOnly:
+    """The launchers' store, of which only the shared folder's name is read."""
+
+    def wait_for(self, key: str) -> str:
+        return "one"
+
+
+def test_a_folder_that_the_disk_shows_late_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = threading.Timer(0.3, make_shared_folder, (tmp_path, "one"))
+    make.start()
+    shared = open_shared_folder(cast(SignedStore, NameOnly()), rendezvous(tmp_path), "k" * 64, None)
+    assert shared.node == 0
+    monkeypatch.setattr(running_group, "VISIBLE_S", 0.1)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(LaunchError, match="a disk that all machines share"):
+        open_shared_folder(cast(SignedStore, NameOnly()), rendezvous(tmp_path / "other"), "k" * 64, None)

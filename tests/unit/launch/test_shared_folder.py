@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.cluster.epochs.membership import Epoch
 from lockstep.errors import LaunchError
-from lockstep.launch.crew.shared_folder import (
-    SETTLING_S,
-    SILENT_LOOKS,
-    SILENT_S,
-    NodeStatus,
-    SharedFolder,
-    make_shared_folder,
-)
+from lockstep.launch.crew import shared_folder
+from lockstep.launch.crew.shared_files import NodeStatus, make_shared_folder
+from lockstep.launch.crew.shared_folder import SETTLING_S, SILENT_LOOKS, SILENT_S, SharedFolder
 
 NONE = Epoch(-1, 0, ())
 
@@ -24,6 +22,16 @@ NONE = Epoch(-1, 0, ())
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return make_shared_folder(tmp_path / "run", "one")
+
+
+def look(launcher: SharedFolder, seconds: float, *others: SharedFolder) -> None:
+    """Let a launcher look at the others again and again, and others write their status as it does."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for shared in (launcher, *others):
+            shared.publish(NodeStatus(shared.node))
+        launcher.statuses()
+        time.sleep(0.005)
 
 
 def test_of_two_launchers_that_begin_an_epoch_one_succeeds(path: Path) -> None:
@@ -50,8 +58,7 @@ def test_a_silent_node_is_lost_and_an_ended_one_is_not(path: Path) -> None:
         shared.publish(NodeStatus(shared.node, workers={shared.node: "member"}))
     third.leave(NodeStatus(third.node, workers={2: "done"}), is_end=True)
     assert first.statuses().keys() == {0, 1, 2}
-    time.sleep(0.25)
-    first.publish(NodeStatus(first.node))
+    look(first, 0.25)
     assert first.statuses().keys() == {0, 2}
     second.publish(NodeStatus(second.node))
     assert first.statuses().keys() == {0, 1, 2}
@@ -108,10 +115,7 @@ def test_a_node_that_is_lost_to_the_leader_is_lost_to_all_launchers(path: Path) 
     first, second, third = (SharedFolder(path, timeout_s) for timeout_s in (900.0, 0.2, 900.0))
     for shared in (first, second, third):
         shared.publish(NodeStatus(shared.node))
-    second.statuses()
-    time.sleep(0.25)
-    for shared in (first, second):
-        shared.publish(NodeStatus(shared.node))
+    look(second, 0.25, first)
     assert second.statuses().keys() == {0, 1}
     assert first.statuses().keys() == {0, 1, 2}
     second.begin(Epoch(1, 1, (0, 1)))
@@ -126,15 +130,114 @@ def test_the_last_node_removes_the_folder_though_another_one_found_the_loss(path
     first, second, third = (SharedFolder(path, timeout_s) for timeout_s in (900.0, 0.2, 900.0))
     for shared in (first, second, third):
         shared.publish(NodeStatus(shared.node))
-    second.statuses()
-    time.sleep(0.25)
-    for shared in (first, second):
-        shared.publish(NodeStatus(shared.node))
+    look(second, 0.25, first)
     assert second.statuses().keys() == {0, 1}
     second.begin(Epoch(1, 1, (0, 1)))
     second.leave(NodeStatus(second.node), is_end=True)
     first.leave(NodeStatus(first.node), is_end=True)
     assert not path.parent.exists()
+
+
+def test_a_status_that_a_lost_node_has_written_since_is_kept(path: Path) -> None:
+    first, second = SharedFolder(path, 0.2), SharedFolder(path, 900.0)
+    second.publish(NodeStatus(second.node))
+    look(first, 0.25)
+    assert first.statuses().keys() == {0}
+    second.leave(NodeStatus(second.node, failure="data error"), is_end=True)  # since that look
+    first.begin(Epoch(1, 1, (0,)))
+    assert first.statuses()[1].failure == "data error"
+
+
+@pytest.mark.parametrize("timeout_s", [1.0, 10.0, 60.0])
+@pytest.mark.parametrize("since_beat_s", [0.0, 0.2, 0.4])
+def test_a_leader_that_began_the_next_epoch_early_is_not_silent(
+    path: Path, monkeypatch: pytest.MonkeyPatch, timeout_s: float, since_beat_s: float
+) -> None:
+    """Only the other launcher has seen the broken connection, for a moment, and it expects quick statuses then."""
+    clock, poll_s = 100.0, 0.053
+    monkeypatch.setattr(shared_folder.time, "monotonic", lambda: clock)
+    leader, other = SharedFolder(path, timeout_s), SharedFolder(path, timeout_s)
+    begun, written = clock + 1.0 + since_beat_s, {0: -1.0, 1: -1.0}
+    while clock < begun + 3.0:
+        is_begun, is_known = clock >= begun, clock >= begun + poll_s
+        for shared, broken in ((leader, -1), (other, 0 if is_begun and not is_known else -1)):
+            if broken == 0 or clock - written[shared.node] > (0.0 if shared.is_broken else shared.beat_s):
+                shared.publish(NodeStatus(shared.node, broken=broken))
+                written[shared.node] = clock
+        assert leader.statuses(int(is_begun)).keys() == other.statuses(int(is_known)).keys() == {0, 1}
+        clock += poll_s
+
+
+def test_the_others_are_not_silent_during_a_pause_of_the_disk_or_of_this_launcher(path: Path) -> None:
+    first, second = SharedFolder(path, 0.4), SharedFolder(path, 0.4)
+    for shared in (first, second):
+        shared.publish(NodeStatus(shared.node))
+    assert first.statuses().keys() == {0, 1}
+    time.sleep(0.6)
+    first.publish(NodeStatus(first.node))
+    assert first.statuses().keys() == {0, 1}
+    look(first, 0.45)
+    assert first.statuses().keys() == {0}
+
+
+def test_a_launcher_that_takes_all_others_for_lost_leaves_their_files(path: Path) -> None:
+    first, second = SharedFolder(path, 0.2), SharedFolder(path, 0.2)
+    second.publish(NodeStatus(second.node))
+    look(first, 0.25)
+    assert first.statuses().keys() == {0}
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(0.05):
+            second.publish(NodeStatus(second.node))
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(first, "statuses", dict)  # as before the other one could write again
+            first.leave(NodeStatus(first.node), is_end=True)
+    finally:
+        stop.set()
+        thread.join()
+    assert second.statuses().keys() == {1}
+
+
+def test_a_status_that_cannot_be_read_once_is_the_last_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = SharedFolder(path, 0.3), SharedFolder(path, 0.3)
+    for shared in (first, second):
+        shared.publish(NodeStatus(shared.node, workers={shared.node: "member"}))
+    found = first.statuses()
+    read = Path.read_text
+
+    def fail(file: Path, *args: Any, **given: Any) -> str:
+        if file.name == "node-1.json":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read(file, *args, **given)
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    assert first.statuses() == found
+    look(first, 0.35)
+    assert first.statuses().keys() == {0}, "it is silent"
+
+
+def test_a_full_disk_is_an_error_only_after_a_while(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedFolder(path, 0.2)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", fail)
+        shared.publish(NodeStatus(0))
+        assert shared.begin(Epoch(0, 1, (0,))) is None
+    shared.publish(NodeStatus(0))
+    assert shared.begin(Epoch(0, 1, (0,))) == Epoch(0, 1, (0,))
+    monkeypatch.setattr(Path, "write_text", fail)
+    time.sleep(0.25)
+    with pytest.raises(LaunchError, match="No space left on device") as caught:
+        shared.publish(NodeStatus(0))
+    assert str(path) in str(caught.value)
 
 
 def test_a_launcher_that_looks_seldom_does_not_take_others_for_silent(path: Path) -> None:

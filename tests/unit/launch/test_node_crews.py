@@ -1,0 +1,226 @@
+"""The launchers of several machines, each with a process that trains nothing: who goes, who comes, who leads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.cluster.env import EPOCHS, WORKER
+from lockstep.cluster.epochs.membership import Epoch, Membership, broken_mark, mark_path, read_epoch
+from lockstep.config.process_range import ProcessRange, RendezvousConfig
+from lockstep.launch.crew.crew import CrewSupervisor
+from lockstep.launch.crew.crew_process import Entry
+from lockstep.launch.crew.node_crew import NodeCrew
+from lockstep.launch.crew.shared_files import NodeStatus, make_shared_folder
+from lockstep.launch.crew.shared_folder import SharedFolder
+from tests.runs import wait_until
+
+pytestmark = pytest.mark.full
+
+
+def train_nothing(folder: Path, name: str) -> int:
+    """Take part in the epochs until the run ends; a replacement is ready once there is the file ready-NAME."""
+    membership = Membership(Path(os.environ[EPOCHS]), int(os.environ[WORKER]))
+    stops: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
+    is_member = False
+    while not (folder / "end").exists() and not stops and not membership.read().is_last:
+        if membership.is_member or (folder / f"ready-{name}").exists():
+            membership.mark("ready")
+        if membership.is_member and not is_member:
+            is_member = True
+            membership.mark("member")
+        time.sleep(0.005)
+    return 0
+
+
+class Launcher(threading.Thread):
+    """One launcher, whose machine can be lost."""
+
+    def __init__(self, folder: Path, path: Path, name: str, nodes: RendezvousConfig) -> None:
+        super().__init__(daemon=True)
+        (folder / name).mkdir()
+        self.reported: list[str] = []
+        self.supervisor = CrewSupervisor(folder / name, 10.0, None, lambda: "stopping")
+        self.supervisor.report = self.reported.append  # type: ignore[method-assign,assignment]
+        self.shared = SharedFolder(path, nodes.node_timeout_s)
+        entry = Entry(train_nothing, (folder, name), folder / name, 0.0, "")
+        self.crew = NodeCrew(entry, self.supervisor, 1, 1, 9, nodes, self.shared)
+        self.outcome = ""
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.outcome = "failed" if self.crew.run()[0] else "done"
+        except Exception as error:
+            self.outcome = str(error)
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.crew._epoch
+
+    @property
+    def states(self) -> set[str]:
+        return {*self.crew._status().workers.values()}
+
+    def stop(self, signum: int) -> None:
+        self.supervisor.stop, self.supervisor._stop_since = signal.Signals(signum), time.monotonic()
+
+    def lose(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Write no status any more, and lose the process, as when the machine loses its power."""
+        for name in ("publish", "leave"):
+            monkeypatch.setattr(self.shared, name, lambda *_, **__: None)
+        monkeypatch.setattr(self.crew, "_lead", lambda: None)
+        monkeypatch.setattr(self.crew, "_supervise", lambda: True)
+        for pid in self.crew.pids():
+            os.kill(pid, signal.SIGKILL)
+
+
+class Run:
+    """The launchers of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.launchers = folder, list[Launcher]()
+        self.path = make_shared_folder(folder / "run", "one")
+
+    def begin(
+        self, size: ProcessRange, join_s: float = 60.0, last_call_s: float = 0.0, timeout_s: float = 2.0
+    ) -> Launcher:
+        nodes = RendezvousConfig(size, "127.0.0.1:29500", "run", join_s, last_call_s, timeout_s)
+        self.launchers.append(Launcher(self.folder, self.path, "abcd"[len(self.launchers)], nodes))
+        return self.launchers[-1]
+
+    def end(self) -> None:
+        (self.folder / "end").touch()
+        for launcher in self.launchers:
+            if launcher.is_alive():
+                launcher.stop(signal.SIGINT)
+        for launcher in self.launchers:
+            launcher.join(30.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    run.end()
+
+
+UP_TO_3 = ProcessRange(1, 3)
+
+
+def test_ctrl_c_before_a_machine_has_joined_keeps_no_other_one_out(run: Run) -> None:
+    first = run.begin(UP_TO_3)
+    wait_until(lambda: first.states == {"member"}, 60)
+    second = run.begin(UP_TO_3)
+    wait_until(lambda: second.states == {"started"}, 60)
+    second.stop(signal.SIGINT)
+    second.join(30)
+    assert second.outcome == "done"
+    assert not any("could not join" in text for text in second.reported)
+    (run.folder / "ready-c").touch()
+    third = run.begin(UP_TO_3)
+    wait_until(lambda: third.states == {"member"}, 60)
+    assert len(first.epoch.workers) == 2
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_first_machine_may_go_before_the_run_begins(run: Run, signum: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (run.begin(UP_TO_3, last_call_s=4.0) for _ in range(2))
+    wait_until(lambda: len(first.crew._statuses) == len(second.crew._statuses) == 2, 60)
+    if signum == signal.SIGKILL:
+        first.lose(monkeypatch)
+    else:
+        first.stop(signum)
+    wait_until(lambda: second.states == {"member"}, 60)
+    assert second.epoch.workers == (1_000_000,)
+
+
+def test_a_machine_that_goes_before_the_run_begins_is_no_member(run: Run) -> None:
+    size = ProcessRange(3, 3)
+    first, second = run.begin(size), run.begin(size)
+    wait_until(lambda: len(first.crew._statuses) == 2, 60)
+    second.stop(signal.SIGINT)
+    second.join(30)
+    third = run.begin(size)
+    wait_until(lambda: {0, 2} == first.crew._statuses.keys(), 60)
+    assert first.epoch.number < 0, "two of three have joined"
+    fourth = run.begin(size)
+    wait_until(lambda: all(each.states == {"member"} for each in (first, third, fourth)), 60)
+    assert first.epoch.workers == (0, 2_000_000, 3_000_000)
+
+
+def test_too_few_machines_end_with_an_error_though_the_first_one_is_lost(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (run.begin(ProcessRange(2, 3), join_s=4.0, last_call_s=60.0) for _ in range(2))
+    wait_until(lambda: len(first.crew._statuses) == len(second.crew._statuses) == 2, 60)
+    first.lose(monkeypatch)
+    second.join(60)
+    assert "gave up waiting for 2 nodes" in second.outcome
+
+
+def test_the_loss_of_the_only_member_ends_the_run_of_a_machine_that_has_not_joined_yet(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run.begin(UP_TO_3)
+    wait_until(lambda: first.states == {"member"}, 60)
+    second = run.begin(UP_TO_3)
+    wait_until(lambda: second.states == {"started"}, 60)
+    first.lose(monkeypatch)
+    second.join(60)
+    assert "0 of 1:3 nodes remain" in second.outcome
+    assert "--resume auto" in second.outcome
+    assert not run.path.exists(), "the next start would wait for a heartbeat there"
+
+
+def test_a_machine_that_the_run_cannot_do_without_may_be_silent_as_long_as_any(run: Run) -> None:
+    size = ProcessRange(2, 2)
+    first, second = (run.begin(size, timeout_s=10.0) for _ in range(2))
+    wait_until(lambda: first.states == second.states == {"member"}, 60)
+    publish, is_over = second.shared.publish, threading.Event()
+
+    def publish_late(status: NodeStatus) -> None:
+        is_over.wait(60.0)
+        publish(status)
+
+    second.shared.publish = publish_late  # type: ignore[method-assign]
+    mark_path(run.folder / "a", broken_mark(first.epoch), 0).touch()  # where it could, the run would go on without it
+    wait_until(lambda: first.crew._statuses.keys() == {0}, 60)
+    time.sleep(0.2)
+    is_over.set()
+    wait_until(lambda: first.crew._statuses.keys() == {0, 1}, 60)
+    os.kill(second.crew.pids()[0], signal.SIGKILL)
+    (run.folder / "ready-b").touch()
+    wait_until(lambda: first.epoch.workers == (0, 1_000_001), 60)
+    assert not first.outcome + second.outcome
+
+
+def test_a_replacement_that_was_dropped_while_its_launcher_did_not_look_is_replaced(run: Run) -> None:
+    first = run.begin(UP_TO_3)
+    wait_until(lambda: first.states == {"member"}, 60)
+    second = run.begin(UP_TO_3)
+    wait_until(lambda: second.states == {"started"}, 60)
+    pause, paused = threading.Event(), threading.Event()
+    publish = second.shared.publish
+
+    def publish_and_pause(status: NodeStatus) -> None:
+        publish(status)
+        if second.states == {"ready"} and not pause.is_set():
+            paused.set()
+            pause.wait(60.0)
+
+    second.shared.publish = publish_and_pause  # type: ignore[method-assign]
+    (run.folder / "ready-b").touch()
+    wait_until(paused.is_set, 60)
+    wait_until(lambda: first.epoch.number == 2, 60)  # with it, and without it again
+    dropped = read_epoch(run.path / "epoch-1.json").workers[1]
+    pause.set()
+    wait_until(lambda: len(first.epoch.workers) == 2, 60)
+    assert first.epoch.workers[1] != dropped
