@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from lockstep import scratch
@@ -22,7 +23,9 @@ from lockstep.own_loop.trial import VARIABLE
 
 NUM_STEPS = 6
 TIMEOUT_S = 300.0
+END_TIMEOUT_S = 40.0  # torchrun kills a worker 30 s after its SIGTERM
 TAIL_LINES = 12  # of a failing script's output
+TORCHRUN_LOG = "torch/distributed/elastic/"  # in each line that torchrun logs
 # torchrun's own variables: this command may run inside of a world itself.
 _WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
@@ -79,7 +82,8 @@ def check_script(script: str, arguments: list[str], progress: Callable[[str, int
 def _run(script: str, arguments: list[str], world: _World, folder: Path) -> _Outcome:
     folder.mkdir()
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world.procs}"]
-    command = [sys.executable, *(launcher if world.procs > 1 else []), script, *arguments]
+    # One process too: a script may make its process group itself, from the launcher's variables.
+    command = [sys.executable, *launcher, script, *arguments]
     environ = {name: value for name, value in os.environ.items() if name not in _WORLD}
     environ |= {VARIABLE: f"{folder}:{NUM_STEPS}", "PYTHONHASHSEED": world.hash_seed, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -94,12 +98,10 @@ def _run(script: str, arguments: list[str], world: _World, folder: Path) -> _Out
             fix="Check it on a smaller dataset or model.",
         ) from None
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # torchrun's workers too
-        process.wait()
+        _end(process)
     files = [folder / f"rank-{rank}.json" for rank in range(world.procs)]
     if not all(file.is_file() for file in files):
-        tail = "\n".join((errors or output).strip().splitlines()[-TAIL_LINES:])
+        tail = "\n".join(_without_report((errors or output).strip().splitlines())[-TAIL_LINES:])
         raise ConfigError(
             f"{script} made fewer than {NUM_STEPS} exact steps on {world.name} (exit code {process.returncode})",
             given=tail or None,
@@ -108,6 +110,22 @@ def _run(script: str, arguments: list[str], world: _World, folder: Path) -> _Out
     records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     samples = {name: value for record in records for name, value in record["samples"].items()}
     return _Outcome(samples, records[0]["states"])
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End torchrun, and first its workers: each of them has a session of its own, which `killpg` does not reach."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_TIMEOUT_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # what the script has left
+    process.wait()
+
+
+def _without_report(lines: list[str]) -> list[str]:
+    """Return the script's own lines: torchrun's report of a failed worker has more than `TAIL_LINES`."""
+    return list(takewhile(lambda line: TORCHRUN_LOG not in line, lines)) or lines
 
 
 def _compare(one: _Outcome, other: _Outcome, world: _World) -> Finding | None:

@@ -38,6 +38,13 @@ for epoch in range(4):
         scheduler.step()
 """
 
+GROUP = """
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler
+
+dist.init_process_group("gloo")
+"""
+
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
@@ -62,9 +69,20 @@ def test_a_script_is_checked_and_its_fault_is_named(tmp_path: Path, fault: str, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
 
 
-def test_a_script_that_fails_is_reported_with_its_last_lines(tmp_path: Path) -> None:
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_script_that_makes_its_process_group_is_checked(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("import lockstep\nif False:\n    lockstep.exact()\nraise SystemExit('no data here')\n")
+    script.write_text(GROUP + SCRIPT.replace("4, shuffle=True", "4, sampler=DistributedSampler(data)"))
+    report = json.loads(lockstep("check", script, "--json", cwd=tmp_path).stdout)
+    assert report["exact"]
+    assert report["ok"][-2:] == ["2 processes", "3 processes"]
+
+
+@pytest.mark.parametrize("group", ["", GROUP])
+def test_a_script_that_fails_is_reported_with_its_last_lines(tmp_path: Path, group: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(group + "import lockstep\nif False:\n    lockstep.exact()\nraise SystemExit('no data here')\n")
     done = lockstep("check", script, cwd=tmp_path, code=2)
     assert "made fewer than 6 exact steps on 1 process (exit code 1)" in done.stderr
     assert "no data here" in done.stderr
