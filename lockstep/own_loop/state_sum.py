@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lockstep.check.frames import callers, is_user
 from lockstep.cluster.world import World
 from lockstep.data.order import MicroBatch
 from lockstep.own_loop.gradients import StepNodes
@@ -65,8 +68,7 @@ class BufferSum:
             return
         while turn >= self._num_used:
             self._begin_turn()
-        if micro_batch.weight > 0.0:
-            self._enter(self._buckets[turn], micro_batch, self._buffers.change())
+        self._enter(self._buckets[turn], micro_batch, self._buffers.change())
 
     def end(self, micro_batch: MicroBatch) -> None:
         """End a micro-batch: backward passes that it did not have count as zero, and the buffers are reset."""
@@ -76,7 +78,7 @@ class BufferSum:
             warnings.warn(
                 "Forward passes after the last backward pass of a loop's body change no buffers, such as running "
                 "statistics. Call model.eval() before a pass that is only measured.",
-                stacklevel=5,
+                stacklevel=_user_level(sys._getframe()),
             )
         self._fill(micro_batch)
         self._done.append(micro_batch)
@@ -156,6 +158,11 @@ class BufferSum:
         leaf = bucket.start_leaf(micro_batch.index, count)
         leaf.put_tail(torch.zeros_like(leaf.flat.tail) if change is None else change.mul_(micro_batch.weight))
         bucket.end_leaf(leaf, count)
+
+
+def _user_level(frame: FrameType) -> int:
+    """Return the `stacklevel` of the user's line, for a warning in a frame: a scheduler's wrapper may be between."""
+    return next((level for level, each in enumerate(callers(frame), 1) if is_user(each.f_code.co_filename)), 1)
 
 
 def _give_own_memory(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,7 +93,9 @@ def torch_settings() -> Iterator[None]:
 
 def train(world: World, case: Case) -> str:
     """Return the digest of all weights, buffers and optimizer states after a run."""
-    with torch_settings():
+    with torch_settings(), warnings.catch_warnings():
+        # No body has a forward pass that is only measured.
+        warnings.filterwarnings("error", message="Forward passes after the last backward pass")
         return _train(world, case)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_model
 from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR
 
 import lockstep
 from tests.unit.own_loop.loops import data_loader
@@ -51,6 +53,7 @@ def test_buffers_change_by_the_passes_before_a_backward_pass_only() -> None:
         torch.manual_seed(0)
         model: nn.Module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ExponentialLR(optimizer, 0.9)  # wraps optimizer.step
         model, optimizer, loader = lockstep.exact(model, optimizer, data_loader(), global_batch=8, micro_batch=4)
         for batch in loader:
             optimizer.zero_grad()
@@ -62,6 +65,7 @@ def test_buffers_change_by_the_passes_before_a_backward_pass_only() -> None:
 
     usual = train(measures=False)
     assert usual["0.num_batches_tracked"] == 2  # one for each of the two steps
-    with pytest.warns(UserWarning, match="after the last backward pass of a loop's body change no buffers"):
+    with pytest.warns(UserWarning, match="after the last backward pass of a loop's body change no buffers") as caught:
         measured = train(measures=True)
+    assert {linecache.getline(each.filename, each.lineno).strip() for each in caught} == {"optimizer.step()"}
     assert all(torch.equal(measured[name], value) for name, value in usual.items())
