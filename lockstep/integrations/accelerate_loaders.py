@@ -77,9 +77,8 @@ class TrainingLoader(_PreparedLoader):
         return self._loader is not None
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the begin of an epoch, from 0, unless it is the current one."""
-        if epoch != self.loader.epoch:
-            self.loader.set_epoch(epoch)
+        """Choose the epoch of the next iteration, from 0; see `ExactLoader.set_epoch`."""
+        self.loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, int]:
         """Return the position."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from lockstep.cluster.world import World
 from lockstep.data.loader import Loader, requests_of
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, TrainError
 from lockstep.own_loop.agreement import check_equal_state
 from lockstep.own_loop.optimizer import follow
 from lockstep.own_loop.samples import LoaderSource, LoopOrder
@@ -40,6 +40,7 @@ class ExactLoader:
         self._num_workers = num_workers
         self.is_padding = False
         self._epoch = 0
+        self._is_loaded = False  # whether a loaded position has not been compared with the loop's epochs
         self._set_epoch = 0 if source.sampler is None else source.sampler.epoch
         self.dataset, self.batch_size = source.samples.dataset, order.micro_batch
 
@@ -84,9 +85,22 @@ class ExactLoader:
         return sum(len(step.micro_batches) for step in steps)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the begin of an epoch, from 0."""
-        self._epoch = epoch
-        self.loop.step = epoch * self._order.steps_per_epoch
+        """Choose the epoch of the next iteration, from 0. A position within it, set by a resume, is kept.
+
+        Raises:
+            TrainError: The loop counts from 0 after a resume, so it would train an epoch again.
+        """
+        if self._is_loaded and epoch < self._epoch:
+            raise TrainError(
+                f"set_epoch({epoch}) goes back to an epoch that is done",
+                given=f"loader.epoch {self._epoch}, loader.step {self.loop.step:,}, after load_state_dict()",
+                cause="The loop counts its epochs from 0 after a resume.",
+                fix="Write: for epoch in range(loader.epoch, EPOCHS). "
+                "To train these epochs again, do not load the loader's state.",
+            )
+        begin = epoch * self._order.steps_per_epoch
+        self.loop.step = max(self.loop.step, begin) if epoch == self._epoch else begin
+        self._epoch, self._is_loaded = epoch, False
 
     def state_dict(self) -> dict[str, int]:
         """Return the position, for a checkpoint: the number of steps done, and what decides their content."""
@@ -126,13 +140,15 @@ class ExactLoader:
             )
         self.loop.step = int(state[POSITION])
         self._epoch = self.loop.step // self._order.steps_per_epoch
+        self._is_loaded = True
 
     def __iter__(self) -> Iterator[Any]:
         sampler = self._source.sampler
         if sampler is not None and sampler.epoch != self._set_epoch:
             self._set_epoch = sampler.epoch
-            if sampler.epoch != self._epoch:
-                self.set_epoch(sampler.epoch)
+            self.set_epoch(sampler.epoch)
+        if sampler is None or sampler.epoch == self._epoch:
+            self._is_loaded = False  # the loop counts as the loader does, so a later step back is meant
         per_epoch = self._order.steps_per_epoch
         # A loop that was left early continues with the next epoch, like a DataLoader.
         start = max(self.loop.step, self._epoch * per_epoch)

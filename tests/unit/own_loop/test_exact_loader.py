@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler
 
 import lockstep
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, TrainError
 from tests.unit.own_loop.loops import Loop, data_loader, dataset, network
 
 
@@ -104,6 +104,46 @@ def test_a_loop_resumes_in_the_middle_of_an_epoch() -> None:
     for _ in range(2):
         second.epoch()
     assert second.sha256() == whole.sha256()
+
+
+def sampled(step: int) -> tuple[Any, DistributedSampler[Any]]:
+    """A loader of epochs of 2 steps that resumes after a number of steps, and its sampler."""
+    sampler = DistributedSampler(dataset(), num_replicas=1, rank=0)
+    loader = loader_of(DataLoader(dataset(), batch_size=2, sampler=sampler))
+    loader.load_state_dict({**loader.state_dict(), "step": step})
+    return loader, sampler
+
+
+def test_a_loop_that_counts_epochs_from_0_after_a_resume_is_named() -> None:
+    loader, sampler = sampled(3)
+    sampler.set_epoch(0)
+    assert len(list(loader)) == 4  # the second half of epoch 1
+    sampler.set_epoch(1)
+    with pytest.raises(TrainError, match=r"set_epoch\(1\) goes back to an epoch that is done") as caught:
+        next(iter(loader))
+    assert caught.value.slots["given"] == "loader.epoch 2, loader.step 4, after load_state_dict()"
+    assert (loader.epoch, loader.step) == (2, 4)
+    loader, _ = sampled(3)
+    with pytest.raises(TrainError, match=r"set_epoch\(0\) goes back"):
+        loader.set_epoch(0)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_loop_from_the_epoch_of_the_loader_resumes_and_may_train_again(is_own: bool) -> None:
+    loader, sampler = sampled(3)
+    set_epoch = loader.set_epoch if is_own else sampler.set_epoch
+    for epoch in range(loader.epoch, 3):
+        set_epoch(epoch)
+        assert len(list(loader)) == (4 if epoch == 1 else 8)
+    for epoch in range(2):  # a second training
+        set_epoch(epoch)
+        assert len(list(loader)) == 8
+        assert (loader.epoch, loader.step) == (epoch + 1, 2 * epoch + 2)
+
+
+def test_a_loop_that_sets_no_epoch_resumes() -> None:
+    loader, _ = sampled(3)
+    assert [len(list(loader)) for _ in range(3)] == [4, 8, 8]
 
 
 @pytest.mark.parametrize(
