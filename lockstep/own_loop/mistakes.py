@@ -41,10 +41,10 @@ def check_finite(trained: Sequence[Trained], step: Step) -> None:
         return
     raise TrainError(
         "the gradient is not finite",
-        given=f"step {step.number:,}, epoch {step.epoch + 1}",
+        given=f"step {step.number:,}, epoch {step.epoch}, both counted from 0",
         where="weights are those before this step, on all ranks",
         cause="The loss of a micro-batch is not finite, or its gradient overflowed.",
-        fix="Lower the learning rate, clip gradients, or look for NaN in the inputs. "
+        fix=f"Lower the learning rate, clip gradients, or check the inputs and losses of step {step.number:,} for NaN. "
         "With a GradScaler, give it to exact(per_step=[scaler]).",
     )
 

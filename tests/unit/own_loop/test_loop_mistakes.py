@@ -59,12 +59,15 @@ def test_a_scheduler_that_is_listed_or_stepped_by_epoch_is_fine() -> None:
 
 def test_a_gradient_that_is_not_finite_is_named_and_changes_nothing() -> None:
     loop = Loop()
+    loop.epoch()
     before = loop.sha256()
     with pytest.raises(TrainError, match="the gradient is not finite") as caught:
         for batch in loop.loader:
+            epoch = loop.loader.epoch
             (loop.loss(batch) * float("nan")).backward()
             loop.optimizer.step()
-    assert caught.value.slots["given"] == "step 0, epoch 1"
+    assert (loop.loader.step, epoch) == (2, 1)
+    assert caught.value.slots["given"] == "step 2, epoch 1, both counted from 0"
     assert loop.sha256() == before
 
 
