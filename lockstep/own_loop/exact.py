@@ -113,7 +113,12 @@ def order_of(
         raise ConfigError("the DataLoader has no batch_size", fix="Set it, or give micro_batch.")
     for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
         if not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} is {value!r}", allowed="an integer of at least 1", fix=f"Set {name}.")
+            number = int(value) if str(value).isdecimal() else 0
+            raise ConfigError(
+                f"{name} is {value!r}",
+                allowed="an integer of at least 1",
+                fix=f"Give a number: {name}={number or 64}.",
+            )
     if drop_last and num_samples < global_batch:
         raise ConfigError(
             f"no step: drop_last leaves out all {num_samples} samples",

@@ -91,6 +91,8 @@ def test_data_without_a_known_order_is_refused(data: Any, says: str) -> None:
     [
         ({"global_batch": 0}, "global_batch is 0"),
         ({"global_batch": 2.5}, "global_batch is 2.5"),
+        ({"global_batch": "32"}, "Give a number: global_batch=32."),
+        ({"micro_batch": "many"}, "Give a number: micro_batch=64."),
         ({"micro_batch": -1}, "micro_batch is -1"),
         ({"micro_batch": 0}, "micro_batch is 0"),
         ({"data": data_loader(4, drop_last=True)}, "no step: drop_last leaves out all 4 samples"),
