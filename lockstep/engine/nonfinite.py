@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from contextlib import nullcontext
 from typing import Any
 
@@ -99,7 +100,8 @@ def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainErro
     return TrainError(
         f"{what} is not finite at step {step.number} on rank {guilty['rank']}, micro-batch {guilty['micro_batch']}",
         given="\n".join([*values, f"reaction: {reaction}"]),
-        where=f"samples {some} ({len(indices)} in all: {report})",
+        where=f"rank {guilty['rank']} (host {guilty['host']}, pid {guilty['pid']})\n"
+        f"samples {some} ({len(indices)} in all: {report})",
         fix=_FIX,
     )
 
@@ -141,13 +143,11 @@ def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
     # NaN ranks above infinity, since it is more informative. `max` alone cannot order it.
     worst = max(sizes, key=lambda name: (math.isnan(sizes[name]), sizes[name]))
     return {
-        "rank": job.world.rank,
-        "micro_batch": micro_batch.index,
+        **_origin(job, micro_batch),
         "loss": loss.item(),
         "largest_name": worst,
         "largest": sizes[worst],
         "is_finite": math.isfinite(loss.item()) and all(map(math.isfinite, sizes.values())),
-        "samples": micro_batch.indices.tolist(),
     }
 
 
@@ -155,10 +155,14 @@ def _look_at_loss(job: Job, micro_batch: MicroBatch, batch: Batch) -> dict[str, 
     """Check the loss only: of a sharded model, no rank ever has a micro-batch's own gradient."""
     with torch.no_grad():
         loss = forward(job, batch)[1].item()
+    return {**_origin(job, micro_batch), "loss": loss, "is_finite": math.isfinite(loss)}
+
+
+def _origin(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
     return {
         "rank": job.world.rank,
+        "host": job.world.host,
+        "pid": os.getpid(),
         "micro_batch": micro_batch.index,
-        "loss": loss,
-        "is_finite": math.isfinite(loss),
         "samples": micro_batch.indices.tolist(),
     }

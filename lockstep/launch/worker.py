@@ -6,6 +6,7 @@ import gc
 import json
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import sys
@@ -162,11 +163,12 @@ def _report(file: IO[str], here: RankAssignment, error: BaseException) -> None:
 
 
 def _add_rank(error: LockstepError, here: RankAssignment) -> None:
-    """Add this rank to the error's `where`; a hang names the stalled ranks already."""
-    if isinstance(error, HangError):
+    """Add this rank to the error's `where`, unless the error names the ranks at fault: all ranks may raise it."""
+    where = error.slots.get("where", "")
+    if re.search(r"^rank \d+ \(host ", where, re.MULTILINE):
         return
     rank = f"rank {here.rank} (host {socket.gethostname()}, pid {os.getpid()})"
-    error.slots["where"] = "\n".join(filter(None, [error.slots.get("where"), rank]))
+    error.slots["where"] = "\n".join(filter(None, [where, rank]))
 
 
 def _is_consequence(error: BaseException) -> bool:

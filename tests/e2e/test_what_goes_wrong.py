@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -38,6 +39,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_micro_batch(tmp_p
         f"loss is not finite at step {step} on rank {report['rank']}, micro-batch {report['micro_batch']}"
         in done.stderr
     )
+    named = re.findall(r"(rank \d+) \(host \S+ pid \d+\)", done.stderr)
+    assert named == [f"rank {report['rank']}"]  # not also the rank whose error arrived first
     assert "gradient of" in done.stderr
     assert "stop (watch.nonfinite=stop)" in done.stderr
     assert f"checkpoint of step {step} is whole" in done.stderr or step == 0
