@@ -73,13 +73,17 @@ class Parts:
         """Check the values that can be checked before any data is read.
 
         Raises:
-            ConfigError: `monitor` has no valid mode, or a validation set no valid name.
+            ConfigError: `monitor` has another form or no valid mode, or a validation set no valid name.
         """
         check_set_names(self.eval_sets, "Parts.eval_sets")
+        fix = 'Set monitor=(NAME, "max") or (NAME, "min").'
+        is_pair = isinstance(self.monitor, (tuple, list)) and len(self.monitor) == 2
+        if not is_pair or not isinstance(self.monitor[0], str):
+            raise ConfigError(f"monitor is {self.monitor!r}, not a name and a mode", where="Parts.monitor", fix=fix)
         if self.monitor[1] not in ("max", "min"):
             raise ConfigError(
                 f"the mode of the monitored metric is {self.monitor[1]!r}",
                 where="Parts.monitor",
                 allowed="max, min",
-                fix='Set monitor=(NAME, "max") or (NAME, "min").',
+                fix=fix,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,11 +70,22 @@ def gone_targets(root: Path) -> list[str]:
     return problems
 
 
+def keywords_made_tuples(root: Path) -> list[str]:
+    """Lines of code such as `x = (1,)`: a formatter makes them of keyword arguments without their call, `x=1,`."""
+    return [
+        f"{page.relative_to(root)}: {ast.unparse(node)}"
+        for page in documents(root)
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple) and len(node.value.elts) == 1
+    ]
+
+
 def _without_code(text: str) -> str:
     return re.sub(r"```.*?```|`[^`\n]+`", "", text, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("check", [dead_links, gone_files, gone_targets])
+@pytest.mark.parametrize("check", [dead_links, gone_files, gone_targets, keywords_made_tuples])
 def test_documents_point_to_what_is_there(repo: Path, check: object) -> None:
     assert callable(check)
     assert check(repo) == []
@@ -87,6 +99,7 @@ def test_documents_point_to_what_is_there(repo: Path, check: object) -> None:
         (dead_links, "# One\n[a](#two)", "#two: no such heading"),
         (gone_files, "see `lockstep/gone.py`", "`lockstep/gone.py` is not there"),
         (gone_targets, "    make gone", "make gone"),
+        (keywords_made_tuples, '```python\nmonitor = (("top1", "max"),)\n```', "monitor = "),
     ],
 )
 def test_a_dead_pointer_is_noticed(tmp_path: Path, check: object, text: str, says: str) -> None:

@@ -175,5 +175,6 @@ def build(config):
         train_data=lambda: DatasetSamples(Triples()) if fault == "triples" else Samples(fault, 20),
         eval_data=lambda: Samples(fault, 0 if fault == "no evaluation" else 10),
         metric=Accuracy(3) if fault == "made metric" else METRICS.get(fault, lambda: Accuracy(3)),
+        monitor=(("top1", "max"),) if fault == "monitor" else ("top1", "max"),
         infer=infer if fault == "infer" else None,
     )

@@ -73,6 +73,7 @@ def test_a_fault_is_named_with_what_to_do(fault: str, text: str, capsys: pytest.
         ("twice", "the metric Twice counted 8 samples of 4"),
         ("unsendable", "the metric Unsendable has failed: TypeError: "),
         ("other name", "the validation has no metric top1"),
+        ("monitor", "monitor is (('top1', 'max'),), not a name and a mode"),
         ("infer", "the recipe's infer has failed: AttributeError: "),
         ("bytes", "given  inputs: a tensor (4, 6) float32"),
     ],
