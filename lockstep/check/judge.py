@@ -17,7 +17,7 @@ from lockstep.check.finding import Finding
 from lockstep.check.guard import RAISED, Record
 from lockstep.check.steps import Trial
 from lockstep.config.load import short_path
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, SampleError
 
 NONDETERMINISTIC = "does not have a deterministic implementation"
 SUM, MERGE, OPERATION = "loss is a sum", "metric merge", "operation"
@@ -59,7 +59,7 @@ def judge(notes: Record, outcomes: Sequence[Outcome]) -> list[Finding]:
             return [_operation(str(error), notes.get("line"))]
         raise error
     reference = outcomes[0].error if outcomes else None
-    if reference is not None and reference.what.startswith(RAISED):
+    if reference is not None and (isinstance(reference, SampleError) or reference.what.startswith(RAISED)):
         raise reference  # one process alone fails, so there is nothing to compare
     merges = _merges(notes)
     first = _differing(notes, outcomes)

@@ -19,6 +19,7 @@ import multiprocessing
 import re
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -51,6 +52,8 @@ class _Reader(Dataset[Batch | LockstepError]):
             return _batch(self.samples, *request)
         except LockstepError as error:
             # Returned, not raised: the DataLoader would wrap it in an error whose text is a traceback.
+            if error.__cause__ is not None:  # lost on the way to the rank
+                error.add_note("".join(traceback.format_exception(error.__cause__)))
             return error
 
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,14 +22,13 @@ from lockstep.data.samples import Batch, Samples
 from lockstep.engine.evaluate import evaluate, evaluating, no_metric
 from lockstep.engine.forward import check_terms
 from lockstep.engine.job import Job
-from lockstep.errors import ConfigError, LockstepError, is_out_of_memory
+from lockstep.errors import ConfigError, LockstepError, is_out_of_memory, users_line
 from lockstep.metrics.early_stop import Patience, metric_of
 from lockstep.metrics.eval_sets import with_set
 from lockstep.metrics.metric import Metric
 
 LOGGER = logging.getLogger("lockstep")
 NUM_SAMPLES = 4
-_NOT_OWN = ("site-packages", "dist-packages", "lockstep")  # parts of paths whose lines are not the user's
 _BUGS = (AttributeError, ImportError, NameError, TypeError)
 
 
@@ -224,13 +221,10 @@ def _faults_of(what: str, given: str | None = None) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not any(part in _NOT_OWN for part in Path(frame.filename).parts)]
-        frame = (own or frames)[-1]
         raise ConfigError(
             f"{what} has failed: {type(error).__name__}: {error}",
             given=given,
-            where=f"{frame.filename}:{frame.lineno}, in {frame.name}",
+            where=users_line(error),
             cause=f"It was tried on {NUM_SAMPLES} validation samples before training.",
             fix="Correct it. LOCKSTEP_DEBUG=1 shows the traceback.",
         ) from error

@@ -22,7 +22,16 @@ from lockstep.cluster import abort, signals
 from lockstep.cluster.env import KEY, LAUNCHED, RankAssignment, read_assignment
 from lockstep.cluster.peer_errors import is_lost_peer
 from lockstep.cluster.signals import when_parent_dies
-from lockstep.errors import CheckpointError, ConfigError, DataError, HangError, LaunchError, LockstepError, ReaderLost
+from lockstep.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    HangError,
+    LaunchError,
+    LockstepError,
+    ReaderLost,
+    SampleError,
+)
 from lockstep.launch.failures import ErrorReport
 from lockstep.launch.forkserver import LAUNCHER_ONLY
 from lockstep.open_files import explained
@@ -140,18 +149,18 @@ def _report(file: IO[str], here: RankAssignment, error: BaseException) -> None:
         return
     if file.closed:  # keep the first error: a later one may be its consequence
         return
-    is_user_error = isinstance(error, LockstepError)
+    is_user_error, is_debug = isinstance(error, LockstepError), os.environ.get("LOCKSTEP_DEBUG") == "1"
     # Settings, data and files of a single machine are wrong for all of its ranks alike, so the rank is not shown.
     is_same_for_all = isinstance(error, (ConfigError, DataError, CheckpointError))
     if isinstance(error, LockstepError) and not (is_same_for_all and here.local_world_size == here.world_size):
         _add_rank(error, here)
     report = ErrorReport(
         time=time.time(),
-        text=str(error) if is_user_error else "".join(traceback.format_exception(error)).rstrip(),
+        text=str(error) if is_user_error and not is_debug else "".join(traceback.format_exception(error)).rstrip(),
         exit_code=_exit_code(error),
         is_user_error=is_user_error,
         is_consequence=_is_consequence(error),
-        may_pass=isinstance(error, (LaunchError, ReaderLost)) or not is_user_error,
+        may_pass=isinstance(error, (LaunchError, ReaderLost, SampleError)) or not is_user_error,
         culprits=error.ranks if isinstance(error, HangError) else (),
     )
     # The folder is removed with the launcher; then no process reads the report.

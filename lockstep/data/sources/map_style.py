@@ -13,7 +13,8 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from lockstep.data.keyed import IntArray, KeyArray, seeded
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, LockstepError, SampleError, is_out_of_memory, users_line
+from lockstep.open_files import is_too_many_files
 
 
 def check_map_style(dataset: Any) -> None:
@@ -62,6 +63,9 @@ def read_items(dataset: Any, indices: IntArray, keys: KeyArray) -> list[Any]:
 
     Returns:
         The N samples, in the order of the indices.
+
+    Raises:
+        SampleError: The dataset raised an exception.
     """
     if len(indices) and _reads_without_random_numbers(dataset):
         return list(dataset.__getitems__(indices.tolist()))
@@ -71,9 +75,24 @@ def read_items(dataset: Any, indices: IntArray, keys: KeyArray) -> list[Any]:
             try:
                 items.append(dataset[index])
             except Exception as error:
-                error.add_note(f"raised for sample {index:,} of {type(dataset).__name__}")
-                raise
+                if isinstance(error, LockstepError) or _is_of_the_machine(error):
+                    raise
+                first = str(error).strip().partition("\n")[0]
+                raise SampleError(
+                    f"sample {index:,} of {type(dataset).__name__} raised {type(error).__name__}: {first}",
+                    where=users_line(error),
+                    fix="Correct the dataset, or remove the sample. LOCKSTEP_DEBUG=1 shows the traceback.",
+                ) from error
     return items
+
+
+def _is_of_the_machine(error: Exception) -> bool:
+    """Return whether an exception is not the dataset's: its causes have their own errors.
+
+    torch reports a killed DataLoader worker in a signal handler, hence anywhere in the rank's code.
+    """
+    is_lost_reader = isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
+    return is_lost_reader or is_out_of_memory(error) or is_too_many_files(error)
 
 
 def _reads_without_random_numbers(dataset: Any) -> bool:

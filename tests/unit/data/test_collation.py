@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from PIL import Image
 
 from lockstep.data.keyed import keys
 from lockstep.data.samples import Batch, DatasetSamples
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, DataError
 
 FINE = torch.zeros(3, 4)
 
@@ -104,6 +105,8 @@ def test_an_error_of_a_dataset_has_the_index_of_the_sample() -> None:
         def __getitem__(self, index: int) -> Any:
             return {0: (FINE, 1), 3: (FINE, 1)}[index]
 
-    with pytest.raises(KeyError) as caught:
+    with pytest.raises(DataError, match="sample 1 of Raises raised KeyError: 1") as caught:
         read(Raises(None))
-    assert caught.value.__notes__ == ["raised for sample 1 of Raises"]
+    line = inspect.getsourcelines(Raises)[1] + 2
+    assert caught.value.slots["where"] == f"{__file__}:{line}, in __getitem__"
+    assert isinstance(caught.value.__cause__, KeyError)

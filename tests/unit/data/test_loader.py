@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
 import subprocess
 import sys
 import textwrap
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from lockstep.data.keyed import IntArray, KeyArray, keys
 from lockstep.data.loader import Loader, requests_of
 from lockstep.data.order import Order
 from lockstep.data.samples import Batch, DatasetSamples, Samples
-from lockstep.errors import ConfigError, DataError
+from lockstep.errors import ConfigError, DataError, SampleError
 from lockstep.storage.run_folder import RunFolder
 
 CPU = torch.device("cpu")
@@ -188,6 +190,44 @@ def test_an_error_of_the_dataset_comes_as_it_is_from_any_process(num_workers: in
         loader.batch(*request)
     assert str(caught.value) == "data error: sample 0 is cut off\n  where  x.gz"
     loader.close()
+
+
+class Raises:
+    """A map-style dataset with a sample that raises an exception of Python."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        raise OSError(f"cannot read img_{index}.png")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_of_the_dataset_names_the_sample_and_keeps_its_traceback(num_workers: int) -> None:
+    request = (np.arange(2), keys(0, 0, np.arange(2)))
+    loader = Loader(DatasetSamples(Raises()), lambda: iter([request]), CPU, num_workers=num_workers)
+    with pytest.raises(SampleError) as caught:
+        loader.batch(*request)
+    assert caught.value.what == "sample 0 of Raises raised OSError: cannot read img_0.png"
+    assert caught.value.slots["where"].endswith(", in __getitem__")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "in read_items" in shown
+    assert 'raise OSError(f"cannot read img_{index}.png")' in shown
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, "Too many open files"), MemoryError(), RuntimeError("DataLoader worker (pid 7) is killed")],
+)
+def test_a_fault_of_the_machine_is_not_blamed_on_the_dataset(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Raises, index: int) -> None:
+        raise error
+
+    monkeypatch.setattr(Raises, "__getitem__", fail)
+    with pytest.raises(type(error)) as caught:
+        read(DatasetSamples(Raises()), [0])
+    assert caught.value is error
 
 
 def test_workers_read_the_same_bits_where_the_rank_has_more_threads_than_one() -> None:
