@@ -30,9 +30,9 @@ def track(run: RunFolder, to: To, debug: Debug = False) -> None:
     from lockstep.report.trackers.known import check_trackers, label
     from lockstep.report.trackers.start import TrackerProcess
     from lockstep.storage.run_entries import check_entries
+    from lockstep.storage.run_path import check_run_path
 
-    if not (run / "config.yaml").is_file():
-        raise ConfigError(f"{run} is not a run folder", fix="Give a folder that lockstep train wrote.")
+    check_run_path(run)
     for name in to:
         if name == "tensorboard" or (name not in TRACKERS and not name.endswith(".py")):
             allowed = f"{', '.join(TRACKERS[1:])}, or a Python file"

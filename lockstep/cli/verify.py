@@ -71,9 +71,9 @@ def verify(
         raise ConfigError(f"{' and '.join(given)} were given together", fix="Give one of them.")
     share = 1.0 if every or from_scratch else _share("5%" if sample is None else sample)
     if not merge:
-        from lockstep.inference.trained_model import TrainedModel
+        from lockstep.storage.run_path import check_run_path
 
-        TrainedModel(run).check_path()  # a wrong path is reported before torch is imported
+        check_run_path(run)  # a wrong path is reported before torch is imported
     if code is not None:
         _run_with(code)
     if merge:

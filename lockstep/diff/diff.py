@@ -16,6 +16,7 @@ from lockstep.diff.search import search
 from lockstep.diff.side import Side
 from lockstep.errors import CheckpointError, LockstepError
 from lockstep.report.console import Console
+from lockstep.storage.run_path import check_run_path
 
 _SHOWN = 8  # differences of a kind
 _NUM_SAMPLES = 16
@@ -99,9 +100,10 @@ def diff_runs(
         is_replayed: Whether to replay the first step that differs.
 
     Raises:
-        CheckpointError: The runs have nothing that can be compared.
-        LockstepError: A folder is not a run folder.
+        CheckpointError: The runs have nothing that can be compared, or a folder is not a run folder.
     """
+    for run in (a, b):
+        check_run_path(run)
     recorded = read_run(a), read_run(b)
     folders = compare_folders(*recorded)
     if (

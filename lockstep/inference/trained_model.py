@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.config.load import load
 from lockstep.config.schema import RunConfig
-from lockstep.errors import CheckpointError, ConfigError
+from lockstep.errors import ConfigError
 from lockstep.recipes.catalog import RecipeSpec, find
 from lockstep.report.console import Console
+from lockstep.storage.run_path import no_run, runs_in
 
 if TYPE_CHECKING:
     from torch import nn
 
     from lockstep.cluster.world import World
     from lockstep.engine.parts import Parts
-
-_SHOWN = 5  # runs, in an error
 
 
 @dataclass(frozen=True)
@@ -79,14 +78,12 @@ class TrainedModel:
                 given=str(self.path),
                 fix="Remove --preset.",
             )
-        elif not os.path.lexists(self.path):
-            raise CheckpointError(f"{self.path} does not exist", fix=_name_a_run(self.path))
         elif not os.path.lexists(self.path / "config.yaml"):
-            raise CheckpointError(
-                f"{self.path} is not a run folder: it has no config.yaml",
-                fix=f"{_name_a_run(self.path)}\n"
-                f"To evaluate a run on the data in it: lockstep eval RUN data.root={shlex.quote(str(self.path))}",
-            )
+            error = no_run(self.path)
+            if os.path.isdir(self.path) and not runs_in(self.path):
+                hint = f"To evaluate a run on the data in it: lockstep eval RUN data.root={shlex.quote(str(self.path))}"
+                raise error.with_slots(fix=f"{error.slots['fix']}\n{hint}")
+            raise error
 
     def _find_run(self) -> RecipeSpec:
         from lockstep.storage.recipe_copy import describe_copy
@@ -161,18 +158,3 @@ class TrainedModel:
 
 def _lines(*texts: str | None) -> str:
     return "\n".join(filter(None, texts))
-
-
-def _name_a_run(path: Path) -> str:
-    """Return what to do where a path is no run folder, with the runs nearby."""
-    runs = _runs_near(path)
-    return f"Name a run folder: {', '.join(runs)}" if runs else "Name a run folder. To make one: lockstep train digits"
-
-
-def _runs_near(path: Path) -> list[str]:
-    """Return the newest runs beside a path, or else below runs/."""
-    for parent in (path.parent, Path("runs")):
-        found = sorted(filter(os.path.isfile, parent.glob("*/config.yaml")), key=os.path.getmtime)
-        if found:
-            return [str(file.parent) for file in found[-_SHOWN:]]
-    return []

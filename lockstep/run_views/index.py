@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.plain_file import parse_json, read_plain
-from lockstep.errors import ConfigError, LockstepError
+from lockstep.errors import CheckpointError, ConfigError, LockstepError
 from lockstep.run_views.state import newest_write
 from lockstep.run_views.summary import FILES, RunSummary, read_summary
 from lockstep.storage.run_folder import write_atomically
 from lockstep.storage.run_lock import LOCK
+from lockstep.storage.run_path import no_run
 from lockstep.version import __version__
 
 MAX_RUNS = 100_000
@@ -58,15 +59,18 @@ def check_run(run: Path) -> None:
     """Check that a path is a run folder.
 
     Raises:
-        ConfigError: It is not.
+        CheckpointError: It is not, or it cannot be read.
     """
-    fix = "Give a run folder, such as runs/digits-0001. `lockstep runs` lists them."
     try:
         names = os.listdir(run)
+    except (FileNotFoundError, NotADirectoryError):
+        raise no_run(run) from None
     except OSError as error:
-        raise ConfigError(f"{run} can't be read: {error.strerror}", fix=fix) from None
+        raise CheckpointError(
+            f"{run} can't be read: {error.strerror}", fix="Make it a folder that this user can read."
+        ) from None
     if not is_run(run, names):
-        raise ConfigError(f"{run} is not a run folder", fix=fix)
+        raise no_run(run)
 
 
 def read_summaries(folder: Path) -> list[RunSummary]:

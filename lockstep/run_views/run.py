@@ -41,7 +41,7 @@ class Run:
         """Load a run from its folder: complete, running, stopped or failed.
 
         Raises:
-            ConfigError: It is not a run folder.
+            CheckpointError: It is not a run folder.
         """
         path = Path(folder)
         check_run(path)

@@ -105,3 +105,31 @@ def test_an_equals_sign_in_the_name_of_a_file_that_is_there_is_no_setting(
 def test_predict_without_a_file_reports_what_is_missing(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["predict", "runs/a", "other=0.1"]) == DataError.exit_code
     assert "lockstep predict runs/a FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "eval",
+        "predict {} a.png",
+        "export",
+        "verify",
+        "diff {} {}",
+        "push {} new",
+        "compare {} {}",
+        "watch",
+        "report",
+        "track {} --to mlflow",
+    ],
+)
+def test_a_path_that_is_no_run_is_reported_alike_by_all_commands(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/digits-0001").mkdir(parents=True)
+    Path("runs/digits-0001/config.yaml").touch()
+    for path, problem in {"nowhere": "does not exist", "runs": "is not a run folder: it has no config.yaml"}.items():
+        arguments = (command if "{}" in command else f"{command} {{}}").format(path, path)
+        assert run(arguments.split()) == 5
+        error = f"checkpoint error: {path} {problem}\n  fix  Name a run folder: runs/digits-0001\n"
+        assert capsys.readouterr().err == error

@@ -62,5 +62,5 @@ def test_json_has_the_values_of_each_run(tmp_path: Path, capsys: pytest.CaptureF
 def test_one_run_or_no_run_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "a")
     assert run_command(["compare", str(run)]) == 2
-    assert run_command(["compare", str(run), str(tmp_path)]) == 2
+    assert run_command(["compare", str(run), str(tmp_path)]) == 5
     assert "is not a run folder" in capsys.readouterr().err

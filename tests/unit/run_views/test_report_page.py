@@ -111,6 +111,6 @@ def test_the_page_goes_into_the_run_folder_and_replaces_only_a_page(
     assert run_command(["report", str(run), "--out", str(link)]) == 5
     assert run_command(["report", str(run), "--out", str(tmp_path / "new/folder/x.html")]) == 0
     assert run_command(["report", str(run), str(run)]) == 2
-    assert run_command(["report", str(tmp_path)]) == 2
+    assert run_command(["report", str(tmp_path)]) == 5
     assert run_command(["report", str(run), "--out", "/proc/x.html"]) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "link.html", "mine.html", "new"]

@@ -49,7 +49,7 @@ def test_a_run_has_its_state_settings_metrics_and_curves(folder: Path) -> None:
     assert (stopped.state, stopped.result, stopped.weights_sha256) == ("stopped", {}, "")
     assert stopped.metrics["top1"] == pytest.approx(0.3)
     assert repr(stopped).startswith(f"Run('{folder}/c', stopped at step 50, loss=")
-    with pytest.raises(ConfigError, match="is not a run folder"):
+    with pytest.raises(lockstep.CheckpointError, match="is not a run folder"):
         lockstep.Run.load(folder)
 
 

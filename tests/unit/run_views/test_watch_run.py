@@ -124,9 +124,9 @@ def test_ctrl_c_ends_the_view_with_130_and_leaves_the_run_alone(tmp_path: Path) 
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["watch", str(tmp_path)]) == 2
-    assert run_command(["watch", str(tmp_path / "missing")]) == 2
-    assert "lockstep runs" in capsys.readouterr().err
+    assert run_command(["watch", str(tmp_path)]) == 5
+    assert run_command(["watch", str(tmp_path / "missing")]) == 5
+    assert "missing does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("script") is None, reason="needs `script`, which gives a command a terminal")
