@@ -17,10 +17,11 @@ NOT_EXACT = 1  # the exit code
 
 
 def check(source: SourceName, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> int:
-    """Check that a recipe, or a script that calls lockstep.exact, gives equal bits on 1, 2 and 3 processes.
+    """Check that a recipe or script is exact on 1, 2 and 3 processes.
 
-    Names the cause if not. Takes about a minute for a small model, and writes nothing. The exit code is 1 if the
-    recipe or script is not exact. What follows a script are its arguments: lockstep check train.py -- --epochs 1
+    Exact means equal bits; a script is one that calls lockstep.exact. Names the cause if it is not. Takes about a
+    minute for a small model, and writes nothing. The exit code is 1 if the recipe or script is not exact. What follows
+    a script are its arguments: lockstep check train.py -- --epochs 1
     """
     from lockstep.config.combinations import refuse_local_steps
     from lockstep.config.load import load

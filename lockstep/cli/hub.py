@@ -22,9 +22,9 @@ Out = Annotated[
 
 
 def push(run: Run, target: Target, debug: Debug = False) -> None:
-    """Publish a trained model with its card, preprocessing and provenance.
+    """Publish a trained model to a folder or the Hugging Face Hub.
 
-    Only hf:// uses the network.
+    It gets a card, its preprocessing and its provenance. Only hf:// uses the network.
     """
     from lockstep.inference.hub.push import push
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/digits-0007.", show_default=False)]
 Sample = Annotated[
     str | None,
-    typer.Option(metavar="5%", help="Smallest share of the steps to replay, chosen by the root; default: 5%."),
+    typer.Option(
+        metavar="5%",
+        help="Smallest share of the steps to replay; default: 5%. A hash of the run's record selects them.",
+    ),
 ]
 Steps = Annotated[str | None, typer.Option(metavar="A:B", help="Replay the steps from A up to B.")]
 All = Annotated[bool, typer.Option("--all", help="Replay every step.")]

@@ -125,7 +125,7 @@ def command_of(pid: int) -> str:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return ""
-    text = " ".join(argument for argument in arguments if argument)
+    text = " ".join(" ".join(arguments).split())  # of python -c, an argument has many lines
     return text if len(text) <= 80 else text[:77] + "..."
 
 

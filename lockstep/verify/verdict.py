@@ -190,6 +190,6 @@ def _conclusion(verdict: Verdict) -> list[str]:
     few = max(2, len(verdict.segments) // 10)
     return [
         f"verified   {verdict.share:.1%} of the steps, {len(verdict.replayed)} of {len(verdict.segments)} segments",
-        f"           a change in 1 segment escapes with probability {verdict.escapes(1):.2f}, "
+        f"           a change in 1 segment is missed with probability {verdict.escapes(1):.2f}, "
         f"in {few} segments {verdict.escapes(few):.2f}",
     ]

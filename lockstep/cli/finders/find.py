@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.options import Debug, Overrides, path_of
+from lockstep.cli.options import Commands, Debug, Overrides, path_of
 from lockstep.errors import ConfigError, LaunchError, LockstepError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lockstep.recipes.catalog import RecipeSpec
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Find a learning rate or micro-batch by short trainings.",

@@ -29,7 +29,7 @@ def simulate(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train on virtual ranks in this process, and compare their weights.
+    """Train on virtual ranks in one process, and compare weights.
 
     Shows what each rank sends and holds in a world that this machine does not have. The exit code is 6 if the weights
     are not equal.

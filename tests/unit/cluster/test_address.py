@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -62,3 +63,14 @@ def test_loopback_is_reached_by_its_own_interface() -> None:
     assert interface_towards("tcp://127.0.0.1:29500") == "lo"
     assert interface_towards("file:///tmp/meet") == ""
     assert interface_towards("tcp://no-such-host.invalid:1") == ""
+
+
+@linux
+def test_a_command_of_many_lines_is_shown_in_one() -> None:
+    program = ["sh", "-c", "echo started\n\nread line"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert command_of(process.pid) == "sh -c echo started read line"
+        process.stdin.close()

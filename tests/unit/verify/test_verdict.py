@@ -99,7 +99,7 @@ def test_some_steps_of_a_segment_are_never_reported_as_every_step() -> None:
 
 def test_a_sample_states_what_can_have_escaped() -> None:
     text = "\n".join(lines(verdict()))
-    assert "a change in 1 segment escapes with probability 0.60, in 2 segments 0.33" in text
+    assert "a change in 1 segment is missed with probability 0.60, in 2 segments 0.33" in text
 
 
 @pytest.mark.parametrize(
