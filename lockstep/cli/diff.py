@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.options import Debug, Json, Overrides, json_text, line_text, path_of, print_report
+from lockstep.cli.options import Debug, Json, MachineOverrides, json_text, line_text, path_of, print_report
 
 RunA = Annotated[Path, typer.Argument(metavar="A", help="A run folder.", show_default=False)]
 RunB = Annotated[Path, typer.Argument(metavar="B", help="Another run folder.", show_default=False)]
@@ -29,7 +29,7 @@ NoReplay = Annotated[bool, typer.Option("--no-replay", help="Compare files only;
 def diff(
     a: RunA,
     b: RunB,
-    overrides: Overrides = None,
+    overrides: MachineOverrides = None,
     recipe_a: RecipeA = None,
     recipe_b: RecipeB = None,
     no_replay: NoReplay = False,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.options import Debug, Json, Overrides
+from lockstep.cli.options import Debug, Json, MachineOverrides
 from lockstep.config.process_range import MAX_PROCS
 
 Model = Annotated[
@@ -43,7 +43,7 @@ def print_weights(run: Path, checkpoint: str) -> None:
 
 def evaluate(
     run: Model,
-    overrides: Overrides = None,
+    overrides: MachineOverrides = None,
     preset: Preset = None,
     procs: Procs = None,
     checkpoint: Checkpoint = "last",

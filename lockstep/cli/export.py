@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.evaluate import Checkpoint, Model, Preset, print_weights
-from lockstep.cli.options import Debug, Json, Overrides, json_text, line_text, path_of
+from lockstep.cli.options import Debug, Json, MachineOverrides, json_text, line_text, path_of
 
 To = Annotated[str, typer.Option("--to", metavar="FORMAT", help="safetensors, onnx or torch-export.")]
 Out = Annotated[
@@ -24,7 +24,7 @@ Out = Annotated[
 
 def export(
     run: Model,
-    overrides: Overrides = None,
+    overrides: MachineOverrides = None,
     to: To = "safetensors",
     out: Out = None,
     preset: Preset = None,

@@ -84,6 +84,10 @@ class Commands(TyperGroup):
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as epochs=3 optim.lr=0.1.")
 ]
+MachineOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings for this machine, such as data.root=DIR loader.num_workers=2."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Debug = Annotated[
     bool, typer.Option("--debug", callback=_switch_on_debug, help="Show the traceback of an error.", is_eager=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.options import Debug, Json, Overrides, path_of, print_report
+from lockstep.cli.options import Debug, Json, MachineOverrides, path_of, print_report
 from lockstep.config.process_range import MAX_PROCS
 from lockstep.errors import ConfigError
 
@@ -51,7 +51,7 @@ Code = Annotated[
 
 def verify(
     run: Run,
-    overrides: Overrides = None,
+    overrides: MachineOverrides = None,
     sample: Sample = None,
     steps: Steps = None,
     every: All = False,

@@ -104,6 +104,7 @@ def export(
     settings = [*overrides, "precision=fp32", "loss_scale=dynamic", "device=cpu"]
     trained = TrainedModel(path, settings, checkpoint, preset)
     found, config = trained.settings()
+    trained.check_unused()
     parts, model = trained.open(found, config, alone("cpu"))
     shape = input_shape(parts, config)
     metadata = {"lockstep": __version__, "recipe": config.recipe, "input": list(shape), **parts.metadata}

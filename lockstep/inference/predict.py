@@ -52,6 +52,7 @@ def evaluate(
     trained = TrainedModel(Path(run), tuple(as_overrides(overrides)), checkpoint, preset)
     size = _size(procs)
     config = trained.settings()[1]
+    trained.check_unused()
     assignment = rank_assignment(procs)
     pin_kernels(config.kernels, only_children=True)
     is_late = not has_effect(config.kernels)  # torch has computed here before, so another process evaluates
@@ -192,6 +193,7 @@ def predictions(
         DataError: A folder is empty.
     """
     found, config = trained.settings()
+    trained.check_unused()
     paths = expand(files)
     if not any(map(os.path.lexists, paths)):  # a wrong path is reported before torch is imported
         for path in paths:

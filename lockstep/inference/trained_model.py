@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from lockstep.cluster.world import World
     from lockstep.engine.parts import Parts
 
+# Settings and sections that only training reads. `lockstep verify` and `lockstep diff` train.
+_OF_TRAINING = frozenset(
+    {"epochs", "max_steps", "global_batch", "eval_every", "stop_early", "optim", "sync", "checkpoint", "record"}
+)
+
 
 @dataclass(frozen=True)
 class TrainedModel:
@@ -58,6 +63,21 @@ class TrainedModel:
         self.check_path()
         found = self._find_run() if self.preset is None else find(self.preset)
         return found, load(found.config_class, found.layers, self.overrides).config
+
+    def check_unused(self) -> None:
+        """Check that no setting was given that only training reads.
+
+        Raises:
+            ConfigError: There is one.
+        """
+        for override in self.overrides:
+            name = override.partition("=")[0].strip()
+            if name.partition(".")[0] in _OF_TRAINING:
+                raise ConfigError(
+                    f"{name} has no effect on a trained model",
+                    given=override,
+                    fix="Remove it. To train with it: lockstep train.",
+                )
 
     def check_path(self) -> None:
         """Check that the path is a run folder, or a file with a preset, without reading it.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.options import Debug, Json, LocalRank, Overrides, path_of
+from lockstep.cli.options import Debug, Json, LocalRank, MachineOverrides, path_of
 from lockstep.cli.train import Init, Rank, WorldSize
 from lockstep.config.process_range import MAX_PROCS
 from lockstep.errors import ConfigError
@@ -38,7 +38,7 @@ RunDir = Annotated[
 
 def doctor(
     source: SourceName = None,
-    overrides: Overrides = None,
+    overrides: MachineOverrides = None,
     procs: Procs = None,
     hosts: Hosts = None,
     run_dir: RunDir = Path("runs"),

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from lockstep.config.document import to_yaml
 from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError
 from lockstep.inference import predict as predict_module
+from lockstep.inference.export import export
 from lockstep.inference.predict import evaluate, expand, predict, predictions
 from lockstep.inference.trained_model import TrainedModel
 from lockstep.recipes.catalog import find
@@ -204,6 +205,17 @@ def test_a_file_of_weights_is_asked_as_the_model_of_a_preset(
 def test_settings_that_conflict_are_refused(run: Path, pictures: Path, path: str, preset: str, text: str) -> None:
     with pytest.raises((ConfigError, CheckpointError), match=text):
         evaluate(path, preset=preset)
+
+
+@pytest.mark.parametrize("setting", ["epochs=3", "optim.lr=0.1"])
+def test_a_setting_that_only_training_reads_is_refused(run: Path, pictures: Path, setting: str) -> None:
+    text = rf"{setting.partition('=')[0]} has no effect on a trained model"
+    with pytest.raises(ConfigError, match=text):
+        evaluate(run, [setting])
+    with pytest.raises(ConfigError, match=text):
+        predict(run, [pictures / "a.png"], [setting])
+    with pytest.raises(ConfigError, match=text):
+        export(run, "safetensors", None, [setting])
 
 
 def test_a_missing_run_is_an_error_with_the_newest_runs() -> None:
