@@ -122,7 +122,7 @@ def _times(runs: Sequence[RunHistory]) -> list[ComparedValue]:
 
     rows = [
         _row("time", "steps", runs, lambda run: f"{run.summary.step:,}"),
-        _row("time", "took", runs, lambda run: seconds(run.summary.took_s)),
+        _row("time", "took", runs, lambda run: seconds(run.summary.took_s) + _since_resume(run)),
         _row(
             "time",
             "training",
@@ -134,6 +134,13 @@ def _times(runs: Sequence[RunHistory]) -> list[ComparedValue]:
         _row("time", "processes", runs, lambda run: f"{run.summary.procs:,}" if run.summary.procs else MISSING),
     ]
     return [row for row in rows if set(row.values) != {MISSING}]
+
+
+def _since_resume(run: RunHistory) -> str:
+    """Return what the wall-clock time of a complete run leaves out: earlier commands. `training` includes them."""
+    kinds = [event.kind for event in run.events]
+    num_commands = kinds.count("start") - kinds.count("restart")
+    return " since the resume" if run.summary.state == "done" and num_commands > 1 else ""
 
 
 def _row(section: str, name: str, runs: Sequence[RunHistory], make: Callable[[RunHistory], str]) -> ComparedValue:

@@ -51,7 +51,8 @@ class RunSummary:
         best: Its best value.
         train_loss: Loss of the last recorded step.
         started: Unix time of the start, seconds.
-        took_s: Wall-clock time of a complete run; training time of one that is not complete or was resumed.
+        took_s: Wall-clock time of the command that completed the run, or its whole training time if that is
+            longer; training time of a run that is not complete.
         procs: World size, as of the last start.
         weights_sha256: Hash of the final weights; empty if the run is not complete.
         settings: Settings by dotted name.

@@ -149,7 +149,8 @@ def finish(
     name = job.parts.monitor[0]
     quoted = shlex.quote(str(folder.path))
     reports.block(
-        f"done in {duration(seconds)}: validation {metric_name(name)} {metric_value(name, progress.metrics[name])} "
+        f"done in {_time_taken(spec, job, seconds)}: "
+        f"validation {metric_name(name)} {metric_value(name, progress.metrics[name])} "
         f"({len(job.eval_data):,} samples, each once)",
         {
             "first step": _first_step(job, first_step),
@@ -169,6 +170,12 @@ def finish(
         },
         whole=("weights", "root", "next"),
     )
+
+
+def _time_taken(spec: RunSpec, job: Job, seconds: float) -> str:
+    # Restarts and rollbacks belong to the same command, and are part of its time.
+    is_resumed = job.resumed_from is not None and spec.resume != "never" and not spec.is_restart
+    return duration(seconds) + (" since the resume" if is_resumed else "")
 
 
 def _seconds(job: Job, waits: Sequence[tuple[float, float]]) -> dict[str, float]:

@@ -83,14 +83,28 @@ def test_the_head_is_80_columns_wide(name: str) -> None:
     assert " ".join(shapes) in " ".join(" ".join(lines).split())
 
 
+def finished(request: RunSpec, job: Job, folder: RunFolder) -> None:
+    reports = Reports(job, folder)
+    finish(request, job, folder, reports, job.final_weights(), [(1.0, 2.0), (2.0, 1.0)])
+    reports.close()
+
+
+@pytest.mark.parametrize(("resume", "is_restart"), [("auto", False), ("auto", True), ("never", False)])
+def test_the_time_of_a_resumed_run_is_that_since_the_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], resume: str, is_restart: bool
+) -> None:
+    request, job = job_of(2)
+    job.progress.metrics, job.resumed_from = {"top1": 1 / 3}, job.fingerprint
+    finished(replace(request, resume=resume, is_restart=is_restart), job, RunFolder(tmp_path))
+    assert (" since the resume: " in capsys.readouterr().out) is (resume == "auto" and not is_restart)
+
+
 def test_the_end_is_80_columns_wide_but_for_what_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     request, job = job_of(2, global_batch=32, micro_batch=8)
     folder = RunFolder(tmp_path / ("long_" * 20))
     folder.path.mkdir()
     job.progress.metrics = {"top1": 1 / 3}
-    reports = Reports(job, folder)
-    finish(request, job, folder, reports, job.final_weights(), [(1.0, 2.0), (2.0, 1.0)])
-    reports.close()
+    finished(request, job, folder)
     told = capsys.readouterr().out.splitlines()
     assert told[0].endswith("top-1 33.33% (64 samples, each once)")
     assert told[1] == "  all-reduce  33.3% of step time in communication that the backward pass did not"

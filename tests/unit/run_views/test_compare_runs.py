@@ -10,7 +10,7 @@ import pytest
 from lockstep.cli.main import run as run_command
 from lockstep.run_views.compare import compare
 from lockstep.run_views.history import read_history
-from tests.unit.run_views.folders import make_run
+from tests.unit.run_views.folders import launcher_line, log_line, make_run
 
 
 def test_settings_that_differ_are_listed_apart_from_those_without_effect(tmp_path: Path) -> None:
@@ -27,6 +27,17 @@ def test_settings_that_differ_are_listed_apart_from_those_without_effect(tmp_pat
     assert times["training"] == ("50 s", "50 s")
     assert times["waiting for data"] == ("4.0%", "4.0%")
     assert not found.section("environment")
+
+
+def test_the_time_of_a_resumed_run_is_said_to_be_that_of_its_last_command(tmp_path: Path) -> None:
+    a, b, c = make_run(tmp_path / "a"), make_run(tmp_path / "b"), make_run(tmp_path / "c")
+    for run in (b, c):
+        with (run / "logs/rank-0.log").open("a") as file:
+            file.write(log_line(30, "INFO", "training from step 50 of 150, rank 0 of 2"))
+    with (c / "logs/launcher.log").open("a") as file:
+        file.write(launcher_line(29, "restart 1 of 3"))
+    times = {row.name: row.values for row in compare([*map(read_history, (a, b, c))]).section("time")}
+    assert times["took"] == ("1 min 01 s", "1 min 01 s since the resume", "1 min 01 s")
 
 
 def test_versions_and_code_are_listed_where_they_differ(tmp_path: Path) -> None:
