@@ -29,20 +29,10 @@ def rendezvous(folder: Path, **shared: str) -> RendezvousConfig:
 @contextmanager
 def launcher(path: Path) -> Iterator[None]:
     """A launcher that writes its status."""
-    shared, stop = SharedFolder(path, 2.0), threading.Event()
+    shared = SharedFolder(path, 2.0)
     shared.publish(NodeStatus(shared.node))
-
-    def beat() -> None:
-        while not stop.wait(0.05):
-            shared.publish(NodeStatus(shared.node))
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
+    with shared.beating(NodeStatus(shared.node)):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def test_a_group_with_a_heartbeat_is_joined_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

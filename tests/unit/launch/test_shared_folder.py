@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -179,21 +178,9 @@ def test_a_launcher_that_takes_all_others_for_lost_leaves_their_files(path: Path
     first, second = SharedFolder(path, 0.2), SharedFolder(path, 0.2)
     second.publish(NodeStatus(second.node))
     look(first, {0})
-    stop = threading.Event()
-
-    def beat() -> None:
-        while not stop.wait(0.05):
-            second.publish(NodeStatus(second.node))
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(first, "statuses", dict)  # as before the other one could write again
-            first.leave(NodeStatus(first.node), is_end=True)
-    finally:
-        stop.set()
-        thread.join()
+    with second.beating(NodeStatus(second.node)), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first, "statuses", dict)  # as before the other one could write again
+        first.leave(NodeStatus(first.node), is_end=True)
     assert second.statuses().keys() == {1}
 
 

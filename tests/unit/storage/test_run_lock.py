@@ -50,19 +50,6 @@ def test_without_locks_a_second_run_in_the_folder_is_refused_at_once(tmp_path: P
 
 
 @pytest.mark.usefixtures("no_locks")
-def test_without_locks_a_process_waits_for_the_folder_of_another_one(tmp_path: Path) -> None:
-    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
-    first.open()
-    with pytest.raises(CheckpointError, match="is in use"):
-        second.open(wait_s=0.1)
-    release = threading.Timer(0.2, first.close)
-    release.start()
-    second.open(wait_s=60.0)
-    assert release.finished.is_set()
-    second.close()
-
-
-@pytest.mark.usefixtures("no_locks")
 def test_without_locks_a_folder_of_a_dead_process_is_free_and_one_of_another_host_is_not(tmp_path: Path) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
@@ -120,7 +107,12 @@ def test_partial_files_of_a_killed_process_are_gone_after_the_next_start(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "run.lock"]
 
 
-def test_a_process_that_takes_over_waits_for_the_lock_of_one_that_has_not_ended_yet(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_process_that_takes_over_waits_for_the_lock_of_one_that_has_not_ended_yet(
+    tmp_path: Path, request: pytest.FixtureRequest, has_locks: bool
+) -> None:
+    if not has_locks:
+        request.getfixturevalue("no_locks")
     first, second = RunFolder(tmp_path), RunFolder(tmp_path)
     first.open()
     with pytest.raises(CheckpointError, match="is in use"):
@@ -128,5 +120,6 @@ def test_a_process_that_takes_over_waits_for_the_lock_of_one_that_has_not_ended_
     ending = threading.Timer(0.2, first.close)
     ending.start()
     second.open(wait_s=60.0)
-    ending.join()
+    ending.join()  # it sets `finished` after the close that the other one waits for
+    assert ending.finished.is_set()
     second.close()
