@@ -12,10 +12,7 @@ Every other exception is a bug in Lockstep or in a recipe, and prints its traceb
 from __future__ import annotations
 
 import errno
-import os
 import re
-import sysconfig
-import traceback
 from typing import Any, ClassVar, Self, TypedDict, Unpack
 
 # Control characters except tab and line feed, line separators, changes of the text direction, and surrogates (bytes of
@@ -23,8 +20,6 @@ from typing import Any, ClassVar, Self, TypedDict, Unpack
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
 )
-# Folders of files whose lines are not the user's. Those of installed packages are in site-packages or dist-packages.
-_NOT_OWN = (f"{os.path.dirname(os.path.abspath(__file__))}{os.sep}", sysconfig.get_path("stdlib"), "<")
 _MAX_CHARS = 5000  # of a slot: more than the longest path
 
 
@@ -236,14 +231,6 @@ def cannot_write(path: object, error: OSError) -> CheckpointError:
 def _is_full(error: OSError) -> bool:
     """Return whether the disk is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def users_line(error: BaseException) -> str:
-    """Return the innermost line of the user's code in an error's traceback: "recipe.py:13, in __getitem__"."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_OWN) and "-packages" not in frame.filename]
-    frame = (own or frames)[-1]
-    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

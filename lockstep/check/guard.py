@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.check.frames import is_user
 from lockstep.config.load import short_path
 from lockstep.errors import ConfigError, LockstepError
+from lockstep.frames import is_user
 
 Record = dict[str, Any]
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from lockstep.check.frames import is_user, user_line
+from lockstep.frames import is_user, user_line
 
 CLOCK, ENTROPY, PROCESS, RANK, WORKER, HASH, ITERATOR = (
     "clock", "entropy", "process", "rank", "worker", "hash", "iterator",

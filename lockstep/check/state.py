@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.check.frames import Line, is_user, user_line
+from lockstep.frames import Line, is_user, user_line
 
 MAX_OBJECTS = 5_000  # visited at most: a dataset may list millions of files
 MAX_ITEMS = 500  # of one container

@@ -22,7 +22,8 @@ from lockstep.data.samples import Batch, Samples
 from lockstep.engine.evaluate import evaluate, evaluating, no_metric
 from lockstep.engine.forward import check_terms
 from lockstep.engine.job import Job
-from lockstep.errors import ConfigError, LockstepError, is_out_of_memory, users_line
+from lockstep.errors import ConfigError, LockstepError, is_out_of_memory
+from lockstep.frames import error_line
 from lockstep.metrics.early_stop import Patience, metric_of
 from lockstep.metrics.eval_sets import with_set
 from lockstep.metrics.metric import Metric
@@ -224,7 +225,7 @@ def _faults_of(what: str, given: str | None = None) -> Iterator[None]:
         raise ConfigError(
             f"{what} has failed: {type(error).__name__}: {error}",
             given=given,
-            where=users_line(error),
+            where=error_line(error),
             cause=f"It was tried on {NUM_SAMPLES} validation samples before training.",
             fix="Correct it. LOCKSTEP_DEBUG=1 shows the traceback.",
         ) from error

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.check.frames import callers, is_user
 from lockstep.cluster.world import World
 from lockstep.data.order import MicroBatch
+from lockstep.frames import callers, is_user
 from lockstep.own_loop.gradients import StepNodes
 from lockstep.own_loop.joined import JOINED_BYTES
 from lockstep.parallel.bucket import Bucket

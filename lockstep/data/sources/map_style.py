@@ -13,7 +13,8 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from lockstep.data.keyed import IntArray, KeyArray, seeded
-from lockstep.errors import ConfigError, LockstepError, SampleError, is_out_of_memory, users_line
+from lockstep.errors import ConfigError, LockstepError, SampleError, is_out_of_memory
+from lockstep.frames import error_line
 from lockstep.open_files import is_too_many_files
 
 
@@ -80,7 +81,7 @@ def read_items(dataset: Any, indices: IntArray, keys: KeyArray) -> list[Any]:
                 first = str(error).strip().partition("\n")[0]
                 raise SampleError(
                     f"sample {index:,} of {type(dataset).__name__} raised {type(error).__name__}: {first}",
-                    where=users_line(error),
+                    where=error_line(error),
                     fix="Correct the dataset, or remove the sample. LOCKSTEP_DEBUG=1 shows the traceback.",
                 ) from error
     return items

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sysconfig
+import traceback
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import FrameType
 
 Line = tuple[str, int]
-_ROOT = Path(__file__).resolve().parents[1]
-_RECIPES = str(_ROOT / "recipes")
-_CORE = str(_ROOT)
+_ROOT = Path(__file__).resolve().parent
+_RECIPES = f"{_ROOT}/recipes/"
+_CORE = f"{_ROOT}/"  # with its end: a user's lockstep_recipe.py may be beside the package
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_NOT_RECIPES = tuple(f"{_RECIPES}/{name}.py" for name in ("catalog", "makers", "recipe_file", "trust"))
+_NOT_RECIPES = tuple(f"{_RECIPES}{name}.py" for name in ("catalog", "makers", "recipe_file", "trust"))
 # Packages whose own use of the clock or of process ids does not reach a sample or a loss.
 _ENGINES = tuple(f"{folder}{name}/" for folder in _INSTALLED for name in ("torch", "numpy"))
 
@@ -22,11 +23,20 @@ _ENGINES = tuple(f"{folder}{name}/" for folder in _INSTALLED for name in ("torch
 @cache
 def is_user(file: str) -> bool:
     """Return whether a source file belongs to the user, or to one of the package's recipes."""
-    if file.startswith("<") or file.startswith(_NOT_RECIPES):
+    if file.startswith(_NOT_RECIPES):
         return False
-    if file.startswith(_RECIPES):
-        return True
-    return not file.startswith((_CORE, *_STANDARD)) and not any(folder in file for folder in _INSTALLED)
+    return file.startswith(_RECIPES) or _is_outside(file)
+
+
+def _is_outside(file: str) -> bool:
+    return not file.startswith(("<", _CORE, *_STANDARD)) and not any(folder in file for folder in _INSTALLED)
+
+
+def error_line(error: BaseException) -> str:
+    """Return the innermost line outside of all packages in an error's traceback: "recipe.py:13, in __getitem__"."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((each for each in reversed(frames) if _is_outside(each.filename)), frames[-1])
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
 
 
 @cache
